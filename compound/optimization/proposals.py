@@ -21,7 +21,7 @@ from compound.errors import CallError
 from compound.execution.budget import Meter
 from compound.storage.state import State
 
-Outcome = Literal["proposed", "unusable", "duplicate", "failed"]
+ProposalOutcome = Literal["proposed", "unusable", "duplicate", "failed"]
 OUTCOMES: Sequence[Outcome] = ("proposed", "unusable", "duplicate", "failed")
 UNUSABLE_FACTOR = 4  # consecutive unusable replies that weigh as much as one failed call
 REASONS = 3  # maximum number of distinct failure messages per model
@@ -238,10 +238,10 @@ def difference(after: Usage, before: Usage) -> Usage:
     )
 
 
-def since(state: LedgerState, earlier: LedgerState | None = None) -> dict[str, dict[str, Any]]:
+def requests_since(state: LedgerState, earlier: LedgerState | None = None) -> dict[str, dict[str, Any]]:
     """Return the requests of a ledger that an earlier one does not have, by model, as JSON types.
 
-    >>> since(LedgerState(models={"lm": Tally(2, counts={"failed": 2}, reasons={"401": 2})}))
+    >>> requests_since(LedgerState(models={"lm": Tally(2, counts={"failed": 2}, reasons={"401": 2})}))
     {'lm': {'asked': 2, 'failed': 2, 'reasons': {'401': 2}}}
     """
     known = earlier.models if earlier else {}
@@ -255,12 +255,12 @@ def since(state: LedgerState, earlier: LedgerState | None = None) -> dict[str, d
     return found
 
 
-def described(models: Mapping[str, Mapping[str, Any]]) -> str:
+def describe_requests(models: Mapping[str, Mapping[str, Any]]) -> str:
     """Format requests as text: all outcomes of each model, and the reasons of failed calls.
 
-    >>> described({"lm": {"asked": 5, "failed": 5, "proposed": 0, "reasons": {"401 wrong key": 5}}})
+    >>> describe_requests({"lm": {"asked": 5, "failed": 5, "proposed": 0, "reasons": {"401 wrong key": 5}}})
     "5 of 5 calls to 'lm' failed (401 wrong key)"
-    >>> described({"lm": {"asked": 5, "failed": 0, "proposed": 3, "unusable": 2}})
+    >>> describe_requests({"lm": {"asked": 5, "failed": 0, "proposed": 3, "unusable": 2}})
     "5 calls to 'lm': 3 proposed, 2 unusable"
     """
     parts = []

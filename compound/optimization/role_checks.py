@@ -16,7 +16,7 @@ __all__ = ["Proposing", "choose_job", "json_problem"]
 
 
 @dataclass(frozen=True)
-class Proposing:
+class RunningOptimizer:
     """An optimizer in execution.
 
     Attributes:

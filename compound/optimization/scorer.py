@@ -16,7 +16,7 @@ from compound.execution.trace import Trace
 from compound.graph.configuration import canonical_json
 from compound.graph.system import System
 from compound.optimization.method import ScoredCandidate
-from compound.optimization.proposals import Outcome, Proposals
+from compound.optimization.proposals import ProposalOutcome, Proposals
 from compound.registry.engine_checks import worst_case
 from compound.settings.references import references
 
@@ -28,7 +28,7 @@ TRAIN_SAMPLE = -1  # one sample index for the whole search, so that equal runs c
 CHANCE = 0.01  # significance level of the test for systematic failure
 
 
-def free_repeats(system: System) -> bool:
+def has_free_repeats(system: System) -> bool:
     """Return whether repeating a run costs nothing, because its counted calls come from the cache."""
     return any(component.cacheable for component in system.components.values())
 
@@ -76,15 +76,15 @@ class JobScorer:
         self._runs_left = runs_left or executor.meter.remaining_runs
 
     @property
-    def left(self) -> float:
+    def runs_left(self) -> float:
         """System runs that this job may still spend."""
         used = self._executor.meter.system_runs - self._spent
         return max(0.0, min(self._share - used, self._runs_left()))
 
     @property
-    def free_repeats(self) -> bool:
+    def has_free_repeats(self) -> bool:
         """Whether rescoring a candidate on the same examples costs no system runs."""
-        return free_repeats(self._incumbent)
+        return has_free_repeats(self._incumbent)
 
     async def score(
         self, candidates: Sequence[Mapping[str, Any]], examples: Sequence[Example]
@@ -139,7 +139,7 @@ class JobScorer:
         """Return whether `generate` would send another request to a model."""
         return self._proposals.may_ask(self._writer(lm))
 
-    def judge(self, outcome: Outcome, lm: str | None = None) -> None:
+    def record_outcome(self, outcome: ProposalOutcome, lm: str | None = None) -> None:
         """Record the usefulness of a model's last answer."""
         self._proposals.judge(self._writer(lm), outcome)
 
@@ -157,7 +157,7 @@ class JobScorer:
         """Continue from a `snapshot` of the same job."""
         self._scores = {canonical_json(candidate.values): candidate for candidate in scored}
 
-    def tried(self, keys: Sequence[str]) -> list[ScoredCandidate]:
+    def scored_for(self, keys: Sequence[str]) -> list[ScoredCandidate]:
         """Return scored candidates that differ from the incumbent only in ``keys``, for later jobs."""
         start = self._incumbent.configuration.to_json()
         return [

@@ -30,7 +30,7 @@ from compound.optimization.method import (
 )
 from compound.optimization.problem import Problem
 from compound.optimization.proposals import LedgerState, Proposals
-from compound.optimization.role_checks import Proposing
+from compound.optimization.role_checks import RunningOptimizer
 from compound.optimization.scorer import JobScorer
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.settings.optimize import OptimizeSettings
@@ -239,7 +239,7 @@ class OptimizerJob:
         checkpoints: list[Checkpoint] = []
         events: list[Progress | Proposal] = []
         try:
-            async for event in Proposing(NAME, optimizer).events(self.task):
+            async for event in RunningOptimizer(NAME, optimizer).events(self.task):
                 events.append(event)
                 if isinstance(event, Progress):
                     checkpoints.append(self._checkpoint(event))

@@ -110,9 +110,9 @@ class LLMSelector:
             key = list(slots)[step % len(slots)]
             current = state.allocations[-1]
             arms = [{**current, key: option} for option in slots[key]]
-            known = [canonical_json(arm) in state.means and task.scorer.free_repeats for arm in arms]
+            known = [canonical_json(arm) in state.means and task.scorer.has_free_repeats for arm in arms]
             cost = (len(arms) - sum(known)) * len(rows)
-            if not rows or max(cost, 1) > task.scorer.left:  # even cached runs reserve one run
+            if not rows or max(cost, 1) > task.scorer.runs_left:  # even cached runs reserve one run
                 break
             means, scores = await self._scores(task, arms, rows, key)
             chosen, votes = plurality(scores, [*map(canonical_json, arms)].index(canonical_json(current)))
@@ -124,11 +124,11 @@ class LLMSelector:
 
     def _affordable(self, task: Task, slots: Mapping[str, Sequence[object]], examples: int) -> int:
         """Return the number of voting examples: what the budget covers, but at least a minibatch."""
-        cached = 1 if task.scorer.free_repeats else 0  # the selected option was run in the previous step
+        cached = 1 if task.scorer.has_free_repeats else 0  # the selected option was run in the previous step
         runs = cached + AFFORDED * sum(len(options) - cached for options in slots.values())
         first = max(map(len, slots.values()), default=1)  # a minibatch must be affordable for one step
-        least = min(task.minibatch, task.scorer.left // first)
-        return int(min(self.rows, examples, max(task.scorer.left // max(runs, 1), least)))
+        least = min(task.minibatch, task.scorer.runs_left // first)
+        return int(min(self.rows, examples, max(task.scorer.runs_left // max(runs, 1), least)))
 
     def _is_done(self, allocations: Sequence[Allocation], slots: int) -> bool:
         """Return whether a whole round changed nothing, or all rounds are completed."""

@@ -133,7 +133,7 @@ class LocalSearch:
 
     async def _start(self, task: Task, rewards: RunRewards, component: str) -> LocalProgress:
         """Return the progress of a new job, with the first round of candidates."""
-        share = None if task.scorer.left == float("inf") else task.scorer.left
+        share = None if task.scorer.runs_left == float("inf") else task.scorer.runs_left
         candidates = await self._first_candidates(task, rewards, split(task)[0])
         proposals = {component: settings_of(candidates)}
         return LocalProgress(
@@ -241,7 +241,7 @@ class LocalSearch:
     def _is_worth_testing(self, task: Task, guidance: Guidance) -> bool:
         """Return whether to race finalists: the budget covers it, and the local reward may be wrong."""
         is_sure = guidance.accuracy is not None and guidance.accuracy >= self.learning.reward.check_below
-        return task.scorer.left >= 2 * task.minibatch and (self.verify or not is_sure)
+        return task.scorer.runs_left >= 2 * task.minibatch and (self.verify or not is_sure)
 
     async def _add_race(
         self,

@@ -155,7 +155,7 @@ class LocalScorer:
         """Return whether the budget covers another round; the first round is always run."""
         if not state.tried or state.share is None:
             return True
-        spent = state.share - self.task.scorer.left
+        spent = state.share - self.task.scorer.runs_left
         trace, call, _ = places[0]
         counted = max(1, sum(other.counted for other in trace.calls))
         cost = self.task.candidates * len(places) / counted if call.counted else 0.0
@@ -240,7 +240,7 @@ def finalists(task: Task, scored: Sequence[Gain], temperature: float) -> list[Ga
         scored: the scored candidates; the first one is the incumbent.
         temperature: the temperature of the draw.
     """
-    count = FINALISTS if task.scorer.left >= 5 * task.minibatch else 1
+    count = FINALISTS if task.scorer.runs_left >= 5 * task.minibatch else 1
     if text_keys(task) or demo_keys(task):
         better = [candidate for candidate in scored if candidate.gain > 0]
         return sorted(better, key=lambda candidate: -candidate.gain)[:count]

@@ -101,7 +101,7 @@ class OfflineRewards:
         """
         least = 1 if done else LEAST_INPUTS
         components = await self.guide.needing_pairs(rewards, tunable(task)) if done else tunable(task)
-        selected, left = list[str](), task.scorer.left - least
+        selected, left = list[str](), task.scorer.runs_left - least
         for name in sorted(components, key=rewards.cost_of_learning):
             left -= rewards.cost_of_learning(name)
             selected += [name] if left >= 0 else []
@@ -145,7 +145,7 @@ def affordable_inputs(
     """
     sampling = rewards.buffer.sampling
     cost = 1 + sum(expected_cost(task.system, component, sampling) for component in components)
-    return wanted if task.scorer.left == float("inf") else min(wanted, int(part * task.scorer.left / cost))
+    return wanted if task.scorer.runs_left == float("inf") else min(wanted, int(part * task.scorer.runs_left / cost))
 
 
 async def collect_pairs(

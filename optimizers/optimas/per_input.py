@@ -33,7 +33,7 @@ def per_input_candidates(
         scores: the scores of the job; only a reward model can be stored as a value.
     """
     keys = [key for key in task.keys if isinstance(task.system.parameters[key], PerInput)]
-    if not keys or not isinstance(scores, RewardModel) or task.scorer.left < ARMS * task.minibatch:
+    if not keys or not isinstance(scores, RewardModel) or task.scorer.runs_left < ARMS * task.minibatch:
         return []
     reference = freeze(scores, component, rewards.memory.folder)
     current = task.system.configuration[keys[0]]

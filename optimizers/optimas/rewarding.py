@@ -161,7 +161,7 @@ class RunRewards:
             examples: the examples in the order of the race.
             iteration: the iteration of the pairs.
         """
-        if not race.standings or not self.task.scorer.free_repeats:
+        if not race.standings or not self.task.scorer.has_free_repeats:
             return
         count = max(standing.n for standing in race.standings)
         runs: list[list[tuple[Mapping[str, object], Trace]]] = [[] for _ in range(count)]

@@ -234,7 +234,7 @@ async def _earlier_traces(task: Task, seen: Sequence[str], served: Sequence[str]
         is_current = source.configuration == current
         before += source.examples if is_current else []
         names = set(source.examples) - set(seen if is_current else ())
-        if names and task.scorer.free_repeats:
+        if names and task.scorer.has_free_repeats:
             repeated = [example for example in pool_order(task) if example.id in names]
             traces += await task.scorer.traces(source.configuration, repeated)
     known.sources = [source for source in known.sources if source.configuration != current]
@@ -262,7 +262,7 @@ def split(task: Task) -> tuple[Sequence[Example], Sequence[Example]]:
     ordered = pool_order(task)
     has_demos = any(isinstance(space, Demos) for space in task.system.parameters.values())
     most = len(ordered) // 2 if has_demos else 0
-    share = most if task.scorer.left == float("inf") else int(task.scorer.left * POOL_SHARE)
+    share = most if task.scorer.runs_left == float("inf") else int(task.scorer.runs_left * POOL_SHARE)
     count = min(most, max(share, task.minibatch), MAX_POOL) if demo_keys(task) else 0
     rest = ordered[most:]
     order = generator(task.seed, "examples").permutation(len(rest))

@@ -83,7 +83,7 @@ class NumberSearch:
         total = 2 * task.candidates
         while (done := len(state.samples)) < total:
             # reserve a minibatch for each finalist and the incumbent
-            affordable = int(min(task.scorer.left / len(batch) - FINALISTS - 1, ROUND, total - done))
+            affordable = int(min(task.scorer.runs_left / len(batch) - FINALISTS - 1, ROUND, total - done))
             if affordable < 1:
                 return
             trials = [(sample.values, sample.mean) for sample in state.samples]
@@ -126,7 +126,7 @@ def _random_settings(task: Task, examples: int) -> list[dict[str, object]]:
 
 def _first_rung_size(task: Task, candidates: int, examples: int) -> int:
     """Return the number of candidates in the first rung of a race."""
-    plan = rungs(candidates, task.minibatch, examples, task.scorer.left, task.scorer.free_repeats)
+    plan = rungs(candidates, task.minibatch, examples, task.scorer.runs_left, task.scorer.has_free_repeats)
     return plan[0][0] if plan else 0
 
 

@@ -98,16 +98,16 @@ def sizes(
 
 async def rounds(task: Task, state: JointSearch, larger: Sequence[Example]) -> AsyncIterator[JointSearch]:
     """Advance a search; yield its progress after scoring the incumbent, and after each round of trials."""
-    repeats = 0 if task.scorer.free_repeats else 1
+    repeats = 0 if task.scorer.has_free_repeats else 1
     final = (1 + repeats) * len(larger)  # cost of scoring one more point on the larger set
     if not state.scored:
-        if task.scorer.left < len(larger) + final + (1 + repeats) * state.batch:
+        if task.scorer.runs_left < len(larger) + final + (1 + repeats) * state.batch:
             return
         (incumbent,) = await task.scorer.score([{}], larger)
         state.scored.append(Trial(point=dict.fromkeys(sorted(state.values), 0), mean=incumbent.mean))
         yield state
     while len(state.trials) < state.wanted:
-        spare = (task.scorer.left - final) / state.batch - repeats
+        spare = (task.scorer.runs_left - final) / state.batch - repeats
         count = int(min(spare, ROUND, state.wanted - len(state.trials)))
         if count < 1:
             return

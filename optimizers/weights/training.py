@@ -248,7 +248,7 @@ class TrainingSession:
         # + 1: a whole run is reserved even for the last run of a step, of which only a part may be charged
         needed = self.cost if max_runs <= self.cost else max_runs + 1.0
         held = evaluations * self.evaluation_cost
-        return number < self.settings.steps and self.task.scorer.left >= needed + held
+        return number < self.settings.steps and self.task.scorer.runs_left >= needed + held
 
     def has_next_step(self, state: TrainingState) -> bool:
         """Return whether another step follows: its samples are already drawn, or the budget covers it.
@@ -277,8 +277,8 @@ class TrainingSession:
         if not state.evaluated:
             # three evaluations: of the starting weights, of step `every`, and of the last step
             enough = (every + 1) * self.cost + 3 * self.evaluation_cost
-            return step == 0 and self.task.scorer.left >= enough
-        if state.evaluated[-1][0] == step or self.task.scorer.left < self.evaluation_cost:
+            return step == 0 and self.task.scorer.runs_left >= enough
+        if state.evaluated[-1][0] == step or self.task.scorer.runs_left < self.evaluation_cost:
             return False
         return step % every == 0 or not self.has_next_step(state)
 
@@ -286,7 +286,7 @@ class TrainingSession:
         """Score the weights of a state on the held-out train examples, and return the next state."""
         meter, step = self.task.context.executor.meter, state.step
         context = self._context(state, step, dict(state.kept))
-        with meter.cap_runs(self.task.scorer.left):
+        with meter.cap_runs(self.task.scorer.runs_left):
             scores = await self.recipe.evaluate(context, self.values(state.saved), self.split.held_out)
         score, best = fmean(scores) if scores else None, state.best
         if score is not None and is_better(score, step, best):
@@ -358,7 +358,7 @@ class TrainingSession:
         """Sample with the weights of a state and assign credit, within the job's share of the budget."""
         meter, started = self.task.context.executor.meter, time.perf_counter()
         context, before, runs = self._context(state, number, kept), self._prefilled(), meter.system_runs
-        with meter.cap_runs(self.task.scorer.left):
+        with meter.cap_runs(self.task.scorer.runs_left):
             credited = await credited_by(self.recipe, context, self.examples(number))
         context.sampler.check_failures()
         read, seconds = self._prefilled() - before, time.perf_counter() - started

@@ -42,7 +42,7 @@ class Right:
         state = Gains() if task.resume is None else Gains.from_json(task.resume)
         batch = task.train[: task.minibatch]
         for key in task.keys[len(state.gains) :]:
-            if task.scorer.left < 2 * len(batch):
+            if task.scorer.runs_left < 2 * len(batch):
                 break
             value = await self.draw(task, key)
             before, after = await task.scorer.score([{}, {key: value}], batch)
@@ -371,6 +371,6 @@ def test_a_continued_job_has_the_files_and_the_spending_of_its_checkpoint() -> N
     continued = job.resume(checkpoints[0])
     assert [path.name for path in continued.memory.folder.iterdir()] == ["picker.first"]
     assert continued.spent == 8 < job.spent
-    assert continued.task.scorer.left == 52
+    assert continued.task.scorer.runs_left == 52
     continued.run(Files())
     assert continued.spent == job.spent

@@ -9,7 +9,7 @@ from typing import cast
 from compound.evaluation.evaluate import Evaluation
 from compound.optimization.budget_plan import BudgetPlan
 from compound.optimization.method import ROLLOUTS
-from compound.optimization.proposals import since
+from compound.optimization.proposals import requests_since
 from compound.report.facts.documents import (
     ChangeDocument,
     Curve,
@@ -104,7 +104,7 @@ def proposals(record: Record) -> ProposalFacts | None:
     search = record.state.search
     if search is None or not search.ledger.models:
         return None
-    models = cast("dict[str, TallyFacts]", since(search.ledger))  # every outcome is counted
+    models = cast("dict[str, TallyFacts]", requests_since(search.ledger))  # every outcome is counted
     stopped = {lm: tally.stopped for lm, tally in search.ledger.models.items() if tally.stopped}
     return {**totals(search.ledger.usage), "models": models, "stopped": stopped}
 
