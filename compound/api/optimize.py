@@ -46,7 +46,7 @@ from compound.runs.directory import (
     read_json,
     read_records,
     report_full_disk,
-    understood,
+    inconsistency_errors,
 )
 from compound.runs.recorder import MEMORY_FOLDER, Interrupted, Listener, Recorder
 from compound.security.untrusted import UntrustedFolder
@@ -540,7 +540,7 @@ def _read_result(folder: UntrustedFolder) -> Result:
             f"{folder} has no result yet", hint="resume it with the command that started it"
         )
     state, search = stored.state, stored.state.search
-    with understood(folder):
+    with inconsistency_errors(folder):
         events = [e for e in read_records(folder, "events.jsonl") if "spent" in e]
         return Result(
             best=final_configuration(state, folder.path / MEMORY_FOLDER),

@@ -33,7 +33,7 @@ from compound.execution.trace import Trace
 from compound.graph.system import System
 from compound.graph.types import format_type
 from compound.registry.engines import for_system
-from compound.runs.directory import APPENDED, CHECKPOINT, CONFIG, load_checkpoint, read_json, understood
+from compound.runs.directory import APPENDED, CHECKPOINT, CONFIG, load_checkpoint, read_json, inconsistency_errors
 from compound.security.untrusted import UntrustedFolder
 from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.spec import load as load_program
@@ -296,7 +296,7 @@ def _listed(path: Path) -> dict[str, Any]:
     """Return the table row of a run directory; a damaged one shows the error."""
     row = {"run": str(path), "system": "", "status": "started", "result": ""}
     try:
-        with understood(path):
+        with inconsistency_errors(path):
             row["system"] = str(read_json(path, "config.json").get("system", ""))
             stored = load_checkpoint(path)
             if stored is None or stored.state.search is None:

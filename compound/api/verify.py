@@ -29,7 +29,7 @@ from compound.runs.directory import (
     load_checkpoint,
     read_json,
     read_records,
-    understood,
+    inconsistency_errors,
 )
 from compound.runs.recorder import CACHE, MEMORY_FOLDER
 from compound.security.limits import LINE
@@ -72,7 +72,7 @@ def _run_problems(folder: UntrustedFolder) -> list[str]:
 
     def attempt(check: Callable[[], object]) -> None:
         try:
-            with understood(folder):
+            with inconsistency_errors(folder):
                 check()
         except CompoundError as error:
             if error.message not in problems:

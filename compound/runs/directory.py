@@ -246,7 +246,7 @@ def report_full_disk(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def understood(path: object) -> Iterator[None]:
+def inconsistency_errors(path: object) -> Iterator[None]:
     """Report the run directory if its files, each readable by itself, are inconsistent.
 
     Files of earlier versions have no checksums, and files from other people may hold anything.

@@ -31,7 +31,7 @@ from compound.report.facts.documents import (
 from compound.report.facts.record import Record, compared, summary, to_strict_json, totals
 from compound.report.facts.traces import read_traces
 from compound.report.facts.words import headline
-from compound.runs.directory import understood
+from compound.runs.directory import inconsistency_errors
 from compound.runs.events import DecisionEvent, JobEvent, Recorded, RetryEvent, Spent
 
 
@@ -44,7 +44,7 @@ def summarize(path: str | Path) -> RunFacts:
     Raises:
         RunDirectoryError: the folder is not a run directory, or one of its files is broken.
     """
-    with understood(path):
+    with inconsistency_errors(path):
         return _summarized(Record.read(path), str(path))
 
 

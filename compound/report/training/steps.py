@@ -28,7 +28,7 @@ from compound.report.facts.documents import (
     TrainingFacts,
 )
 from compound.report.facts.record import Record, to_strict_json
-from compound.runs.directory import as_folder, read_json, read_records, understood
+from compound.runs.directory import as_folder, read_json, read_records, inconsistency_errors
 from compound.runs.recorder import MEMORY
 from compound.security.untrusted import UntrustedFolder
 
@@ -123,7 +123,7 @@ def training_facts(path: str | Path) -> TrainingFacts | None:
     written.
     """
     try:
-        with understood(path):
+        with inconsistency_errors(path):
             record = Record.read(path)
             found = [trained for r in (record, *record.baselines()) if (trained := method_training(r))]
     except CompoundError as error:
