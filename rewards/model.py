@@ -26,7 +26,7 @@ from compound.rewards.template import TEMPLATE
 from compound.runs.events import AccuracyDocument
 from compound.security.limits import ARTIFACT
 from compound.security.untrusted import UntrustedFolder
-from compound.storage.records import Damaged, opened_document, sealed_document
+from compound.storage.records import Damaged, read_document, to_document
 
 Vector = NDArray[np.float64]
 FORMAT = 1
@@ -126,7 +126,7 @@ class RewardModel:
         if adapted is not None:
             adapted(folder / "adapter")
         card: Card = {**self.card(), "heads": hashlib.sha256(heads).hexdigest()}
-        files.write(CARD, sealed_document(card))
+        files.write(CARD, to_document(card))
 
     def card(self) -> Card:
         """Return the description of the model as JSON types."""
@@ -200,7 +200,7 @@ def read(path: Path) -> Stored:
         if files.kind(name) is None:
             raise ConfigurationError(f"{path} is not a reward checkpoint: no {path / name}")
     try:
-        card = cast("Card", opened_document(files.read(CARD)))  # other formats are refused below
+        card = cast("Card", read_document(files.read(CARD)))  # other formats are refused below
         heads = files.read(HEADS, ARTIFACT)
         if card.get("heads", found := hashlib.sha256(heads).hexdigest()) != found:
             raise ConfigurationError(f"{path / HEADS} was changed: it does not match the digest in its card")

@@ -21,7 +21,7 @@ from compound.rewards.feature_store import FeatureStore
 from compound.rewards.features import Embeds
 from compound.rewards.model import LocalReward, RewardModel, load, make_backbone, read
 from compound.runs.directory import write_atomically
-from compound.storage.artifacts import put
+from compound.storage.artifacts import store_folder
 
 KEPT = 20_000  # maximum number of texts with features in memory
 AGAIN = "optimize again with method optimas, or bind one of the options"
@@ -36,7 +36,7 @@ def freeze(model: RewardModel, component: str, folder: Path) -> dict[str, str]:
         only.save(target)
         _normalize(target / "adapter", model.name)
 
-    return put(write, folder, component)
+    return store_folder(write, folder, component)
 
 
 def _normalize(adapter: Path, backbone: str) -> None:

@@ -35,7 +35,7 @@ from compound.graph.types import accepts, format_type
 from compound.registry.policies import score
 from compound.registry.user_code import located, short_place
 from compound.security.sanitize import replace_surrogates
-from compound.storage.artifacts import Reference, addressed
+from compound.storage.artifacts import Reference, without_path
 
 RUN = "run(self, inputs, values, call)"
 ASK_RETRIES, ASK_SECONDS = 3, 120.0  # for requests outside of nodes
@@ -285,7 +285,7 @@ class Caller:
         return digest(
             [
                 component.version,
-                {name: addressed(value) for name, value in values.items()},
+                {name: without_path(value) for name, value in values.items()},
                 list(attempt.inputs.items()),  # order matters: it is the order in the prompt
                 self.engine(lm).name if isinstance(lm, str) else None,
                 None if component.deterministic(values) else attempt.seed,

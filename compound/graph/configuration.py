@@ -17,7 +17,7 @@ from compound.errors import ConfigurationError
 from compound.formatting import MOST_NAMES, short
 from compound.security.sanitize import replace_surrogates
 from compound.security.untrusted import UntrustedFolder
-from compound.storage.artifacts import addressed, check_inside, is_reference, kept, located, verified
+from compound.storage.artifacts import without_path, check_inside, is_reference, copy_into, with_absolute_path, verify_reference
 from compound.storage.records import Damaged, parse, to_encodable_json
 
 FORMAT = 1
@@ -173,7 +173,7 @@ class Configuration(Mapping[str, object]):
         A folder counts by its content, not by its path.
         """
         if not self._digest:
-            self._digest = digest({key: addressed(value) for key, value in self._values.items()})
+            self._digest = digest({key: without_path(value) for key, value in self._values.items()})
         return self._digest
 
     def replace(self, values: Mapping[str, object]) -> Configuration:
@@ -183,11 +183,11 @@ class Configuration(Mapping[str, object]):
     def diff(self, other: Configuration) -> list[Change]:
         """Return the differences by key; a missing value is ``None``."""
         changes = [Change(key, self.get(key), other.get(key)) for key in sorted({*self, *other})]
-        return [c for c in changes if canonical_json(addressed(c.before)) != canonical_json(addressed(c.after))]
+        return [c for c in changes if canonical_json(without_path(c.before)) != canonical_json(without_path(c.after))]
 
     def located(self, folder: str | Path) -> Configuration:
         """Return a copy with folder paths made absolute, relative to ``folder``."""
-        return Configuration({key: located(value, Path(folder)) for key, value in self._values.items()})
+        return Configuration({key: with_absolute_path(value, Path(folder)) for key, value in self._values.items()})
 
     def to_json(self) -> dict[str, object]:
         """Return the values as plain JSON types."""
@@ -205,7 +205,7 @@ class Configuration(Mapping[str, object]):
         """
         target = Path(path)
         folder = UntrustedFolder(target.parent, error=ConfigurationError).make()
-        values = {key: kept(value, target.parent) for key, value in self.to_json().items()}
+        values = {key: copy_into(value, target.parent) for key, value in self.to_json().items()}
         document = {"format": FORMAT, "digest": self.digest, "values": values, **provenance}
         folder.write(target.name, to_encodable_json(document, indent=2) + "\n")
 
@@ -246,5 +246,5 @@ def load(path: str | Path) -> Configuration:
     for key, value in configuration.items():
         if is_reference(value):
             check_inside(f"{key} in {path}", value["path"])
-            verified(value, target.parent)
+            verify_reference(value, target.parent)
     return configuration.located(target.parent)

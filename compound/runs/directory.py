@@ -21,7 +21,7 @@ from compound.runs.state import RunState
 from compound.security.untrusted import FULL, UntrustedFolder, named
 from compound.storage.locking import FILE as LOCK
 from compound.storage.locking import Lock
-from compound.storage.records import Damaged, opened_document, read_lines, sealed_document, sealed_line
+from compound.storage.records import Damaged, read_document, read_lines, to_document, to_line
 
 FULL_MESSAGES = ("No space left", "disk is full")  # messages of safetensors and SQLite
 APPENDED = ("events.jsonl", "traces.jsonl", "memory.jsonl")
@@ -108,7 +108,7 @@ class RunDirectory:
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Replace a JSON file atomically, with a checksum."""
-        self.write(name, sealed_document(value))
+        self.write(name, to_document(value))
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Append a JSON line with its checksum, and flush it to the operating system."""
@@ -116,7 +116,7 @@ class RunDirectory:
         file = self._files.get(name)
         if file is None:
             file = self._files[name] = self.folder.appender(name)
-        line, checksum = sealed_line(record, self._checksums[name])
+        line, checksum = to_line(record, self._checksums[name])
         with named(self.path / name):
             file.write(line)
             file.flush()
@@ -291,7 +291,7 @@ def read_json(place: str | Path | UntrustedFolder, name: str) -> dict[str, Any]:
             f"{folder} is not a run directory: it has no {name}", hint="`compound runs` lists run directories"
         )
     try:
-        return opened_document(folder.read(name))
+        return read_document(folder.read(name))
     except Damaged as error:
         raise RunDirectoryError(f"{folder}/{name} cannot be read: {error}") from None
 

@@ -14,7 +14,7 @@ from compound.registry.code import find_code
 from compound.registry.engines import EMBEDDED
 from compound.security.untrusted import UntrustedFolder
 from compound.spec.yaml.document import Address, Document, format_address, format_value
-from compound.storage.artifacts import Reference, located
+from compound.storage.artifacts import Reference, with_absolute_path
 
 T = TypeVar("T")
 _ENGINES = ("local/", "vllm/")  # engine prefixes of a model's folder or hub id
@@ -102,7 +102,7 @@ class Context:
     def resolve_stored(self, value: Reference, address: Address) -> Reference:
         """Return a reference to a stored folder with an absolute path; report a path that is refused."""
         self.resolve_path(value["path"], (*address, "path"))
-        return located(value, self.folder)
+        return with_absolute_path(value, self.folder)
 
     def may_read(self, given: str, address: Address, *, key: bool = False) -> bool:
         """Return whether a path or model may be read; report one outside the folder without imports."""

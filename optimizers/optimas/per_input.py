@@ -13,7 +13,7 @@ from compound.optimizers.optimas.local_scoring import Scores
 from compound.optimizers.optimas.rewarding import RunRewards
 from compound.rewards.model import RewardModel
 from compound.rewards.policy import freeze
-from compound.storage.artifacts import addressed
+from compound.storage.artifacts import without_path
 
 ARMS = 3  # candidates of the test: the incumbent, the best single option, and the per-input candidate
 
@@ -37,7 +37,7 @@ def per_input_candidates(
         return []
     reference = freeze(scores, component, rewards.memory.folder)
     current = task.system.configuration[keys[0]]
-    if canonical_json(addressed(current)) == canonical_json(addressed(reference)):
+    if canonical_json(without_path(current)) == canonical_json(without_path(reference)):
         return []
     candidates = rewards.untried(task, [{keys[0]: reference}])
     rewards.note_tried(task, candidates)

@@ -56,7 +56,7 @@ from compound.optimizers.weights.step_notes import (
     peak_memory,
     reason_without_samples,
 )
-from compound.storage.artifacts import Reference, discard, folder_digest, is_reference, put, verified
+from compound.storage.artifacts import Reference, discard, folder_digest, is_reference, store_folder, verify_reference
 
 RECORD = "training"  # the kind of a memory record
 WINDOW = 0.2  # share of the steps at each end whose mean reward is compared
@@ -343,7 +343,7 @@ class TrainingSession:
     async def _drawn(self, state: TrainingState, kept: dict[str, object]) -> StepBatch:
         """Return the samples of the next step: those drawn ahead, or new ones."""
         if state.ahead:
-            return StepBatch.read(verified(state.ahead, self.folder))
+            return StepBatch.read(verify_reference(state.ahead, self.folder))
         return await self._draw(state, state.step, kept)
 
     async def _ahead(self, state: TrainingState, number: int, kept: dict[str, object]) -> Stored | None:
@@ -352,7 +352,7 @@ class TrainingSession:
             drawn = await self._draw(state, number, kept)
         except BudgetExhausted:
             return None
-        return put(drawn.write, self.folder, "ahead")
+        return store_folder(drawn.write, self.folder, "ahead")
 
     async def _draw(self, state: TrainingState, number: int, kept: dict[str, object]) -> StepBatch:
         """Sample with the weights of a state and assign credit, within the job's share of the budget."""

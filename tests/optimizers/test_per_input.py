@@ -42,8 +42,8 @@ from compound.rewards.policy import freeze, load_policy
 from compound.rewards.template import Template
 from compound.runs.directory import RunDirectory
 from compound.spec import dump, loads
-from compound.storage.artifacts import folder_digest, put
-from compound.storage.records import opened_document, sealed_document
+from compound.storage.artifacts import folder_digest, store_folder
+from compound.storage.records import read_document, to_document
 from guiding import local_search, optimas
 
 ROOT = Path(__file__).parents[2]
@@ -375,11 +375,11 @@ class TestStored:
             else:
                 (made / "card.json").unlink()
                 return
-            card = opened_document((made / "card.json").read_bytes())
+            card = read_document((made / "card.json").read_bytes())
             card["heads"] = hashlib.sha256(heads.read_bytes()).hexdigest()
-            (made / "card.json").write_text(sealed_document(card))
+            (made / "card.json").write_text(to_document(card))
 
-        reference = put(damage, tmp_path, "damaged")
+        reference = store_folder(damage, tmp_path, "damaged")
         value = {**reference, "path": str(tmp_path / reference["path"])}
         with pytest.raises(ConfigurationError, match="reward checkpoint"):
             chosen(self.system(value), 1.0)

@@ -29,7 +29,7 @@ from compound.report.sections import _chosen
 from compound.runs.recorder import Interrupted, Listener, Recorder
 from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings, make_settings
-from compound.storage.records import opened_document, sealed_document
+from compound.storage.records import read_document, to_document
 from compound.testing import ScriptedLM
 from guiding import proposals
 from run_files import without_checksums
@@ -304,12 +304,12 @@ def test_scores_without_spread_are_not_taken_for_certainty(runs: Mapping[str, Pa
 def test_a_metric_without_a_stated_range_is_named(runs: Mapping[str, Path], tmp_path: Path) -> None:
     path = Path(shutil.copytree(runs["improved"], tmp_path / "run"))
     assert not any("range" in note for note in summarize(path)["notes"])
-    stored: dict[str, Any] = opened_document((path / "checkpoint.json").read_bytes())
+    stored: dict[str, Any] = read_document((path / "checkpoint.json").read_bytes())
     state = stored["state"]
     evaluations = [state["before"], state["search"]["incumbent"]]
     for evaluation in (*evaluations, *(state[name]["evaluation"] for name in ("test_before", "test_after"))):
         evaluation["bounds"] = None
-    (path / "checkpoint.json").write_text(sealed_document(stored))
+    (path / "checkpoint.json").write_text(to_document(stored))
     assert any("does not declare its range" in note for note in summarize(path)["notes"])
 
 

@@ -43,7 +43,7 @@ from compound.rewards.inspection.views import Overview
 from compound.rewards.model import LocalReward, load
 from compound.rewards.pairs import Candidate, Draw, Sampling
 from compound.rewards.template import Template
-from compound.storage.records import opened_document, sealed_document
+from compound.storage.records import read_document, to_document
 from guiding import optimas
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
@@ -427,8 +427,8 @@ class TestErrors:
             memory.write_text("")
         if damage in {"tensors", "margins"}:  # whoever changes the file on purpose changes its digest, too
             heads = card.with_name("heads.safetensors").read_bytes()
-            stored = {**opened_document(card.read_bytes()), "heads": hashlib.sha256(heads).hexdigest()}
-            card.write_text(sealed_document(stored))
+            stored = {**read_document(card.read_bytes()), "heads": hashlib.sha256(heads).hexdigest()}
+            card.write_text(to_document(stored))
         with pytest.raises(error, match=re.escape(words)):
             Inspection.open(run)
         facts = reward_facts(run)

@@ -25,7 +25,7 @@ from compound.graph.component import check_name
 from compound.graph.space import Weights
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.targets import resolve
-from compound.storage.artifacts import Reference, kept, put, verified
+from compound.storage.artifacts import Reference, copy_into, store_folder, verify_reference
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +122,7 @@ class Adapters:
         """
         content, reference = self._content(name), self._stored[name][1]
         if content != self._stored[name][0]:
-            reference = put(lambda path: self.write(name, path), folder, name)
+            reference = store_folder(lambda path: self.write(name, path), folder, name)
             self._before[name] = _logprobs(folder / reference["path"]) or []
             self._stored[name] = content, reference
         return reference
@@ -200,8 +200,8 @@ class Adapters:
         """
         if reference is None:
             return
-        own = kept({**reference, "path": str(folder / reference["path"])}, folder)
-        path = verified(own, folder)
+        own = copy_into({**reference, "path": str(folder / reference["path"])}, folder)
+        path = verify_reference(own, folder)
         self.load(name, path)
         self._stored[name] = self._content(name), own
         if found := _logprobs(path):
