@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from compound.components.engines import model_folder, models
 from compound.errors import CallError, DataError, MissingExtra, ModelNotFound, nearest
 from compound.evaluation.rows import file_digest, read_rows
-from compound.security.untrusted import UntrustedFolder, named
+from compound.security.untrusted import UntrustedFolder, os_errors_as
 from compound.storage.paths import cache_folder
 
 Scores = NDArray[np.float32]
@@ -342,7 +342,7 @@ def _index_folder(digest: str, build: Callable[[Path], None]) -> Path:
         return place
     indexes.make()
     with (
-        named(indexes, DataError),
+        os_errors_as(indexes, DataError),
         tempfile.TemporaryDirectory(dir=indexes.path, prefix="building-") as aside,
     ):
         made = Path(aside) / "index"
@@ -414,7 +414,7 @@ def _model_identity(model: str) -> str:
 
 def _content(path: Path) -> str:
     """Return the digest of a model's file; links are followed, as the hub's cache consists of links."""
-    with named(path, DataError), path.open("rb") as file:
+    with os_errors_as(path, DataError), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -21,7 +21,7 @@ from compound.evaluation.hub import HUB, hub_rows, missing_path_error
 from compound.evaluation.rows import DataFile, DataRow, data_file, digest_of, find_split_file, iterate_rows
 from compound.example import Example
 from compound.execution.rng import generator
-from compound.security.untrusted import UntrustedFolder, named
+from compound.security.untrusted import UntrustedFolder, os_errors_as
 
 Split = Literal["train", "valid", "test"]
 ROLES: tuple[Split, ...] = ("train", "valid", "test")
@@ -192,7 +192,7 @@ class Dataset:
             return None
         path = Path(self.path)
         if self.within is None:
-            with named(path, DataError):
+            with os_errors_as(path, DataError):
                 kind = "folder" if path.is_dir() else "file" if path.exists() else None
             folder = UntrustedFolder(path, error=DataError)
         elif path == self.within:

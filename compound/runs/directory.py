@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from compound.errors import FRESH, CompoundError, RunDirectoryError
 from compound.runs.checkpoint import FORMAT, Checkpoint, read_checkpoint
 from compound.runs.state import RunState
-from compound.security.untrusted import FULL, UntrustedFolder, named
+from compound.security.untrusted import FULL, UntrustedFolder, os_errors_as
 from compound.storage.locking import FILE as LOCK
 from compound.storage.locking import Lock
 from compound.storage.records import Damaged, read_document, read_lines, to_document, to_line
@@ -117,7 +117,7 @@ class RunDirectory:
         if file is None:
             file = self._files[name] = self.folder.appender(name)
         line, checksum = to_line(record, self._checksums[name])
-        with named(self.path / name):
+        with os_errors_as(self.path / name):
             file.write(line)
             file.flush()
         self._checksums[name] = checksum
@@ -140,7 +140,7 @@ class RunDirectory:
         """
         # sync first: the checkpoint must not cover records that are not on the disk
         for name, file in self._files.items():
-            with named(self.path / name):
+            with os_errors_as(self.path / name):
                 os.fsync(file.fileno())
         self.step += 1
         self.cached = cached
@@ -202,7 +202,7 @@ class RunDirectory:
 def _check_unused(folder: UntrustedFolder) -> None:
     """Reject a location with more than what a crash before writing the config leaves behind."""
     path = folder.path
-    with named(path):
+    with os_errors_as(path):
         used = path.exists() and (not path.is_dir() or not all(map(_BEFORE_CONFIG.fullmatch, folder.names())))
     if used:
         raise RunDirectoryError(

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeGuard, overload
 
 from compound.errors import ConfigurationError
-from compound.security.untrusted import UntrustedFolder, named
+from compound.security.untrusted import UntrustedFolder, os_errors_as
 
 Reference = Mapping[str, str]
 SHOWN = 16  # digits of a digest in a folder name
@@ -124,7 +124,7 @@ def store_folder(write: Callable[[Path], object], folder: Path, name: str) -> di
         RunDirectoryError: the folder cannot be written.
     """
     with (
-        named(folder),
+        os_errors_as(folder),
         tempfile.TemporaryDirectory(prefix=".artifact-", dir=folder) as temporary,
     ):
         made = Path(temporary) / "made"

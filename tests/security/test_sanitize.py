@@ -36,7 +36,7 @@ from compound.security.sanitize import (
     remember_environment,
     remember_secret,
     replace_surrogates,
-    safe,
+    sanitize,
     sanitize_for_terminal,
     sanitized_output,
 )
@@ -65,11 +65,11 @@ def answering(reply: Any, **settings: Any) -> Trace:
 
 @given(TEXT)
 def test_safe_text_can_be_stored_and_holds_no_control_character(text: str) -> None:
-    found = safe(text)
+    found = sanitize(text)
     found.encode("utf-8")
     assert len(found) == len(text)
     assert {c for c in found if unicodedata.category(c) in {"Cc", "Cs"}} <= set("\t\n\r")
-    assert safe(found) == found
+    assert sanitize(found) == found
     assert [c for c, before in zip(found, text, strict=True) if c != before] == [
         "\ufffd" for c, before in zip(found, text, strict=True) if c != before
     ]
