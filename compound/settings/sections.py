@@ -21,7 +21,7 @@ from compound.settings.base import NoSettings, Settings
 from compound.settings.common import CommonSettings
 from compound.settings.renamed import OLD_SECTIONS, new_names, renamed_path
 
-Own = tuple[tuple[str, type[Settings] | None], ...]  # user-defined methods; None if not importable
+UserSections = tuple[tuple[str, type[Settings] | None], ...]  # user-defined methods; None if not importable
 
 
 class _DynamicSettings(CommonSettings):
@@ -152,11 +152,11 @@ def validate_sections(values: Mapping[str, object]) -> dict[str, object]:
 def _outdated(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for section in OLD_SECTIONS:
         if section in values:
-            for leaf, now in outdated(section, values):
+            for leaf, now in renamed_settings(section, values):
                 yield f"{section}.{leaf}" if leaf else section, now
 
 
-def outdated(section: str, values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+def renamed_settings(section: str, values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Yield each setting of an old section with its current name.
 
     Args:
@@ -186,10 +186,10 @@ def _problem(error: ErrorDetails, root: type[BaseModel]) -> str:
     if error["type"] != "extra_forbidden":
         message = error["msg"].removeprefix("Value error, ")
         return f"{where}: {message}" if where else message
-    return f"unknown setting {where}; {hint(loc, root)}"
+    return f"unknown setting {where}; {suggest_key(loc, root)}"
 
 
-def hint(loc: Sequence[str | int], root: type[BaseModel]) -> str:
+def suggest_key(loc: Sequence[str | int], root: type[BaseModel]) -> str:
     """Return a suggestion for an unknown key below ``optimize:``.
 
     Args:

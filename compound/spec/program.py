@@ -31,7 +31,7 @@ from compound.security.trust import Trust
 from compound.settings.base import Settings
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.references import references
-from compound.settings.sections import Own, optimize_model, own_sections
+from compound.settings.sections import UserSections, optimize_model, own_sections
 from compound.spec.build import Graph
 from compound.spec.consent import check_consent
 from compound.spec.context import OUTSIDE, Context, is_outside
@@ -263,13 +263,13 @@ def _own_engine(context: Context, found: ClassEngine, address: Address) -> Engin
     return context.attempt((*address, "class"), check)
 
 
-def _own_sections(document: Document, folder: Path, imports: bool) -> Own:
+def _own_sections(document: Document, folder: Path, imports: bool) -> UserSections:
     """Return the sections of custom methods, with the models of their settings."""
     values = document.at(("optimize",))
     return tuple(own_sections(values, folder, imports=imports).items()) if isinstance(values, dict) else ()
 
 
-def _optimize(context: Context, own: Own) -> OptimizeSettings:
+def _optimize(context: Context, own: UserSections) -> OptimizeSettings:
     address = ("optimize",)
     found = (
         parse_at(context.document, optimize_model(own), address) if context.document.has(address) else None

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from compound.errors import nearest
 from compound.settings.renamed import OLD_SECTIONS
-from compound.settings.sections import hint, model_at, outdated
+from compound.settings.sections import suggest_key, model_at, renamed_settings
 from compound.spec.file import INSTALLED, POSSIBLE, TAGGED, File
 from compound.spec.schema.settings import SPACES
 from compound.spec.schema.wiring import WIRING_KEYS
@@ -138,10 +138,10 @@ def _unknown_setting(document: Document, address: Address, model: type[File]) ->
     """Report a key under ``optimize:`` that does not exist or was renamed."""
     values = document.at(("optimize",))
     if len(address) == 2 and address[1] in OLD_SECTIONS and isinstance(values, Mapping):
-        for leaf, now in outdated(str(address[1]), values):
+        for leaf, now in renamed_settings(str(address[1]), values):
             document.report((*address, leaf) if leaf else address, now, key=True)
         return
-    document.report(address, "unknown key", hint(address[1:], model_at(model, ["optimize"])), key=True)
+    document.report(address, "unknown key", suggest_key(address[1:], model_at(model, ["optimize"])), key=True)
 
 
 def _not_listed(document: Document, detail: ErrorDetails, address: Address) -> None:
