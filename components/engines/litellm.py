@@ -36,7 +36,7 @@ from compound.components.engines.remote import (
     max_prompt_tokens,
     requested_wait,
 )
-from compound.concurrency.background import in_background
+from compound.concurrency.background import run_in_background
 from compound.engine import NO_USAGE, Completion, Request, Usage
 from compound.errors import CallError, CompoundError, MissingExtra, TransientError
 from compound.execution.budget import clip_usage
@@ -145,7 +145,7 @@ class LiteLLMEngine:
         if not self.api_key_env:
             remember_environment()  # litellm reads the provider's key from the environment at each call
         self.require_key()
-        response = await in_background(self._call(litellm, request, request.timeout or self.timeout))
+        response = await run_in_background(self._call(litellm, request, request.timeout or self.timeout))
         return self._completion(request, response)
 
     async def _call(self, litellm: ModuleType, request: Request, seconds: float) -> object:
@@ -168,7 +168,7 @@ class LiteLLMEngine:
 
     async def aclose(self) -> None:
         """Close the connections to a named server; litellm shares all other connections between engines."""
-        await in_background(self._connection.aclose())
+        await run_in_background(self._connection.aclose())
 
     def _arguments(self, request: Request, seconds: float) -> dict[str, object]:
         """Return the arguments of the litellm call."""

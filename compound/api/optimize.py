@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from compound import report as reports
-from compound.concurrency.blocking import blocking
+from compound.concurrency.blocking import run_blocking
 from compound.errors import FRESH, CompoundError, DataError, RunDirectoryError
 from compound.evaluation.dataset import Dataset, Split
 from compound.evaluation.duplicates import check_no_overlaps, find_overlaps
@@ -247,7 +247,7 @@ def _search(problem: Problem, recorder: Recorder, main: Recorder) -> None:
     stopped = f"stopped; progress is saved in {path}; optimize with run_dir={path!r} to resume"
     check_stored_folders(problem, recorder)
     with resume_errors(recorder):
-        blocking(OptimizationLoop(problem, recorder).run(), interrupted=stopped)
+        run_blocking(OptimizationLoop(problem, recorder).run(), interrupted=stopped)
     save_best(problem, recorder)
 
 
@@ -349,11 +349,11 @@ def _retry(problem: Problem, recorder: Recorder, listener: Listener | None) -> N
                 hint="resume it first: run the same command without --retry-failed",
             )
         with resume_errors(recorder):
-            blocking(retry_rows(problem, recorder))
+            run_blocking(retry_rows(problem, recorder))
         for name in problem.settings.baselines:
             other, other_recorder = _open_baseline(name, problem, recorder, listener)
             try:
-                blocking(retry_rows(other, other_recorder))
+                run_blocking(retry_rows(other, other_recorder))
             finally:
                 other_recorder.close()
         report(recorder)

@@ -20,7 +20,7 @@ from compound.api.arguments import (
 from compound.api.optimize import Result, read_result
 from compound.api.optimize import optimize as run_optimization
 from compound.api.progress import progress_display
-from compound.concurrency.blocking import blocking
+from compound.concurrency.blocking import run_blocking
 from compound.errors import DataError, DeclarationError, RunDirectoryError, nearest
 from compound.evaluation.dataset import Split
 from compound.evaluation.evaluate import Evaluation, OnTrace, EvaluationRules
@@ -74,7 +74,7 @@ def run(
         finally:
             await executor.aclose()
 
-    trace = blocking(once(), interrupted=f"the run of {system.name!r} was interrupted")
+    trace = run_blocking(once(), interrupted=f"the run of {system.name!r} was interrupted")
     return trace.check() if check else trace
 
 
@@ -141,7 +141,7 @@ def evaluate(
                 store.close()
 
     kept = "; finished calls are cached: repeat the call to resume" if cache else ""
-    return blocking(all_of_them(), interrupted=f"the evaluation was interrupted{kept}")
+    return run_blocking(all_of_them(), interrupted=f"the evaluation was interrupted{kept}")
 
 
 def optimize(

@@ -15,7 +15,7 @@ from statistics import fmean
 
 from pydantic import Field
 
-from compound.concurrency.questions import Questions
+from compound.concurrency.questions import CallbackQuestions
 from compound.errors import BudgetExhausted, MissingExtra
 from compound.execution.rng import derive_seed
 from compound.narrowing import entry
@@ -131,7 +131,7 @@ class GEPA:
             seed=derive_seed(task.seed, "gepa"),
         )  # fmt: skip
         try:
-            with Questions[Question](evolve, "gepa") as questions:
+            with CallbackQuestions[Question](evolve, "gepa") as questions:
                 async for question in questions:
                     if not isinstance(question, Proceed):
                         questions.answer(await answers.answer(question))
