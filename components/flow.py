@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from compound.errors import CallError, DeclarationError, nearest
+from compound.errors import CallError, DeclarationError, suggest_name
 from compound.graph.bounds import Extent, extent_of_setting
 from compound.graph.component import Value, merge_addresses
 from compound.graph.composite import Composite, RunBody
@@ -212,7 +212,7 @@ def _without_model(name: str, body: System) -> None:
 def _require_port(name: str, setting: str, value: str, possible: Mapping[str, object]) -> None:
     if value not in possible:
         raise DeclarationError(
-            f"{name!r}: {setting} names {value!r}, which its body lacks", hint=nearest(value, possible)
+            f"{name!r}: {setting} names {value!r}, which its body lacks", hint=suggest_name(value, possible)
         )
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compound.components.engines import model_folder, models
-from compound.errors import CallError, DataError, MissingExtra, ModelNotFound, nearest
+from compound.errors import CallError, DataError, MissingExtra, ModelNotFound, suggest_name
 from compound.evaluation.rows import file_digest, read_rows
 from compound.security.untrusted import UntrustedFolder, os_errors_as
 from compound.storage.paths import cache_folder
@@ -136,7 +136,7 @@ class _Columns:
         row = {self.text: row} if isinstance(row, str) else row
         text = row.get(self.text) if isinstance(row, Mapping) else None
         if not isinstance(row, Mapping) or not isinstance(text, str):
-            hint = nearest(self.text, map(str, row)) if isinstance(row, Mapping) else "give texts or objects"
+            hint = suggest_name(self.text, map(str, row)) if isinstance(row, Mapping) else "give texts or objects"
             raise DataError(f"{place}: a passage needs text in {self.text!r}", hint=hint)
         identity, title = row.get(self.id), row.get(self.title)
         return {

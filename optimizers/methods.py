@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from compound.engine import Engine
-from compound.errors import CompoundError, DeclarationError, nearest
+from compound.errors import CompoundError, DeclarationError, suggest_name
 from compound.graph.configuration import components_of, load
 from compound.graph.space import Choice, Demos, Float, Int, Text, Weights
 from compound.graph.system import System
@@ -153,7 +153,7 @@ def factory(name: str, folder: Path = Path()) -> MethodFactory:
         possible = [*METHODS, *installed()]
         raise DeclarationError(
             f"no method {name!r}",
-            hint=f"{nearest(name, possible)}; write a method of your own as module:function",
+            hint=f"{suggest_name(name, possible)}; write a method of your own as module:function",
         )
     return as_factory(find_code(name, folder), name)
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from compound.engine import Completion, Message, Request
-from compound.errors import CallError, first_of
+from compound.errors import CallError, first_leaf
 from compound.execution.rng import derive_seed, generator
 from compound.graph.configuration import to_readable_json, to_readable_values
 from compound.graph.system import System
@@ -111,7 +111,7 @@ async def judge(
         async with asyncio.TaskGroup() as group:
             tasks = [[group.create_task(verdict(q, swapped)) for swapped in (False, True)] for q in asked]
     except BaseExceptionGroup as errors:
-        raise first_of(errors) from None
+        raise first_leaf(errors) from None
     shares = [sum(task.result() for task in both) / 2 for both in tasks]
     return mean_accuracy(shares, [q.input for q in asked]) if asked else NOTHING
 

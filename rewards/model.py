@@ -15,7 +15,7 @@ from typing import NotRequired, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.errors import ConfigurationError, DeclarationError, MissingExtra, nearest
+from compound.errors import ConfigurationError, DeclarationError, MissingExtra, suggest_name
 from compound.example import CallValues
 from compound.graph.configuration import to_readable_values
 from compound.graph.system import System
@@ -102,7 +102,7 @@ class RewardModel:
         """
         if component not in self.rewards_of:
             raise DeclarationError(
-                f"no local reward for component {component!r}", hint=nearest(component, self.rewards_of)
+                f"no local reward for component {component!r}", hint=suggest_name(component, self.rewards_of)
             )
         reward = self.rewards_of[component]
         template = reward.features.template
@@ -263,5 +263,5 @@ def _check_components(path: Path, rewards_of: Mapping[str, LocalReward], system:
     if unknown:
         raise ConfigurationError(
             f"{path} has a reward for component {unknown[0]!r}, which system {system.name!r} does not have",
-            hint=f"{nearest(unknown[0], system.components)}; use a checkpoint of this system",
+            hint=f"{suggest_name(unknown[0], system.components)}; use a checkpoint of this system",
         )

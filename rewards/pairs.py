@@ -16,7 +16,7 @@ from itertools import combinations
 
 import numpy as np
 
-from compound.errors import DeclarationError, first_of, nearest
+from compound.errors import DeclarationError, first_leaf, suggest_name
 from compound.evaluation.evaluate import EvaluationRules, score
 from compound.example import Example, Metric, Values
 from compound.execution.executor import Executor
@@ -179,7 +179,7 @@ async def collect(
     """
     for name in components:
         if name not in system.components:
-            raise DeclarationError(f"no component {name!r}", hint=nearest(name, system.components))
+            raise DeclarationError(f"no component {name!r}", hint=suggest_name(name, system.components))
     work = _Work(
         executor, system, metric, sampling or Sampling(), rules or EvaluationRules(), round_, dict(proposals or {})
     )
@@ -196,7 +196,7 @@ async def collect(
                 tasks = [group.create_task(work.draw(*job)) for job in jobs]
     except BaseExceptionGroup as errors:
         executor.meter.release_runs()
-        raise first_of(errors) from None
+        raise first_leaf(errors) from None
     draws = tuple(task.result() for task in tasks)
     pairs = tuple(pair for draw in draws for pair in ordered_pairs(draw, work.sampling))
     return Collected(draws, pairs, work.calls, work.system_runs)

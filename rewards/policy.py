@@ -14,7 +14,7 @@ from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
-from compound.errors import ConfigurationError, nearest
+from compound.errors import ConfigurationError, suggest_name
 from compound.example import CallValues, Values
 from compound.graph.types import quote_names
 from compound.rewards.feature_store import FeatureStore
@@ -76,7 +76,7 @@ class StoredPolicy:
         if component not in self.model.rewards_of:
             raise ConfigurationError(
                 f"{self.path} has no reward for component {component!r}",
-                hint=nearest(component, self.model.rewards_of),
+                hint=suggest_name(component, self.model.rewards_of),
             )
         reward = self.model.rewards_of[component]
         for inputs, outputs in calls:

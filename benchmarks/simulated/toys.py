@@ -28,7 +28,7 @@ from compound.benchmarks.simulated.toy_model import (
 from compound.components.flow import Loop, Map
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 from compound.evaluation.metrics import custom, token_f1
 from compound.example import Example, Metric, Score
 from compound.execution.rng import generator
@@ -82,7 +82,7 @@ def toy(name: str, model: str) -> Toy:
     (('first', 'second', 'third'), 16, 0.167)
     """
     if name not in TOYS:
-        raise DeclarationError(f"no toy {name!r}", hint=nearest(name, TOYS))
+        raise DeclarationError(f"no toy {name!r}", hint=suggest_name(name, TOYS))
     return TOYS[name](model)
 
 

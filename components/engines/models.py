@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from compound.errors import CompoundError, MissingExtra, ModelNotFound, nearest
+from compound.errors import CompoundError, MissingExtra, ModelNotFound, suggest_name
 from compound.storage.paths import cache_folder
 
 NAME = "smollm2"
@@ -194,7 +194,7 @@ def _from_hub(name: str, revision: str | None = None) -> Path:
     except (OSError, ValueError) as error:
         raise ModelNotFound(
             f"no folder {name!r}, and the hub did not provide a model of that name ({type(error).__name__})",
-            hint=f"{nearest(name, [NAME])}; a hub id has the form OWNER/NAME and is downloaded at first use",
+            hint=f"{suggest_name(name, [NAME])}; a hub id has the form OWNER/NAME and is downloaded at first use",
         ) from None
 
 

@@ -21,7 +21,7 @@ from compound.api.optimize import Result, read_result
 from compound.api.optimize import optimize as run_optimization
 from compound.api.progress import progress_display
 from compound.concurrency.blocking import run_blocking
-from compound.errors import DataError, DeclarationError, RunDirectoryError, nearest
+from compound.errors import DataError, DeclarationError, RunDirectoryError, suggest_name
 from compound.evaluation.dataset import Split
 from compound.evaluation.evaluate import Evaluation, OnTrace, EvaluationRules
 from compound.evaluation.evaluate import evaluate as evaluate_async
@@ -237,7 +237,7 @@ def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:
                 f"{argument!r} must be NAME=VALUE", hint=f"inputs: {', '.join(system.inputs)}"
             )
         if name not in system.inputs:
-            raise DeclarationError(f"unknown input {name!r}; {nearest(name, system.inputs)}")
+            raise DeclarationError(f"unknown input {name!r}; {suggest_name(name, system.inputs)}")
         values[name] = _value(name, text, system.inputs[name])
     for name, kind in system.inputs.items():
         if name not in values:

@@ -22,7 +22,7 @@ from compound.errors import (
     MissingOutput,
     TooManyFailures,
     TransientError,
-    first_of,
+    first_leaf,
 )
 from compound.evaluation.metrics import apply_metric, bounds_of
 from compound.evaluation.statistics import (
@@ -279,7 +279,7 @@ async def evaluate_all(
                     group.create_task(worker())
     except BaseExceptionGroup as errors:
         executor.meter.release_runs()
-        raise first_of(errors) from None
+        raise first_leaf(errors) from None
     return [
         Evaluation(system.configuration.digest, tuple(c.rows), c.usage, c.system_runs, bounds)
         for system, c in zip(systems, collectors, strict=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from compound.engine import Completion, Engine, Request
-from compound.errors import CallError, DeclarationError, first_of, nearest
+from compound.errors import CallError, DeclarationError, first_leaf, suggest_name
 from compound.example import Values
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
@@ -298,7 +298,7 @@ class Executor:
                     for root in plan.roots:
                         group.create_task(work(root, group))
             except BaseExceptionGroup as errors:
-                raise first_of(errors) from None
+                raise first_leaf(errors) from None
         return {key: read_source(source, inputs, results) for key, source in system.outputs.items()}
 
     async def _node(
@@ -372,7 +372,7 @@ class Executor:
         try:
             driven = await component.drive(arguments, values, body)
         except BaseExceptionGroup as errors:
-            raise first_of(errors) from None
+            raise first_leaf(errors) from None
         except CallError as error:
             return Failure(error.kind, f"{address}: {error}")
         if driven is None and skipped and not failed:
@@ -474,7 +474,7 @@ def _check_inputs(system: System, inputs: Mapping[str, object]) -> None:
     unknown = [name for name in inputs if name not in system.inputs]
     if unknown:
         raise DeclarationError(
-            f"system {system.name!r} has no input {unknown[0]!r}", hint=nearest(unknown[0], system.inputs)
+            f"system {system.name!r} has no input {unknown[0]!r}", hint=suggest_name(unknown[0], system.inputs)
         )
     for name, kind in system.inputs.items():
         if name not in inputs:

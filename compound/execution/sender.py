@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from compound.engine import NO_USAGE, Completion, Engine, Request, Usage
-from compound.errors import CallError, CompoundError, DeclarationError, RateLimited, nearest
+from compound.errors import CallError, CompoundError, DeclarationError, RateLimited, suggest_name
 from compound.execution.budget import Meter, clip_usage
 from compound.execution.throttle import NeverAdmitted, Throttle
 from compound.registry.engine_checks import checked_engine, worst_case
@@ -209,7 +209,7 @@ def _finder(engines: Engines | None) -> Callable[[str], Engine]:
 
     def find(lm: str) -> Engine:
         if lm not in known:
-            raise DeclarationError(f"no engine for the model {lm!r}", hint=nearest(lm, known))
+            raise DeclarationError(f"no engine for the model {lm!r}", hint=suggest_name(lm, known))
         return known[lm]
 
     return find

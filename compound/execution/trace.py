@@ -13,7 +13,7 @@ from typing import NotRequired, TypedDict
 from compound.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument, UsageRow
 from compound.errors import RunFailed
 from compound.execution.exchange import Exchange, ExchangeDocument
-from compound.formatting import format_names, format_repr, short
+from compound.formatting import format_names, format_repr, short_repr
 from compound.graph.configuration import to_readable_json, to_readable_values
 from compound.security.sanitize import sanitize
 
@@ -172,8 +172,8 @@ class Trace:
 
 def _outcome(failure: Failure | None, outputs: Mapping[str, object]) -> dict[str, str]:
     if failure is None:
-        return {"outputs": short(outputs)}
-    return {"failure": short(f"{failure.kind}: {failure.message}")}
+        return {"outputs": short_repr(outputs)}
+    return {"failure": short_repr(f"{failure.kind}: {failure.message}")}
 
 
 def as_text(trace: Trace) -> str:

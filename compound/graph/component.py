@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from compound.engine import Completion, Request
-from compound.errors import DeclarationError, WiringError, nearest
+from compound.errors import DeclarationError, WiringError, suggest_name
 from compound.example import CallValues
-from compound.formatting import MOST_NAMES, format_names, format_repr, short
+from compound.formatting import MOST_NAMES, format_names, format_repr, short_repr
 from compound.graph.bounds import Extent, Limits, Reach, extent_of_type
 from compound.graph.configuration import Configuration
 from compound.graph.space import Space
@@ -97,7 +97,7 @@ class Condition:
     value: object = True
 
     def __repr__(self) -> str:
-        return f"Condition({self.source.label} == {short(self.value)})"
+        return f"Condition({self.source.label} == {short_repr(self.value)})"
 
 
 class Outputs:
@@ -109,7 +109,7 @@ class Outputs:
     def __getitem__(self, name: str) -> Output:
         ports = self._node.component.outputs
         if name not in ports:
-            raise WiringError(f"{self._node.name} has no output {name!r}", hint=nearest(name, ports))
+            raise WiringError(f"{self._node.name} has no output {name!r}", hint=suggest_name(name, ports))
         return Output(self._node, name)
 
     def __getattr__(self, name: str) -> Output:
@@ -374,7 +374,7 @@ def _ports(component: Component, name: str, wires: Mapping[str, Source]) -> dict
         if unknown:
             raise WiringError(
                 f"{name} has no input {unknown[0]!r}",
-                hint=f"{nearest(unknown[0], [*ports, *settings])} ({name} takes {format_ports(ports)})",
+                hint=f"{suggest_name(unknown[0], [*ports, *settings])} ({name} takes {format_ports(ports)})",
             )
     for port in wires:
         if port in settings:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from compound.errors import ConfigurationError
-from compound.formatting import MOST_NAMES, short
+from compound.formatting import MOST_NAMES, short_repr
 from compound.security.sanitize import replace_surrogates
 from compound.security.untrusted import UntrustedFolder
 from compound.storage.artifacts import without_path, check_inside, is_reference, copy_into, with_absolute_path, verify_reference
@@ -163,7 +163,7 @@ class Configuration(Mapping[str, object]):
     def __repr__(self) -> str:
         items = [*self._values.items()][:MOST_NAMES]
         more = len(self._values) - len(items)
-        shown = [f"{key!r}: {short(value)}" for key, value in items] + [f"… {more} more"] * bool(more)
+        shown = [f"{key!r}: {short_repr(value)}" for key, value in items] + [f"… {more} more"] * bool(more)
         return f"Configuration({{{', '.join(shown)}}})"
 
     @property

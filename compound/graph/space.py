@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 from compound.storage.artifacts import Reference, is_reference
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ class Weights(Space):
                 raise DeclarationError(
                     f"LoRA: targets must be {' or '.join(map(repr, TARGETS))}, or a list of names of linear "
                     f"layers, but got {self.targets!r}",
-                    hint=f"{nearest(self.targets, TARGETS)}; write a single layer as a list: [q_proj]",
+                    hint=f"{suggest_name(self.targets, TARGETS)}; write a single layer as a list: [q_proj]",
                 )
         else:
             object.__setattr__(self, "targets", tuple(self.targets))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import networkx as nx
 
 from compound.engine import Engine
-from compound.errors import ConfigurationError, WiringError, nearest
+from compound.errors import ConfigurationError, WiringError, suggest_name
 from compound.formatting import format_names, format_repr
 from compound.graph.component import (
     Component,
@@ -179,7 +179,7 @@ class System:
         for key, value in values.items():
             if key not in self.parameters:
                 raise ConfigurationError(
-                    f"system {self.name!r} has no parameter {key!r}", hint=nearest(key, self.parameters)
+                    f"system {self.name!r} has no parameter {key!r}", hint=suggest_name(key, self.parameters)
                 )
             problem = self.parameters[key].problem(value)
             if problem:

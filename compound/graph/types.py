@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origi
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -68,7 +68,7 @@ def parse(text: str) -> object:
     try:
         tree = ast.parse(stripped, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise DeclarationError(f"{text!r} is not a type", hint=nearest(stripped, NAMES)) from None
+        raise DeclarationError(f"{text!r} is not a type", hint=suggest_name(stripped, NAMES)) from None
     return _from_tree(tree, text)
 
 
@@ -89,7 +89,7 @@ def _from_tree(tree: ast.expr, text: str) -> object:
         if tree.value.id == "dict" and len(inner) == 2:
             return dict[inner[0], inner[1]]  # type: ignore[valid-type]
     name = tree.id if isinstance(tree, ast.Name) else text
-    raise DeclarationError(f"{name!r} is not a type", hint=nearest(name, NAMES))
+    raise DeclarationError(f"{name!r} is not a type", hint=suggest_name(name, NAMES))
 
 
 def union(first: object, second: object) -> object:

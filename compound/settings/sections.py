@@ -14,7 +14,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 from compound.registry.code import find_code
 from compound.registry.methods import installed, method_of, registered
 from compound.settings.base import NoSettings, Settings
@@ -200,7 +200,7 @@ def suggest_key(loc: Sequence[str | int], root: type[BaseModel]) -> str:
     model = model_at(root, parents)
     if not parents:
         has_none = name in registered()  # a method with settings is a field of the model
-        return f"method {name!r} has no settings" if has_none else nearest(name, model.model_fields)
+        return f"method {name!r} has no settings" if has_none else suggest_name(name, model.model_fields)
     section, *path = parents
     if (now := renamed_path(section, name, lambda place: _has(root, place))) is not None:
         return f"use optimize.{now}"
@@ -211,7 +211,7 @@ def suggest_key(loc: Sequence[str | int], root: type[BaseModel]) -> str:
     near = get_close_matches(name, [*model.model_fields, *inner], 1)
     if near and near[0] in inner:
         return f"did you mean {'.'.join((*path, *inner[near[0]]))}?"
-    return nearest(name, model.model_fields)
+    return suggest_name(name, model.model_fields)
 
 
 def _inner(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:

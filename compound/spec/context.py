@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from compound.components.engines.credentials import is_model_name
-from compound.errors import CompoundError, DeclarationError, nearest
+from compound.errors import CompoundError, DeclarationError, suggest_name
 from compound.registry.code import find_code
 from compound.registry.engines import EMBEDDED
 from compound.security.untrusted import UntrustedFolder
@@ -122,7 +122,7 @@ class Context:
             if isinstance(name, str) and name not in self.models and not self.may_read(name, address):
                 continue
             if not isinstance(name, str) or not self._is_model(name):
-                close = nearest(str(name), [*self.models, *EMBEDDED])
+                close = suggest_name(str(name), [*self.models, *EMBEDDED])
                 hint = close if close.endswith("?") else f"{close}, a folder, local/HUB-ID, provider/model"
                 self.document.report(address, f"no engine for the model {format_value(name)}", hint)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compound.engine import Engine
-from compound.errors import DeclarationError, SpecError, nearest
+from compound.errors import DeclarationError, SpecError, suggest_name
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.hub import HUB, hub_id
 from compound.evaluation.metrics import custom
@@ -314,7 +314,7 @@ def _check_method(context: Context, name: str, address: Address) -> None:
         if found is not None:
             context.attempt(address, lambda: as_factory(found, name))
     elif name not in known:
-        context.document.report(address, f"no method {name!r}", f"{nearest(name, known)}, or module:function")
+        context.document.report(address, f"no method {name!r}", f"{suggest_name(name, known)}, or module:function")
 
 
 def _data(context: Context) -> Dataset | None:
@@ -357,7 +357,7 @@ def _metric(context: Context) -> Metric | None:
         return context.attempt((*address, "bounds"), make)
     outputs, output = _keys(document, "outputs"), getattr(settings, "output", None)
     if outputs and output is not None and output not in outputs:
-        document.report((*address, "output"), f"no output {output!r}", nearest(str(output), outputs))
+        document.report((*address, "output"), f"no output {output!r}", suggest_name(str(output), outputs))
     return context.attempt(address, functools.partial(metric_factory(name), **settings.given))
 
 

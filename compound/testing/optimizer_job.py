@@ -16,7 +16,7 @@ from compound.engine import Completion, Engine, Request
 from compound.example import Example, Metric
 from compound.execution.budget import MeterState
 from compound.execution.executor import Executor
-from compound.formatting import short
+from compound.formatting import short_repr
 from compound.graph.system import System
 from compound.optimization.method import (
     Job,
@@ -328,7 +328,7 @@ def _check_equal(where: str, found: Mapping[str, object], expected: Mapping[str,
     for name in dict.fromkeys((*expected, *found)):
         one, other = found.get(name), expected.get(name)
         if not _same(one, other):
-            raise AssertionError(f"{where}, {what} has {name} {short(one)} instead of {short(other)}; {KEEP}")
+            raise AssertionError(f"{where}, {what} has {name} {short_repr(one)} instead of {short_repr(other)}; {KEEP}")
 
 
 def _same(one: object, other: object) -> bool:

@@ -14,7 +14,7 @@ from compound.engine import Engine
 from compound.errors import CompoundError
 from compound.evaluation.metrics import custom
 from compound.example import Example, Metric, Values
-from compound.formatting import short
+from compound.formatting import short_repr
 from compound.graph.component import Input
 from compound.graph.configuration import to_readable_json
 from compound.graph.space import Choice, Demos, Float, Text
@@ -148,7 +148,7 @@ class OptimizerKit:
         assert proposals == 1, f"the optimizer yielded {proposals} Proposals; yield exactly one, at the end"
         after = events[-1]
         assert isinstance(after, Proposal), (
-            f"the optimizer yielded {short(after)} after its Proposal; the Proposal must be the last event"
+            f"the optimizer yielded {short_repr(after)} after its Proposal; the Proposal must be the last event"
         )
         count = len(events) - 1
         assert count >= self.checkpoints, (
@@ -167,7 +167,7 @@ class OptimizerKit:
         events = self.job().events(self.make())
         numbered = [(e.step, e.of) for e in events if isinstance(e, Progress) and e.step is not None]
         steps = [step for step, _ in numbered]
-        assert steps == sorted(steps), f"Progress.step must not decrease, but the steps are {short(steps)}"
+        assert steps == sorted(steps), f"Progress.step must not decrease, but the steps are {short_repr(steps)}"
         for step, total in numbered:
             assert total is None or step <= total, (
                 f"Progress has step {step} of {total}; set Progress.of to the number of steps, or to None if "
@@ -199,11 +199,11 @@ class OptimizerKit:
         )
         for number, (first, second) in enumerate(zip(states, again, strict=True), 1):
             assert first == second, (
-                f"two runs with the same seed differ in Progress {number}: {short(first.state)} and "
-                f"{short(second.state)}; {hint}"
+                f"two runs with the same seed differ in Progress {number}: {short_repr(first.state)} and "
+                f"{short_repr(second.state)}; {hint}"
             )
         assert one[1] == other[1], (
-            f"two runs with the same seed proposed {short(one[1].values)} and {short(other[1].values)}; "
+            f"two runs with the same seed proposed {short_repr(one[1].values)} and {short_repr(other[1].values)}; "
             f"{hint}"
         )
 

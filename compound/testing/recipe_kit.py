@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from compound.errors import BudgetExhausted, TooManyFailures
 from compound.execution.budget import Meter
-from compound.formatting import short
+from compound.formatting import short_repr
 from compound.graph.configuration import canonical_json
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.values import CriticSettings
@@ -86,7 +86,7 @@ class RecipeKit:
         ):
             kinds = kind if isinstance(kind, tuple) else (kind,)
             names = " or ".join(k.__name__ for k in kinds)
-            assert isinstance(value, kinds), f"{what} must be {names}, but is {short(value)}"
+            assert isinstance(value, kinds), f"{what} must be {names}, but is {short_repr(value)}"
         imitates = isinstance(recipe.loss, ImitationObjective)
         assert recipe.likelihood == imitates, (
             f"likelihood is {recipe.likelihood}, but the loss is {recipe.loss.name}"
@@ -238,7 +238,7 @@ class RecipeKit:
                 "with context.keep, and nothing in the recipe"
             )
         assert canonical_json(job.state) == canonical_json(restored.state), (
-            f"after an interruption the recipe stores {short(restored.state)} instead of {short(job.state)}"
+            f"after an interruption the recipe stores {short_repr(restored.state)} instead of {short_repr(job.state)}"
         )
 
     def test_lost_rollouts_teach_nothing(self) -> None:
@@ -275,7 +275,7 @@ class RecipeKit:
             credited = job.collect(self.make())
         except TooManyFailures:
             assert not job.state, (
-                f"every request was lost, but the recipe stores {short(job.state)}; store state only at the "
+                f"every request was lost, but the recipe stores {short_repr(job.state)}; store state only at the "
                 "end of a step"
             )
             return

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from compound.errors import TooManyFailures, first_of
+from compound.errors import TooManyFailures, first_leaf
 from compound.example import Example
 from compound.execution.trace import Trace
 from compound.graph.configuration import canonical_json, component_of
@@ -168,7 +168,7 @@ class LLMSelector:
                     for trace, row in zip(traces, rows, strict=True)
                 ]
         except BaseExceptionGroup as errors:
-            raise first_of(errors) from None
+            raise first_leaf(errors) from None
         rewards = [trace.score or 0.0 for trace in traces]
         scores = [
             self.beta * reward + self.alpha * (1 - verdict.result())

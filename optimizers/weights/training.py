@@ -25,7 +25,7 @@ from compound.components.engines.local import loading
 from compound.components.engines.prefilled import Prefilled
 from compound.concurrency.threads import compute
 from compound.engine import Adapter
-from compound.errors import BudgetExhausted, DeclarationError, first_of
+from compound.errors import BudgetExhausted, DeclarationError, first_leaf
 from compound.example import Example
 from compound.execution.rng import derive_seed, generator
 from compound.execution.schedule import setting_values
@@ -326,7 +326,7 @@ class TrainingSession:
                     await asyncio.sleep(0)
                     ahead = await self._ahead(state, number + 1, kept)
         except BaseExceptionGroup as errors:
-            raise first_of(errors) from None
+            raise first_leaf(errors) from None
         saved, trained = training.result()
         credited = drawn.credited
         made = credited.facts.get("samples", len(credited.samples))  # including those of skipped groups

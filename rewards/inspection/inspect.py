@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from compound.errors import ConfigurationError, DeclarationError, RunDirectoryError, nearest
+from compound.errors import ConfigurationError, DeclarationError, RunDirectoryError, suggest_name
 from compound.graph.configuration import components_of
 from compound.graph.system import System
 from compound.rewards.alignment import (
@@ -129,7 +129,7 @@ class Inspection:
         """
         if component not in self.stored.rewards_of:
             known = self.stored.rewards_of
-            hint = nearest(component, known) if known else "no component of this run has one"
+            hint = suggest_name(component, known) if known else "no component of this run has one"
             raise DeclarationError(f"no local reward for component {component!r}", hint=hint)
         return self.stored.rewards_of[component]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from compound.components.engines import model_folder, models
 from compound.components.engines.local import loading
-from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra, nearest
+from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra, suggest_name
 from compound.execution.rng import fork_torch_rng
 from compound.graph.component import check_name
 from compound.graph.space import Weights
@@ -413,7 +413,7 @@ def partition(
         if component not in components:
             raise DeclarationError(
                 f"{section}.adapters names {component!r}, which has no weights",
-                hint=nearest(component, components),
+                hint=suggest_name(component, components),
             )
         if named.count(component) > 1:
             raise DeclarationError(

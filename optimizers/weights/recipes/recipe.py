@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from compound.errors import DeclarationError, OutputTypeError, ParseError
 from compound.example import Example
 from compound.execution.trace import Call
-from compound.formatting import short
+from compound.formatting import short_repr
 from compound.optimization.method import Task
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.trainer import Trainer
@@ -234,7 +234,7 @@ async def credited_by(recipe: Recipe, context: RecipeContext, examples: Sequence
     found = await started if inspect.isawaitable(started) else started
     if found is started or not isinstance(found, Credited):
         raise UserCodeError(
-            f"{role} at {definition(recipe.collect)} returned {short(found)}",
+            f"{role} at {definition(recipe.collect)} returned {short_repr(found)}",
             hint="write async def collect(self, context, examples), which returns Credited(samples, scores)",
         )
     return found
