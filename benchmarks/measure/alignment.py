@@ -30,8 +30,8 @@ from compound.execution.executor import Executor
 from compound.execution.rng import generator
 from compound.graph.configuration import canonical_json
 from compound.graph.system import System
-from compound.report.figures.curve import frame
-from compound.report.figures.graph import PALETTE, drawn, on_paper
+from compound.report.figures.curve import style_axes
+from compound.report.figures.graph import PALETTE, figure_to_svg, with_background
 from compound.rewards.alignment import NOTHING, accuracy
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import Embeds
@@ -234,7 +234,7 @@ async def measured(args: argparse.Namespace) -> Measured:
 
 def figure(found: Drawn) -> str:
     """Draw accuracy against the global reward of one step, and against the number of inputs."""
-    with drawn(7.6, 3.2, "alignment-quality") as (page, svg):
+    with figure_to_svg(7.6, 3.2, "alignment-quality") as (page, svg):
         left, right = page.subplots(1, 2)
         steps = found["steps"]
         left.axhline(found["start"], color=PALETTE["muted"], linewidth=0.9, linestyle=":")
@@ -263,7 +263,7 @@ def figure(found: Drawn) -> str:
 
 
 def _axes(axes: Axes, x: str, y: str) -> None:
-    frame(axes)
+    style_axes(axes)
     axes.set_xlabel(x, size=8.5, color=PALETTE["muted"])
     axes.set_ylabel(y, size=8.5, color=PALETTE["muted"])
 
@@ -284,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     found = asyncio.run(measured(args))
     args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    args.output.with_suffix(".svg").write_text(on_paper(figure(found)) + "\n", encoding="utf-8")
+    args.output.with_suffix(".svg").write_text(with_background(figure(found)) + "\n", encoding="utf-8")
     print(json.dumps({k: v for k, v in found.items() if k not in ("steps", "data")}, indent=1))
 
 

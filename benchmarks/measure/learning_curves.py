@@ -41,7 +41,7 @@ from compound.optimization.problem import Problem
 from compound.optimization.scorer import JobScorer
 from compound.optimizers.methods import method
 from compound.report.facts.documents import Step
-from compound.report.training.steps import measured
+from compound.report.training.steps import get_number
 from compound.settings.optimize import make_settings
 from compound.testing import PlainMemory
 
@@ -162,7 +162,7 @@ async def _trained(case: Case, task: Toy, model: str, folder: Path) -> dict[str,
 
 
 def _known(records: Sequence[Step], name: str) -> list[float]:
-    return [value for record in records if (value := measured(record, name)) is not None]
+    return [value for record in records if (value := get_number(record, name)) is not None]
 
 
 def _settings(case: Case) -> dict[str, object]:

@@ -43,7 +43,7 @@ def write(path: str | Path) -> None:
         folder.write(name, escape_invisible(text))
 
 
-def closing(path: str | Path) -> str:
+def terminal_summary(path: str | Path) -> str:
     """Return the summary that a terminal shows at the end of a run: result, changes, cost and files.
 
     Raises:
