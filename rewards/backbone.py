@@ -70,7 +70,7 @@ class Backbone:
             np.stack([self.store.get(key) for key in keys]) if keys else np.zeros((0, self.dim), np.float32)
         )
 
-    def keep_in(self, path: Path) -> None:
+    def store_in(self, path: Path) -> None:
         """Store features in a file from now on, and reuse the features in it."""
         if self.store.path != path:
             self.store = FeatureStore(path, self.dim)
@@ -176,7 +176,7 @@ class Backbone:
         if self.name_adapter() != name:
             raise ConfigurationError(f"the reward adapter in {folder} does not match the digest in its card")
 
-    def drop_adapter(self) -> None:
+    def remove_adapter(self) -> None:
         """Remove the adapter, which restores the base weights."""
         if self.adapter:
             self.model = self.model.unload().eval()

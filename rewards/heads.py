@@ -26,7 +26,7 @@ Matrix = NDArray[np.float32] | NDArray[np.float64]
 STRENGTHS = (1e-2, 1e-1, 1.0)  # inverse regularization, for standardized features
 EMPHASES = (0.0, 0.1, 1.0)  # factors of the backbone's columns, of which there are hundreds
 FOLDS = 5
-LEAST_INPUTS = 4  # minimum number of inputs with pairs, so that some can be held out
+MIN_INPUTS = 4  # minimum number of inputs with pairs, so that some can be held out
 
 
 @dataclass(frozen=True)
@@ -186,11 +186,11 @@ def folds(inputs: Sequence[str], seed: int) -> NDArray[np.int64]:
         DataError: there are fewer than `LEAST_INPUTS` inputs.
     """
     distinct = sorted(set(inputs))
-    if len(distinct) < LEAST_INPUTS:
+    if len(distinct) < MIN_INPUTS:
         raise DataError(
             f"preference pairs of {plural(len(distinct), 'input')} are too few to train a reward with "
             "held-out inputs",
-            hint=f"at least {LEAST_INPUTS} inputs need outputs that lead to different scores",
+            hint=f"at least {MIN_INPUTS} inputs need outputs that lead to different scores",
         )
     order = generator(seed, "folds").permutation(len(distinct))
     fold_of = {distinct[i]: place % min(FOLDS, len(distinct)) for place, i in enumerate(order)}

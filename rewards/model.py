@@ -20,7 +20,7 @@ from compound.example import CallValues
 from compound.graph.configuration import to_readable_values
 from compound.graph.system import System
 from compound.rewards.alignment import Accuracy
-from compound.rewards.features import Embeds, FeatureMap, FeaturesDocument, NoBackbone
+from compound.rewards.features import Embedder, FeatureMap, FeaturesDocument, NoBackbone
 from compound.rewards.heads import Head
 from compound.rewards.template import TEMPLATE
 from compound.runs.events import AccuracyDocument
@@ -90,7 +90,7 @@ class RewardModel:
     """
 
     name: str
-    backbone: Embeds
+    backbone: Embedder
     rewards_of: dict[str, LocalReward]
     data: str = ""
 
@@ -150,7 +150,7 @@ class RewardModel:
 
 
 def load(
-    folder: str | Path, system: System | None = None, *, backbone: Callable[[str], Embeds] | None = None
+    folder: str | Path, system: System | None = None, *, backbone: Callable[[str], Embedder] | None = None
 ) -> RewardModel:
     """Read a checkpoint; nothing in it is executed.
 
@@ -226,7 +226,7 @@ def read(path: Path) -> Stored:
         raise ConfigurationError(f"{path} is a damaged reward checkpoint: {error!r:.200}") from None
 
 
-def make_backbone(name: str, max_length: int = 256) -> Embeds:
+def make_backbone(name: str, max_length: int = 256) -> Embedder:
     """Return a backbone by name; ``none`` reads no text."""
     if name == NONE:
         return NoBackbone()

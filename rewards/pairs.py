@@ -49,7 +49,7 @@ class Sampling:
 
     samples: int = 3
     rollouts: int = 2
-    most: int = 6
+    max_rollouts: int = 6
     z: float = 1.64
     pairs: int = 6
 
@@ -97,7 +97,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Collected:
+class Collection:
     """Collected draws and pairs, in input order, and their cost.
 
     ``calls`` is the number of executed calls of components, ``system_runs`` their fraction of system runs.
@@ -156,9 +156,9 @@ async def collect(
     *,
     sampling: Sampling | None = None,
     rules: EvaluationRules | None = None,
-    round_: int = 0,
+    round_index: int = 0,
     proposals: Mapping[str, Sequence[Mapping[str, object]]] | None = None,
-) -> Collected:
+) -> Collection:
     """Draw and order candidates for every call of some components in some traces, concurrently.
 
     Args:
@@ -199,10 +199,10 @@ async def collect(
         raise first_leaf(errors) from None
     draws = tuple(task.result() for task in tasks)
     pairs = tuple(pair for draw in draws for pair in ordered_pairs(draw, work.sampling))
-    return Collected(draws, pairs, work.calls, work.system_runs)
+    return Collection(draws, pairs, work.calls, work.system_runs)
 
 
-def compared(
+def draws_from_runs(
     component: str, runs: Sequence[tuple[Mapping[str, object], Trace]], sampling: Sampling
 ) -> list[Draw]:
     """Return draws of a component from scored runs of an example that differ only in its settings.
@@ -256,7 +256,7 @@ def expected_cost(system: System, component: str, sampling: Sampling) -> float:
     calls = 0.0
     for after in _followers(system, component):
         chance = any(not n.component.deterministic(setting_values(n.component, system)) for n in after)
-        runs = (sampling.rollouts + sampling.most) / 2 if chance else 1.0
+        runs = (sampling.rollouts + sampling.max_rollouts) / 2 if chance else 1.0
         calls += sampling.samples * system.components[component].cacheable
         calls += runs * (sampling.samples + 1) * sum(node.component.cacheable for node in after)
     return calls / max(1, counted)
@@ -356,7 +356,7 @@ class _Work:
         """Run the nodes downstream of the call for each candidate until every pair is decided."""
         done = list(candidates)
         certain = False
-        for sample in range(self.sampling.most):
+        for sample in range(self.sampling.max_rollouts):
             lacking = [i for i, candidate in enumerate(done) if len(candidate.rewards) <= sample]
             index = self._index(DOWNSTREAM, sample)
             made = await asyncio.gather(

@@ -18,7 +18,7 @@ from compound.errors import ConfigurationError, suggest_name
 from compound.example import CallValues, Values
 from compound.graph.types import quote_names
 from compound.rewards.feature_store import FeatureStore
-from compound.rewards.features import Embeds
+from compound.rewards.features import Embedder
 from compound.rewards.model import LocalReward, RewardModel, load, make_backbone, read
 from compound.runs.directory import write_atomically
 from compound.storage.artifacts import store_folder
@@ -27,7 +27,7 @@ KEPT = 20_000  # maximum number of texts with features in memory
 AGAIN = "optimize again with method optimas, or bind one of the options"
 
 
-def freeze(model: RewardModel, component: str, folder: Path) -> dict[str, str]:
+def store_reward(model: RewardModel, component: str, folder: Path) -> dict[str, str]:
     """Store a component's reward in ``folder``, and return a reference with a path relative to it."""
     reward = replace(model.rewards_of[component], margins=np.zeros(0))
     only = RewardModel(model.name, model.backbone, {component: reward}, model.data)
@@ -105,7 +105,7 @@ class StoredPolicy:
 
 
 def load_policy(path: Path) -> StoredPolicy:
-    """Read a checkpoint written by `freeze`; nothing in it is executed.
+    """Read a checkpoint written by `store_reward`; nothing in it is executed.
 
     Raises:
         ConfigurationError: the folder is not a reward checkpoint, or is damaged.
@@ -116,6 +116,6 @@ def load_policy(path: Path) -> StoredPolicy:
 
 
 @functools.lru_cache(maxsize=2)
-def _shared_backbone(name: str, max_length: int) -> Embeds:
+def _shared_backbone(name: str, max_length: int) -> Embedder:
     """Return a backbone of fixed features, separate from the one used for training rewards."""
     return make_backbone(name, max_length)

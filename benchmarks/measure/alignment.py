@@ -32,11 +32,11 @@ from compound.graph.configuration import canonical_json
 from compound.graph.system import System
 from compound.report.figures.curve import style_axes
 from compound.report.figures.graph import PALETTE, figure_to_svg, with_background
-from compound.rewards.alignment import NOTHING, accuracy
+from compound.rewards.alignment import NO_PAIRS, accuracy
 from compound.rewards.buffer import PairBuffer
-from compound.rewards.features import Embeds
+from compound.rewards.features import Embedder
 from compound.rewards.fit import PairTexts
-from compound.rewards.heads import LEAST_INPUTS, Matrix, fit
+from compound.rewards.heads import MIN_INPUTS, Matrix, fit
 from compound.rewards.inspection.inspect import Inspection
 from compound.rewards.model import LocalReward, RewardModel
 from compound.spec import Program, load
@@ -64,7 +64,7 @@ class Pairs:
 
     texts: PairTexts
     reward: LocalReward
-    backbone: Embeds
+    backbone: Embedder
     chosen: Matrix
     rejected: Matrix
 
@@ -103,7 +103,7 @@ class Pairs:
         found = fit(
             a, b, names[kept].tolist(), gaps=gaps, held_out=held_out.tolist(), soft=self.reward.features.soft
         )
-        judged = accuracy(found.margins, names[kept][held_out].tolist()) if held_out.any() else NOTHING
+        judged = accuracy(found.margins, names[kept][held_out].tolist()) if held_out.any() else NO_PAIRS
         return LocalReward(self.reward.features, found.head, 1.0, judged)
 
     def split(self, seed: int) -> tuple[list[str], list[str]]:
@@ -118,7 +118,7 @@ def by_data(pairs: Pairs) -> list[dict[str, float]]:
     rows = []
     for seed in range(SPLITS):
         seen, apart = pairs.split(seed)
-        for count in sorted({max(LEAST_INPUTS, round(share * len(seen))) for share in SHARES}):
+        for count in sorted({max(MIN_INPUTS, round(share * len(seen))) for share in SHARES}):
             if count <= len(seen):
                 found = pairs.learn(seen[:count], apart, 0.0, seed)
                 rows.append({"inputs": count, "seed": seed, "accuracy": found.accuracy.mean})

@@ -206,7 +206,7 @@ def read_turn(said: str) -> Turn:
 
 def environment(said: str, animal: str) -> str:
     """Return the animal if the turn asks, else ``nothing``."""
-    return animal if read_turn(said).asks else NOTHING
+    return animal if read_turn(said).is_prompt else NOTHING
 
 
 def hear(heard: str, reply: str) -> str:

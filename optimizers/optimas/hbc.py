@@ -21,7 +21,7 @@ from compound.optimizers.optimas.local_scoring import RecordedCalls
 from compound.optimizers.optimas.rewarding import RunRewards, shared_backbone
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.rewards.buffer import PairBuffer, input_key
-from compound.rewards.features import Embeds
+from compound.rewards.features import Embedder
 from compound.rewards.model import Vector
 from compound.rewards.template import Template, as_text
 
@@ -62,7 +62,7 @@ class Imitation:
 
     targets: Mapping[str, Target]
     labels: frozenset[str]
-    backbone: Embeds
+    backbone: Embedder
 
     def rewards(self, component: str, calls: Sequence[CallValues]) -> Vector:
         """Return similarity × gap / mean gap for each call; 0 for calls without a target."""

@@ -45,7 +45,7 @@ from compound.optimizers.search.prompts import (
 )
 from compound.optimizers.search.racing import Race
 from compound.optimizers.search.sampling import enumerate_settings, suggest
-from compound.rewards.heads import LEAST_INPUTS
+from compound.rewards.heads import MIN_INPUTS
 from compound.rewards.settings import RewardLearning
 
 # Fractions of a job's share of the budget for collecting fresh pairs and for local scoring; the rest is for
@@ -151,10 +151,10 @@ class LocalSearch:
         """
         if not self.guide.collects_online or rewards.is_constant(component):
             return None
-        enough = len({pair.example for pair, _ in rewards.buffer.pairs(component)}) >= LEAST_INPUTS
+        enough = len({pair.example for pair, _ in rewards.buffer.pairs(component)}) >= MIN_INPUTS
         wanted = self.fresh if enough else self.learning.pairs.inputs
         count = affordable_inputs(task, rewards, [component], wanted, ONLINE)
-        if not count or (not enough and count < LEAST_INPUTS):
+        if not count or (not enough and count < MIN_INPUTS):
             return None
         return await collect_pairs(rewards, [component], pairs, rewards.fresh(split(task)[1], count))
 

@@ -12,7 +12,7 @@ from compound.optimization.method import Task
 from compound.optimizers.optimas.local_scoring import Scores
 from compound.optimizers.optimas.rewarding import RunRewards
 from compound.rewards.model import RewardModel
-from compound.rewards.policy import freeze
+from compound.rewards.policy import store_reward
 from compound.storage.artifacts import without_path
 
 ARMS = 3  # candidates of the test: the incumbent, the best single option, and the per-input candidate
@@ -35,7 +35,7 @@ def per_input_candidates(
     keys = [key for key in task.keys if isinstance(task.system.parameters[key], PerInput)]
     if not keys or not isinstance(scores, RewardModel) or task.scorer.runs_left < ARMS * task.minibatch:
         return []
-    reference = freeze(scores, component, rewards.memory.folder)
+    reference = store_reward(scores, component, rewards.memory.folder)
     current = task.system.configuration[keys[0]]
     if canonical_json(without_path(current)) == canonical_json(without_path(reference)):
         return []

@@ -38,7 +38,7 @@ from compound.rewards.alignment import Accuracy
 from compound.rewards.features import FeatureMap, NoBackbone
 from compound.rewards.heads import Head
 from compound.rewards.model import LocalReward, RewardModel
-from compound.rewards.policy import freeze, load_policy
+from compound.rewards.policy import store_reward, load_policy
 from compound.rewards.template import Template
 from compound.runs.directory import RunDirectory
 from compound.spec import dump, loads
@@ -205,7 +205,7 @@ def linear(slopes: Mapping[str, float], name: str = "tool") -> RewardModel:
 
 
 def stored(folder: Path, slopes: Mapping[str, float], name: str = "tool") -> dict[str, str]:
-    reference = freeze(linear(slopes, name), name, folder)
+    reference = store_reward(linear(slopes, name), name, folder)
     return {**reference, "path": str(folder / reference["path"])}
 
 
@@ -303,7 +303,7 @@ class TestChoosing:
         assert asyncio.run(both()) == "b"
 
     def test_a_relative_path_starts_where_the_executor_says(self, tmp_path: Path) -> None:
-        reference = freeze(linear({"low": -1.0, "high": 1.0}), "tool", tmp_path)
+        reference = store_reward(linear({"low": -1.0, "high": 1.0}), "tool", tmp_path)
         assert not Path(reference["path"]).is_absolute()
         system = toolbox("low", "high").bind({"tool.choice": reference})
         assert chosen(system, 1.0, folder=tmp_path) == "high"
@@ -318,9 +318,9 @@ class TestStored:
         """What is only for figures does not count, and nothing is written twice."""
         model = linear(self.SLOPES)
         more = replace(model.rewards_of["tool"], margins=np.ones(5))
-        first = freeze(model, "tool", tmp_path)
-        again = freeze(RewardModel("none", NoBackbone(), {"tool": more}), "tool", tmp_path)
-        other = freeze(linear({"low": -2.0, "high": 1.0}), "tool", tmp_path)
+        first = store_reward(model, "tool", tmp_path)
+        again = store_reward(RewardModel("none", NoBackbone(), {"tool": more}), "tool", tmp_path)
+        other = store_reward(linear({"low": -2.0, "high": 1.0}), "tool", tmp_path)
         assert first == again
         assert first["sha256"] != other["sha256"]
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted([first["path"], other["path"]])
@@ -328,7 +328,7 @@ class TestStored:
     def test_it_holds_one_component(self, tmp_path: Path) -> None:
         both = linear(self.SLOPES)
         both.rewards_of["other"] = linear(self.SLOPES, "other").rewards_of["other"]
-        found = load_policy(tmp_path / freeze(both, "tool", tmp_path)["path"])
+        found = load_policy(tmp_path / store_reward(both, "tool", tmp_path)["path"])
         assert list(found.model.rewards_of) == ["tool"]
 
     def system(self, value: Mapping[str, str], *options: str, name: str = "tool") -> System:

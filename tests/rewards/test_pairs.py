@@ -32,7 +32,7 @@ from compound.narrowing import entry
 from compound.rewards.pairs import (
     WARM,
     Candidate,
-    Collected,
+    Collection,
     Draw,
     Sampling,
     collect,
@@ -49,7 +49,7 @@ def traces(executor: Executor, system: System, rows: list[Example]) -> list[tupl
     return [(row, executor.settle(trace)) for row, trace in zip(rows, asyncio.run(run()), strict=True)]
 
 
-def collected(world: Simulated, n: int = 6, executor: Executor | None = None, **more: Any) -> Collected:
+def collected(world: Simulated, n: int = 6, executor: Executor | None = None, **more: Any) -> Collection:
     executor = executor or Executor()
     system = world.system()
     given_ = {"sampling": Sampling(), **more}
@@ -278,7 +278,7 @@ def test_calls_are_those_of_the_formula(n: int) -> None:
     executor = Executor()
     traced = traces(executor, system, [Example("e", {"x": 0.0}, {})])
     metric = custom(lambda outputs, _: outputs["y"], "y")
-    sampling = Sampling(samples=3, rollouts=2, most=2)
+    sampling = Sampling(samples=3, rollouts=2, max_rollouts=2)
     for k in range(1, n + 1):
         found = asyncio.run(collect(executor, system, traced, [f"s{k}"], metric, sampling=sampling))
         rollouts = 2 if k < n else 1  # nothing follows the last: its output is the result
@@ -394,7 +394,7 @@ def test_a_budget_holds_and_an_unknown_component_is_named() -> None:
     executor = Executor(meter=Meter(Budget(system_runs=12)))
     traced = traces(executor, system, world.examples(6))
 
-    def work(names: list[str]) -> Collected:
+    def work(names: list[str]) -> Collection:
         return asyncio.run(collect(executor, system, traced, names, world))
 
     with pytest.raises(DeclarationError, match="no component 'aa'; did you mean 'a'"):

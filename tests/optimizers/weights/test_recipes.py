@@ -58,7 +58,7 @@ def of_one(inputs: Mapping[str, Any]) -> float:
     return 0.0
 
 
-strict = TooMany("output", most=0, penalty=-2.0)
+strict = TooMany("output", max_items=0, penalty=-2.0)
 
 
 def no_number(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
