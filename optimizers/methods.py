@@ -199,7 +199,7 @@ def method(name: str, system: System, settings: OptimizeSettings, folder: Path =
     try:
         made = _make_method(name, system, settings, folder)
     except NothingToTune as error:
-        fit = fitting(system, settings, folder)
+        fit = applicable_methods(system, settings, folder)
         hint = f"methods that fit this system: {', '.join(fit)}" if fit else error.hint
         raise NothingToTune(error.message, hint=hint) from None
     for section in made.sections.values():
@@ -209,7 +209,7 @@ def method(name: str, system: System, settings: OptimizeSettings, folder: Path =
     return made
 
 
-def fitting(system: System, settings: OptimizeSettings, folder: Path = Path()) -> list[str]:
+def applicable_methods(system: System, settings: OptimizeSettings, folder: Path = Path()) -> list[str]:
     """Return the names of the built-in methods that can change some parameter of a system."""
     names = []
     for name in METHODS:

@@ -14,7 +14,7 @@ from compound.graph.configuration import canonical_json
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective
-from compound.optimizers.weights.recipes.recipe import Credited, Recipe, TrainingSettings
+from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe, TrainingSettings
 from compound.testing.checks import json_problem, through_json, without_global_generators
 from compound.testing.recipe_job import EXAMPLES, RecipeJob, WatchedSampler
 
@@ -292,7 +292,7 @@ class RecipeKit:
 
     # -- parts -----------------------------------------------------------------------------------------
 
-    def _collected(self, job: RecipeJob, recipe: Recipe | None = None, step: int = 0) -> Credited:
+    def _collected(self, job: RecipeJob, recipe: Recipe | None = None, step: int = 0) -> CreditedSamples:
         """Return a step, and check that it has samples."""
         credited = job.collect(recipe or self.make(), step=step)
         assert credited.samples, (
@@ -314,7 +314,7 @@ def _check_numbers(sample: Sample, name: str, count: int) -> None:
     assert not wrong, f"{name} of a sample contain {wrong[0]}; they must be finite"
 
 
-def _plain(credited: Credited, what: str) -> object:
+def _plain(credited: CreditedSamples, what: str) -> object:
     """Return a part of a step for comparison."""
     value = getattr(credited, what)
     return canonical_json(dict(value)) if what == "facts" else list(value)

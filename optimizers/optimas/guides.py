@@ -28,7 +28,7 @@ class Guidance:
 
     scores: Scores
     facts: Mapping[str, object] = field(default_factory=dict)
-    distrust: str = ""
+    untrusted_reason: str = ""
     untrusted: Sequence[str] = ()
     accuracy: float | None = None
 

@@ -124,8 +124,8 @@ class LocalSearch:
             if note:
                 yield Progress(state.to_json(), note)
         guidance = await self.guide.guidance(rewards, component)
-        steered = not guidance.distrust
-        facts = {**guidance.facts, "component": component, "steered": steered, "why": guidance.distrust}
+        steered = not guidance.untrusted_reason
+        facts = {**guidance.facts, "component": component, "steered": steered, "why": guidance.untrusted_reason}
         is_joint = not steered and (text_keys(task) or demo_keys(task))
         search = self._search_together if is_joint else self._search_alone
         async for event in search(task, rewards, guidance, state):
@@ -187,9 +187,9 @@ class LocalSearch:
     ) -> AsyncIterator[Progress | Proposal]:
         """Search one component by its local reward, if that is trusted, and test the finalists."""
         if state.phase == "searching":
-            if guidance.distrust:
+            if guidance.untrusted_reason:
                 state.finalists, state.phase = state.scoring.candidates, "testing"
-                note = f"by the global reward: {guidance.distrust}"
+                note = f"by the global reward: {guidance.untrusted_reason}"
             else:
                 async for round_note in self._score(task, rewards, guidance, state.scoring):
                     yield Progress(state.to_json(), round_note)
@@ -197,7 +197,7 @@ class LocalSearch:
                 note = f"{len(state.finalists)} to test"
             yield Progress(state.to_json(), note)
         tried = state.scoring.tried
-        facts = {} if guidance.distrust else {"local_gain": state.local_gain, "locally_tried": tried}
+        facts = {} if guidance.untrusted_reason else {"local_gain": state.local_gain, "locally_tried": tried}
         if state.phase == "decided":
             best = state.finalists[0] if state.finalists else {}
             note = (

@@ -47,7 +47,7 @@ from compound.optimizers.weights.recipes.recipe import (
     TrainingSettings,
     credited_by,
 )
-from compound.optimizers.weights.recipes.rollouts import Sampler, rolling
+from compound.optimizers.weights.recipes.rollouts import Sampler, rollout_rules
 from compound.optimizers.weights.recipes.selection import held_out_size, is_better, split
 from compound.optimizers.weights.step_batch import StepBatch
 from compound.optimizers.weights.step_notes import (
@@ -384,7 +384,7 @@ class TrainingSession:
     def _context(self, state: TrainingState, number: int, kept: dict[str, object]) -> RecipeContext:
         """Return the inputs of the recipe for one step."""
         task = self.task
-        rules = rolling(task.context.rules, task.system, self.trained, self.recipe.sampling)
+        rules = rollout_rules(task.context.rules, task.system, self.trained, self.recipe.sampling)
         system = task.system.bind({**task.system.configuration, **self.values(state.saved)})
         sampler = Sampler(task.context.executor, system, task.context.metric, rules, self._index(number))
         seed = derive_seed(task.seed, "step", number)

@@ -21,7 +21,7 @@ from compound.graph.system import System
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.grouping import merge_copies, module_groups, trajectory_samples
 from compound.optimizers.weights.recipes.recipe import (
-    Credited,
+    CreditedSamples,
     GroupSettings,
     PolicyRecipe,
     RecipeContext,
@@ -81,7 +81,7 @@ class MMGRPO(PolicyRecipe):
 
     settings: GRPOSettings
 
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         """Run every example several times, with the system and its teachers, and compare module calls."""
         rollouts = [
             *await context.sampler.runs(examples, range(self.settings.own_runs)),
@@ -110,7 +110,7 @@ class MMGRPO(PolicyRecipe):
             "deselected": grouped.deselected,
             "copies": grouped.duplicated,
         }
-        return Credited(trained, scores_of(rollouts), {**asdict(facts), **counts})
+        return CreditedSamples(trained, scores_of(rollouts), {**asdict(facts), **counts})
 
 
 async def _taught(

@@ -42,7 +42,7 @@ from compound.optimizers.weights.recipes.mhgpo import MHGPO  # noqa: E402
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, GRPOSettings, MMGRPOSettings  # noqa: E402
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings  # noqa: E402
 from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings  # noqa: E402
-from compound.optimizers.weights.recipes.recipe import Credited, Recipe  # noqa: E402
+from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe  # noqa: E402
 from compound.optimizers.weights.step_batch import StepBatch  # noqa: E402
 from compound.optimizers.weights.step_notes import reason_without_samples  # noqa: E402
 from compound.spec import load  # noqa: E402
@@ -369,7 +369,7 @@ def test_what_a_file_names_is_looked_for_beside_it_and_belongs_to_the_run(
     ],
 )
 def test_why_a_step_has_nothing_to_learn_from(recipe: Recipe, facts: dict[str, Any], why: str) -> None:
-    drawn = StepBatch(Credited([], [0.0, 0.0], facts), {"failed": 0, "failure": "", **facts})
+    drawn = StepBatch(CreditedSamples([], [0.0, 0.0], facts), {"failed": 0, "failure": "", **facts})
     assert reason_without_samples(recipe, drawn) == why
 
 

@@ -32,7 +32,7 @@ from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings
 from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings
 from compound.optimizers.weights.recipes.prompt_r1 import PromptR1, PromptR1Settings, rollout_rewards
-from compound.optimizers.weights.recipes.recipe import Credited, Recipe, TrainingSettings
+from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe, TrainingSettings
 from compound.optimizers.weights.recipes.rollouts import upstream_components
 from compound.rewards.credit.shaping import TooMany
 from compound.testing import RecipeJob
@@ -100,7 +100,7 @@ class Lab(RecipeJob):
         super().__init__(NAMES[:agents], value=value)
         self.settings = settings or {}
 
-    def collect(self, way: Way, **how: Any) -> Credited:  # type: ignore[override]
+    def collect(self, way: Way, **how: Any) -> CreditedSamples:  # type: ignore[override]
         """Make one step's samples, with the system as it is at present."""
         found = super().collect(way({"runs": 4, **self.settings}), **how)
         assert {answer.temperature for answer in self.lm.answers} <= {1.0}
