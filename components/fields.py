@@ -85,7 +85,7 @@ def field_label(name: str) -> str:
 def format_inputs(inputs: Mapping[str, object]) -> str:
     """Format inputs as labelled text."""
     return "\n".join(
-        f"{field_label(name)}:{_spaced(show(value))}" for name, value in inputs.items() if value is not None
+        f"{field_label(name)}:{_spaced(format_value(value))}" for name, value in inputs.items() if value is not None
     )
 
 
@@ -93,10 +93,10 @@ def _spaced(text: str) -> str:
     return f"\n{text}" if "\n" in text else f" {text}"
 
 
-def show(value: object) -> str:
+def format_value(value: object) -> str:
     """Format a value for a model: one passage per line, numbered texts, anything else as JSON.
 
-    >>> show([{"title": "Peru", "text": "Lima is its capital.", "score": 2.0}])
+    >>> format_value([{"title": "Peru", "text": "Lima is its capital.", "score": 2.0}])
     'Peru: Lima is its capital.'
     """
     if isinstance(value, str):

@@ -431,7 +431,7 @@ def _encoder(model: str, revision: str | None, device: str | None) -> Encoder:
         raise MissingExtra("a dense index", "sentence-transformers", "dense") from error
     folder = models.resolve(weights_folder(model), revision)
     try:
-        with models.quiet():
+        with models.hide_progress_bars():
             loaded = model_folder.load_embedder(folder, device)
     except (OSError, ValueError) as error:
         raise ModelNotFound(

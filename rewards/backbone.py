@@ -230,7 +230,7 @@ def _load(name: str, dtype: str) -> tuple[ModuleType, PreTrainedTokenizerBase, P
     folder = Path(weights_folder()) if NAMES.get(name, name) == PACKAGED_MODEL else models.resolve(name)
     kind = fastest_dtype() if dtype == "auto" else dtype
     try:
-        with models.quiet():
+        with models.hide_progress_bars():
             model, tokenizer = model_folder.load_encoder(folder, kind)
     except (OSError, ValueError) as error:
         raise CompoundError(

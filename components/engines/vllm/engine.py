@@ -86,7 +86,7 @@ class VLLMEngine:
         ('vllm:smollm2:["--dtype", "bfloat16"]', False)
     """
 
-    runs: ClassVar[tuple[str, ...]] = ("command", "args")  # settings that can execute arbitrary code
+    code_settings: ClassVar[tuple[str, ...]] = ("command", "args")  # settings that can execute arbitrary code
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class VLLMEngine:
         return True  # local hardware: the cost is 0
 
     @property
-    def reshapes(self) -> list[str]:
+    def distribution_options(self) -> list[str]:
         """Fields of `extra` that make the sampling distribution differ from the one a trainer computes."""
         return vllm_chat.distribution_options(self.extra)
 

@@ -266,11 +266,11 @@ def reason_unshared(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     """
     import torch
 
-    from compound.components.engines.local.layers import unshared_kinds
+    from compound.components.engines.local.layers import unshareable_kinds
     from compound.optimizers.weights.learner.forward import forward
     from compound.optimizers.weights.learner.samples import probe_sample
 
-    if kinds := unshared_kinds(base.config):
+    if kinds := unshareable_kinds(base.config):
         return f"the model has layers of {', '.join(kinds)}"
     tokens = tuple(tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids)
     # prompts and answers of different lengths, so that both kinds of padding are tested
@@ -361,7 +361,7 @@ def _load(name: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
     folder = models.resolve(name)
     kind = loading.fastest_dtype() if dtype == "auto" else dtype
     try:
-        with models.quiet():
+        with models.hide_progress_bars():
             model, tokenizer = model_folder.load_causal(folder, kind)
     except (OSError, ValueError) as error:
         raise CompoundError(f"{name!r} cannot be trained: {model_folder.explain(error)}") from error
