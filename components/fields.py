@@ -85,7 +85,9 @@ def field_label(name: str) -> str:
 def format_inputs(inputs: Mapping[str, object]) -> str:
     """Format inputs as labelled text."""
     return "\n".join(
-        f"{field_label(name)}:{_spaced(format_value(value))}" for name, value in inputs.items() if value is not None
+        f"{field_label(name)}:{_spaced(format_value(value))}"
+        for name, value in inputs.items()
+        if value is not None
     )
 
 

@@ -11,7 +11,7 @@ from compound.graph.component import Value, merge_addresses
 from compound.graph.composite import Composite, RunBody
 from compound.graph.space import Int
 from compound.graph.system import System
-from compound.graph.types import Port, is_assignable, format_type
+from compound.graph.types import Port, format_type, is_assignable
 
 
 def _body_ports(body: System) -> dict[str, Port]:
@@ -71,7 +71,8 @@ class Loop(Composite):
             _require_port(name, "until", until, body.outputs)
             if not is_assignable(body.outputs[until].type, bool):
                 raise DeclarationError(
-                    f"loop {name!r}: until needs a bool, but {until!r} is {format_type(body.outputs[until].type)}"
+                    f"loop {name!r}: until needs a bool, but {until!r} is "
+                    f"{format_type(body.outputs[until].type)}"
                 )
 
     @property
@@ -222,5 +223,6 @@ def _check_carry(name: str, body: System, source: str, target: str) -> None:
     produced, expected = body.outputs[source].type, body.inputs[target]
     if not is_assignable(produced, expected):
         raise DeclarationError(
-            f"loop {name!r}: carry gives {source!r} ({format_type(produced)}) to {target!r} ({format_type(expected)})"
+            f"loop {name!r}: carry gives {source!r} ({format_type(produced)}) to {target!r} "
+            f"({format_type(expected)})"
         )

@@ -136,7 +136,11 @@ class _Columns:
         row = {self.text: row} if isinstance(row, str) else row
         text = row.get(self.text) if isinstance(row, Mapping) else None
         if not isinstance(row, Mapping) or not isinstance(text, str):
-            hint = suggest_name(self.text, map(str, row)) if isinstance(row, Mapping) else "give texts or objects"
+            hint = (
+                suggest_name(self.text, map(str, row))
+                if isinstance(row, Mapping)
+                else "give texts or objects"
+            )
             raise DataError(f"{place}: a passage needs text in {self.text!r}", hint=hint)
         identity, title = row.get(self.id), row.get(self.title)
         return {

@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from compound.execution.rng import generator
 from compound.graph.configuration import digest
 from compound.graph.system import System
@@ -61,7 +58,9 @@ class FittedRewards:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def component_pairs(buffer: PairBuffer, system: System, component: str, *, held_out: bool = False) -> PairTexts:
+def component_pairs(
+    buffer: PairBuffer, system: System, component: str, *, held_out: bool = False
+) -> PairTexts:
     """Return a component's pairs as rendered by its template.
 
     Args:
@@ -168,14 +167,3 @@ def _why(buffer: PairBuffer, component: str, inputs: int) -> str:
     if all(len({reward for c in draw.candidates for reward in c.rewards}) == 1 for draw in several):
         return "all its outputs led to the same score: the metric does not depend on them"
     return f"only {inputs} inputs have outputs with significantly different scores; {MIN_INPUTS} are needed"
-
-
-def held_out_rewards(
-    learned: RewardModel, buffer: PairBuffer, component: str
-) -> tuple[list[NDArray[np.float64]], list[list[float]]]:
-    """Return the local and global rewards of each draw with several candidates, for correlations."""
-    draws = [e.draw for e in buffer.of(component) if len(e.draw.candidates) > 1]
-    calls = [(draw.inputs, c.outputs) for draw in draws for c in draw.candidates]
-    values = learned.rewards(component, calls) if calls else np.zeros(0)
-    ends = np.cumsum([len(draw.candidates) for draw in draws])[:-1]
-    return list(np.split(values, ends)), [[c.value for c in draw.candidates] for draw in draws]

@@ -88,7 +88,7 @@ def fit(
         seed: seeds the folds.
 
     Raises:
-        DataError: there are fewer than `LEAST_INPUTS` inputs with pairs, or a number is not finite.
+        DataError: there are fewer than `MIN_INPUTS` inputs with pairs, or a number is not finite.
     """
     both = np.vstack([chosen, rejected]).astype(np.float64)
     if not np.isfinite(both).all():
@@ -183,7 +183,7 @@ def folds(inputs: Sequence[str], seed: int) -> NDArray[np.int64]:
     """Return a fold for each pair; the pairs of an input are in the same fold.
 
     Raises:
-        DataError: there are fewer than `LEAST_INPUTS` inputs.
+        DataError: there are fewer than `MIN_INPUTS` inputs.
     """
     distinct = sorted(set(inputs))
     if len(distinct) < MIN_INPUTS:

@@ -107,7 +107,8 @@ class RewardModel:
         reward = self.rewards_of[component]
         template = reward.features.template
         readings = [
-            template.read(to_readable_values(inputs), to_readable_values(outputs)) for inputs, outputs in calls
+            template.read(to_readable_values(inputs), to_readable_values(outputs))
+            for inputs, outputs in calls
         ]
         return reward.slope * reward.head.rewards(reward.features.matrix(readings, self.backbone))
 

@@ -41,7 +41,7 @@ class Sampling:
     Attributes:
         samples: the additional draws of a call.
         rollouts: the minimum number of downstream runs for each candidate.
-        most: the maximum number of downstream runs; more than the minimum run only until all pairs are
+        max_rollouts: the maximum number of downstream runs; more than the minimum run only until all pairs are
             decided.
         z: the standard errors by which two candidates must differ; 0 accepts any difference.
         pairs: the maximum number of pairs per call, those with the largest gaps.
@@ -169,7 +169,7 @@ async def collect(
         metric: the global reward.
         sampling: the number of candidates and the significance threshold.
         rules: the score of failures, and the maximum number of concurrent forks.
-        round_: seeds the random streams; different rounds draw different candidates.
+        round_index: seeds the random streams; different rounds draw different candidates.
         proposals: for each component, settings for drawing its calls, such as candidate prompts, so that the
             pairs resemble the outputs that the rewards will score.
 
@@ -181,7 +181,13 @@ async def collect(
         if name not in system.components:
             raise DeclarationError(f"no component {name!r}", hint=suggest_name(name, system.components))
     work = _Work(
-        executor, system, metric, sampling or Sampling(), rules or EvaluationRules(), round_, dict(proposals or {})
+        executor,
+        system,
+        metric,
+        sampling or Sampling(),
+        rules or EvaluationRules(),
+        round_index,
+        dict(proposals or {}),
     )
     jobs = [
         (example, trace, call.address)
@@ -226,7 +232,8 @@ def draws_from_runs(
             for settings, trace in others
             for other in trace.calls_of(component)
             if other.address == call.address and other.failure is None
-            and canonical_json(to_readable_json(other.inputs)) == canonical_json(to_readable_json(call.inputs))
+            and canonical_json(to_readable_json(other.inputs))
+            == canonical_json(to_readable_json(call.inputs))
         ]  # fmt: skip
         own = Candidate(call.outputs, (first.score or 0.0,), settings_of_first)
         found += [
@@ -379,7 +386,9 @@ class _Work:
             if not after.isdisjoint(call.parents):
                 after.add(call.address)
         components = [self.system.components[fork.call(a).component] for a in after - {address}]
-        return all(component.deterministic(setting_values(component, self.system)) for component in components)
+        return all(
+            component.deterministic(setting_values(component, self.system)) for component in components
+        )
 
     async def _fork(
         self,

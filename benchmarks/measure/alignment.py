@@ -162,7 +162,8 @@ async def choices(
     ]
     found: dict[str, list[CallValues]] = {system.configuration.digest: [] for system in systems}
     evaluations = await evaluate_all(
-        executor, systems, examples, program.metric, rules=EvaluationRules(concurrency=program.optimize.concurrency),
+        executor, systems, examples, program.metric,
+        rules=EvaluationRules(concurrency=program.optimize.concurrency),
         on_trace=lambda _, trace: found[trace.configuration].extend(
             (call.inputs, call.outputs) for call in trace.calls_of(component) if call.failure is None
         ),

@@ -18,7 +18,7 @@ from compound.execution.trace import Trace
 from compound.graph.system import System
 from compound.narrowing import entry
 from compound.rewards.buffer import Entry, PairBuffer
-from compound.rewards.fit import fit_rewards, component_pairs
+from compound.rewards.fit import component_pairs, fit_rewards
 from compound.rewards.model import make_backbone
 from compound.rewards.pairs import Draw, Pair, Sampling, collect
 

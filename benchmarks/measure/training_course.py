@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 
 from compound.report.facts.documents import Step
-from compound.report.training.steps import get_number, by_component, records
+from compound.report.training.steps import by_component, get_number, records
 
 RANGES = ((0, 5), (5, 10), (10, 25))  # of steps; the ends are exclusive
 FACTS = ("entropy", "similarity")

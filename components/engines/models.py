@@ -194,7 +194,8 @@ def _from_hub(name: str, revision: str | None = None) -> Path:
     except (OSError, ValueError) as error:
         raise ModelNotFound(
             f"no folder {name!r}, and the hub did not provide a model of that name ({type(error).__name__})",
-            hint=f"{suggest_name(name, [NAME])}; a hub id has the form OWNER/NAME and is downloaded at first use",
+            hint=f"{suggest_name(name, [NAME])}; a hub id has the form OWNER/NAME and is downloaded at "
+            "first use",
         ) from None
 
 

@@ -218,7 +218,9 @@ def resolve_engines(system: System, engines: GivenEngines | None) -> Callable[[s
         except DeclarationError as error:
             if engine != lm:
                 raise
-            raise DeclarationError(error.message, hint=f"{suggest_name(lm, known)}; or {error.hint}") from None
+            raise DeclarationError(
+                error.message, hint=f"{suggest_name(lm, known)}; or {error.hint}"
+            ) from None
 
     return find
 

@@ -42,11 +42,11 @@ from compound.runs.directory import (
     UNREADABLE,
     RunDirectory,
     baselines,
+    inconsistency_errors,
     load_checkpoint,
     read_json,
     read_records,
     report_full_disk,
-    inconsistency_errors,
 )
 from compound.runs.recorder import MEMORY_FOLDER, Interrupted, Listener, Recorder
 from compound.security.untrusted import UntrustedFolder
@@ -440,7 +440,10 @@ def describe(problem: Problem) -> dict[str, Any]:
         "structure": changes.describe_structure(problem.system),
         "engines": engine_names(problem),
         "data": {
-            role: {"n": len(rows), "digest": digest(to_readable_json([[e.id, e.inputs, e.gold] for e in rows]))}
+            role: {
+                "n": len(rows),
+                "digest": digest(to_readable_json([[e.id, e.inputs, e.gold] for e in rows])),
+            }
             for role, rows in splits.items()
         },
         "metric": describe_code(problem.metric),

@@ -23,7 +23,7 @@ from compound.api.progress import progress_display
 from compound.concurrency.blocking import run_blocking
 from compound.errors import DataError, DeclarationError, RunDirectoryError, suggest_name
 from compound.evaluation.dataset import Split
-from compound.evaluation.evaluate import Evaluation, OnTrace, EvaluationRules
+from compound.evaluation.evaluate import Evaluation, EvaluationRules, OnTrace
 from compound.evaluation.evaluate import evaluate as evaluate_async
 from compound.evaluation.examples import from_text, read_examples
 from compound.evaluation.metrics import check_rows
@@ -33,7 +33,14 @@ from compound.execution.trace import Trace
 from compound.graph.system import System
 from compound.graph.types import format_type
 from compound.registry.engines import for_system
-from compound.runs.directory import APPENDED, CHECKPOINT, CONFIG, load_checkpoint, read_json, inconsistency_errors
+from compound.runs.directory import (
+    APPENDED,
+    CHECKPOINT,
+    CONFIG,
+    inconsistency_errors,
+    load_checkpoint,
+    read_json,
+)
 from compound.security.untrusted import UntrustedFolder
 from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.spec import load as load_program
@@ -242,7 +249,8 @@ def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:
     for name, kind in system.inputs.items():
         if name not in values:
             raise DeclarationError(
-                f"system {system.name!r} needs input {name!r}: {format_type(kind)}", hint=f"write {name}=VALUE"
+                f"system {system.name!r} needs input {name!r}: {format_type(kind)}",
+                hint=f"write {name}=VALUE",
             )
     return values
 

@@ -25,11 +25,11 @@ from compound.runs.directory import (
     APPENDED,
     CONFIG,
     baselines,
+    inconsistency_errors,
     last_checksum,
     load_checkpoint,
     read_json,
     read_records,
-    inconsistency_errors,
 )
 from compound.runs.recorder import CACHE, MEMORY_FOLDER
 from compound.security.limits import LINE

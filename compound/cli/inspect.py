@@ -96,7 +96,7 @@ def report(
 
     Prints the paths of report.md and report.html.
     """
-    from compound.report import terminal_summary, summarize, write
+    from compound.report import summarize, terminal_summary, write
 
     if as_json:
         print_json(summarize(run))

@@ -245,7 +245,9 @@ def _value(row: DataRow, column: str, name: str, place: str) -> object:
     for i, part in enumerate(parts := column.split(".")):
         if not isinstance(value, Mapping) or part not in value:
             entry = f"entry {part!r} in {'.'.join(parts[:i])!r}" if i else f"column {column!r}"
-            hint = suggest_name(part, map(str, value)) if isinstance(value, Mapping) else "it is not an object"
+            hint = (
+                suggest_name(part, map(str, value)) if isinstance(value, Mapping) else "it is not an object"
+            )
             raise DataError(f"{place}: no {entry}, which {name!r} is read from", hint=hint)
         value = value[part]
     return value

@@ -317,7 +317,9 @@ class _InOrder:
 class _Collector:
     """Accumulates the traces of one evaluation."""
 
-    def __init__(self, executor: Executor, rules: EvaluationRules, total: int, on_trace: OnTrace | None) -> None:
+    def __init__(
+        self, executor: Executor, rules: EvaluationRules, total: int, on_trace: OnTrace | None
+    ) -> None:
         self._executor = executor
         self._rules = rules
         self.total = total
@@ -342,7 +344,9 @@ class _Collector:
                 raise_too_many_failures(self._failures.most_common(), self.total, self._rules)
 
 
-def raise_too_many_failures(failures: Sequence[tuple[str, int]], total: int, rules: EvaluationRules) -> NoReturn:
+def raise_too_many_failures(
+    failures: Sequence[tuple[str, int]], total: int, rules: EvaluationRules
+) -> NoReturn:
     """Raise `TooManyFailures` with the most frequent failure."""
     reason, count = failures[0]
     raise TooManyFailures(

@@ -115,7 +115,9 @@ class Comparison(ABC):
                 of labels excludes the right answer.
         """
         if self.output not in outputs:
-            raise DataError(f"{self.name}: no output {self.output!r}", hint=suggest_name(self.output, outputs))
+            raise DataError(
+                f"{self.name}: no output {self.output!r}", hint=suggest_name(self.output, outputs)
+            )
         labels = _values(getattr(outputs[self.output], "type", Any) if isinstance(outputs, Mapping) else Any)
         labels = labels if self.listed == any(isinstance(label, list) for label in labels) else []
         unmatched: dict[str, list[str]] = {}

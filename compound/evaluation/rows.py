@@ -98,7 +98,11 @@ def _lines(file: DataFile) -> Iterator[tuple[int, str]]:
     path, number, total, longest = file.path, 0, 0, LINE.bytes
     packed = str(path).endswith(".gz")
     most = DATA.bytes if packed else math.inf
-    with os_errors_as(path, DataError), file.opened() as raw, gzip.open(raw, "rb") if packed else raw as lines:
+    with (
+        os_errors_as(path, DataError),
+        file.opened() as raw,
+        gzip.open(raw, "rb") if packed else raw as lines,
+    ):
         try:
             while line := lines.readline(longest + 1):
                 number += 1

@@ -36,8 +36,8 @@ from compound.execution.schedule import (
     prepare,
     read_source,
     setting_type_error,
-    skipped_output,
     setting_values,
+    skipped_output,
 )
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Node, Operation, Value, merge_addresses
@@ -474,7 +474,8 @@ def _check_inputs(system: System, inputs: Mapping[str, object]) -> None:
     unknown = [name for name in inputs if name not in system.inputs]
     if unknown:
         raise DeclarationError(
-            f"system {system.name!r} has no input {unknown[0]!r}", hint=suggest_name(unknown[0], system.inputs)
+            f"system {system.name!r} has no input {unknown[0]!r}",
+            hint=suggest_name(unknown[0], system.inputs),
         )
     for name, kind in system.inputs.items():
         if name not in inputs:
@@ -483,4 +484,6 @@ def _check_inputs(system: System, inputs: Mapping[str, object]) -> None:
                 hint=f"got {', '.join(map(repr, sorted(inputs))) or 'no inputs'}",
             )
         if not accepts(kind, inputs[name]):
-            raise DeclarationError(f"input {name!r} must be {format_type(kind)}, but got {inputs[name]!r:.200}")
+            raise DeclarationError(
+                f"input {name!r} must be {format_type(kind)}, but got {inputs[name]!r:.200}"
+            )

@@ -125,7 +125,9 @@ def gather_inputs(
         elif guard.data is ABSENT or guard.data != node.when.value:
             mark = ABSENT
         if isinstance(node.component, Composite):  # the condition also applies to the body
-            arguments = {p: Value(v.data, merge_addresses(v.sources, guard.sources)) for p, v in arguments.items()}
+            arguments = {
+                p: Value(v.data, merge_addresses(v.sources, guard.sources)) for p, v in arguments.items()
+            }
     for port, declared in node.inputs.items():
         if port not in arguments:
             arguments[port] = Value(declared.default)

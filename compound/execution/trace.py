@@ -15,7 +15,7 @@ from compound.errors import RunFailed
 from compound.execution.exchange import Exchange, ExchangeDocument
 from compound.formatting import format_names, format_repr, short_repr
 from compound.graph.configuration import to_readable_json, to_readable_values
-from compound.security.sanitize import sanitize
+from compound.security.sanitize import sanitize_text
 
 FailureRow = Sequence[str]  # kind and message
 
@@ -32,7 +32,7 @@ class Failure:
     message: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "message", sanitize(self.message))
+        object.__setattr__(self, "message", sanitize_text(self.message))
 
     @property
     def row(self) -> FailureRow:

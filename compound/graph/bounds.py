@@ -45,7 +45,11 @@ class Extent:
     unbounded_reason: str = ""
 
     def __add__(self, other: Extent) -> Extent:
-        return Extent(self.bytes + other.bytes, self.tokens + other.tokens, unbounded_reason=self.unbounded_reason or other.unbounded_reason)
+        return Extent(
+            self.bytes + other.bytes,
+            self.tokens + other.tokens,
+            unbounded_reason=self.unbounded_reason or other.unbounded_reason,
+        )
 
     def times(self, n: float) -> Extent:
         """Return the extent of the concatenation of ``n`` such texts."""

@@ -22,7 +22,7 @@ from compound.formatting import MOST_NAMES, format_names, format_repr, short_rep
 from compound.graph.bounds import Extent, Limits, Reach, extent_of_type
 from compound.graph.configuration import Configuration
 from compound.graph.space import Space
-from compound.graph.types import Port, accepts, is_assignable, format_ports, format_type, union
+from compound.graph.types import Port, accepts, format_ports, format_type, is_assignable, union
 from compound.storage.artifacts import Reference
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -394,7 +394,8 @@ def _check_edge(component: Component, name: str, port: str, expected: Port, sour
     possible = [label for label, kind in _node_outputs(source) if is_assignable(kind, expected.type)]
     hint = f"connect {' or '.join(possible)}" if possible else "change one of the two declarations"
     raise WiringError(
-        f"{name}.{port} expects {format_type(expected.type)}, but {source.label} is {format_type(source.type)}",
+        f"{name}.{port} expects {format_type(expected.type)}, but {source.label} is "
+        f"{format_type(source.type)}",
         hint=f"{hint} ({name} takes {format_ports(component.inputs or {})})",
     )
 

@@ -17,7 +17,14 @@ from compound.errors import ConfigurationError
 from compound.formatting import MOST_NAMES, short_repr
 from compound.security.sanitize import replace_surrogates
 from compound.security.untrusted import UntrustedFolder
-from compound.storage.artifacts import without_path, check_inside, is_reference, copy_into, with_absolute_path, verify_reference
+from compound.storage.artifacts import (
+    check_inside,
+    copy_into,
+    is_reference,
+    verify_reference,
+    with_absolute_path,
+    without_path,
+)
 from compound.storage.records import Damaged, parse, to_encodable_json
 
 FORMAT = 1
@@ -183,11 +190,17 @@ class Configuration(Mapping[str, object]):
     def diff(self, other: Configuration) -> list[Change]:
         """Return the differences by key; a missing value is ``None``."""
         changes = [Change(key, self.get(key), other.get(key)) for key in sorted({*self, *other})]
-        return [c for c in changes if canonical_json(without_path(c.before)) != canonical_json(without_path(c.after))]
+        return [
+            c
+            for c in changes
+            if canonical_json(without_path(c.before)) != canonical_json(without_path(c.after))
+        ]
 
     def located(self, folder: str | Path) -> Configuration:
         """Return a copy with folder paths made absolute, relative to ``folder``."""
-        return Configuration({key: with_absolute_path(value, Path(folder)) for key, value in self._values.items()})
+        return Configuration(
+            {key: with_absolute_path(value, Path(folder)) for key, value in self._values.items()}
+        )
 
     def to_json(self) -> dict[str, object]:
         """Return the values as plain JSON types."""

@@ -28,7 +28,7 @@ from compound.graph.component import (
 )
 from compound.graph.configuration import Configuration, canonical_json, digest, to_readable_json
 from compound.graph.space import Space
-from compound.graph.types import Port, quote_names, format_type
+from compound.graph.types import Port, format_type, quote_names
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)

@@ -31,7 +31,8 @@ def failed_rows(evaluation: Evaluation) -> list[ScoredRun]:
     """Return the rows that may be rerun.
 
     >>> from compound.execution.trace import Failure
-    >>> rows = (ScoredRun("a", 0, 0.0, Failure("transient", "gone")), ScoredRun("b", 0, 0.0, Failure("parse", "?")))
+    >>> failures = {"a": Failure("transient", "gone"), "b": Failure("parse", "?")}
+    >>> rows = tuple(ScoredRun(name, 0, 0.0, failure) for name, failure in failures.items())
     >>> [row.example for row in failed_rows(Evaluation("digest", rows))]
     ['a']
     """

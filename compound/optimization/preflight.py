@@ -14,7 +14,7 @@ from compound.graph.space import Choice
 from compound.optimization.allowance import allowance
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import plan_by_runs
-from compound.security.sanitize import sanitize
+from compound.security.sanitize import sanitize_text
 from compound.settings.references import references
 
 
@@ -67,7 +67,7 @@ def engine_names(problem: Problem) -> dict[str, str]:
     found = {}
     for lm, engine in open_engines(problem).items():
         with suppress(CompoundError):  # the name depends on a missing library
-            found[lm] = sanitize(engine.name)
+            found[lm] = sanitize_text(engine.name)
     return found
 
 

@@ -22,7 +22,7 @@ from compound.execution.budget import Meter
 from compound.storage.state import State
 
 ProposalOutcome = Literal["proposed", "unusable", "duplicate", "failed"]
-OUTCOMES: Sequence[Outcome] = ("proposed", "unusable", "duplicate", "failed")
+OUTCOMES: Sequence[ProposalOutcome] = ("proposed", "unusable", "duplicate", "failed")
 UNUSABLE_FACTOR = 4  # consecutive unusable replies that weigh as much as one failed call
 REASONS = 3  # maximum number of distinct failure messages per model
 
@@ -55,7 +55,7 @@ class Tally:
     reasons: dict[str, int] = field(default_factory=dict)
     stopped: str = ""
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: ProposalOutcome) -> None:
         """Count an outcome."""
         self.counts[outcome] += 1
         if outcome == "unusable":
@@ -192,7 +192,7 @@ class Proposals:
         if not self._fits(self.usage + worst):
             raise NotAsked("another proposal request would exceed the share of the budget for proposals")
 
-    def judge(self, lm: str, outcome: Outcome) -> None:
+    def record_outcome(self, lm: str, outcome: ProposalOutcome) -> None:
         """Record the usefulness of an answer.
 
         Args:

@@ -12,7 +12,7 @@ from compound.graph.system import System
 from compound.optimization.method import Job, JobRecord, Method, Optimizer, Progress, Proposal, Task
 from compound.registry.user_code import UserCodeError, check_signature, definition, reported
 
-__all__ = ["Proposing", "choose_job", "json_problem"]
+__all__ = ["RunningOptimizer", "choose_job", "json_problem"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ class RunningOptimizer:
     def _check_fields(self, event: str, note: object, **counts: object) -> None:
         if not isinstance(note, str):
             raise UserCodeError(
-                f"{self._role}: note of {event} is {short_repr(note)}, which is not a string", hint="give one line"
+                f"{self._role}: note of {event} is {short_repr(note)}, which is not a string",
+                hint="give one line",
             )
         for name, count in counts.items():
             if not isinstance(count, int | None):

@@ -141,7 +141,7 @@ class JobScorer:
 
     def record_outcome(self, outcome: ProposalOutcome, lm: str | None = None) -> None:
         """Record the usefulness of a model's last answer."""
-        self._proposals.judge(self._writer(lm), outcome)
+        self._proposals.record_outcome(self._writer(lm), outcome)
 
     def _writer(self, lm: str | None) -> str:
         chosen = lm or self._incumbent.defaults.get("lm")

@@ -41,7 +41,9 @@ def find_code(spec: str, folder: Path) -> Any:  # noqa: ANN401 - whatever the us
             found = getattr(found, name)
         except AttributeError:
             public = [known for known in dir(found) if not known.startswith("_")]
-            raise DeclarationError(f"{module_name} has no {name!r}", hint=suggest_name(name, public)) from None
+            raise DeclarationError(
+                f"{module_name} has no {name!r}", hint=suggest_name(name, public)
+            ) from None
         except Exception as error:  # noqa: BLE001 - a module's own __getattr__ may raise anything
             raise _failed(module_name, error) from None
     return found

@@ -79,4 +79,6 @@ def _checked_signature(engine: Engine, method: str) -> Iterator[None]:
 
 def _wrong(engine: Engine, method: str, found: object, hint: str) -> UserCodeError:
     place = definition(getattr(type(engine), method, engine))
-    return UserCodeError(f"{method} of engine {engine.name!r} at {place} returned {short_repr(found)}", hint=hint)
+    return UserCodeError(
+        f"{method} of engine {engine.name!r} at {place} returned {short_repr(found)}", hint=hint
+    )

@@ -31,7 +31,7 @@ class _DynamicSettings(CommonSettings):
 
 
 @functools.cache
-def optimize_model(own: Own = ()) -> type[CommonSettings]:
+def optimize_model(own: UserSections = ()) -> type[CommonSettings]:
     """Build the model of ``optimize:``, with one field per section.
 
     Args:

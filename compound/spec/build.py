@@ -119,7 +119,9 @@ class Graph:
         if isinstance(used, str) and NAME.match(used):
             component = self._find(used)
             if used not in visible:
-                self._document.report((*address, "use"), f"no component {used!r}", suggest_name(used, visible))
+                self._document.report(
+                    (*address, "use"), f"no component {used!r}", suggest_name(used, visible)
+                )
         return read_use(self._document, name, address, component)
 
     def _check_input(self, name: str, address: Address) -> None:

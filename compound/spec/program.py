@@ -242,7 +242,7 @@ def _engines(context: Context) -> dict[str, EngineSettings]:
         ):  # otherwise it names a model on the server
             model = settings.given.get("model", "")
             context.may_read(model, ("engines", name, kind, "model"))
-        for key in getattr(inspect.unwrap(engine_class(kind)), "runs", ()):
+        for key in getattr(inspect.unwrap(engine_class(kind)), "code_settings", ()):
             if key in settings.given and not context.allow_import:
                 address = ("engines", name, kind, key)
                 context.document.report(address, "is a command to run, and imports are not allowed")
@@ -314,7 +314,9 @@ def _check_method(context: Context, name: str, address: Address) -> None:
         if found is not None:
             context.attempt(address, lambda: as_factory(found, name))
     elif name not in known:
-        context.document.report(address, f"no method {name!r}", f"{suggest_name(name, known)}, or module:function")
+        context.document.report(
+            address, f"no method {name!r}", f"{suggest_name(name, known)}, or module:function"
+        )
 
 
 def _data(context: Context) -> Dataset | None:

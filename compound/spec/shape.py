@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from compound.errors import suggest_name
 from compound.settings.renamed import OLD_SECTIONS
-from compound.settings.sections import suggest_key, model_at, renamed_settings
+from compound.settings.sections import model_at, renamed_settings, suggest_key
 from compound.spec.file import INSTALLED, POSSIBLE, TAGGED, File
 from compound.spec.schema.settings import SPACES
 from compound.spec.schema.wiring import WIRING_KEYS
@@ -188,7 +188,9 @@ def _one_label(document: Document, detail: ErrorDetails, address: Address) -> No
         document.report(address, f"{key!r} is missing", _all(labels), key=True)
     else:
         label = value[key]
-        document.report((*address, key), f"unknown {key} {format_value(label)}", suggest_name(str(label), labels))
+        document.report(
+            (*address, key), f"unknown {key} {format_value(label)}", suggest_name(str(label), labels)
+        )
 
 
 def _all(names: Iterable[str]) -> str:

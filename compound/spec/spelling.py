@@ -5,7 +5,7 @@ from __future__ import annotations
 from compound.errors import DeclarationError
 from compound.graph.component import Component
 from compound.graph.space import Choice, Demos, Float, Int, LoRA, Space, Text, Weights
-from compound.graph.types import parse, format_type
+from compound.graph.types import format_type, parse
 from compound.registry.code import place_of
 from compound.spec.yaml.text import Flow
 

@@ -134,7 +134,9 @@ class ComponentKit:
         component = self.make("tested")
         for name, space in component.parameters.items():
             assert NAME.match(name), f"the parameter {name!r} must be a name of letters, digits, underscores"
-            assert isinstance(space, Space), f"the parameter {name!r} must be a Space, but is {short_repr(space)}"
+            assert isinstance(space, Space), (
+                f"the parameter {name!r} must be a Space, but is {short_repr(space)}"
+            )
             problem = space.problem(space.value)
             assert not problem, f"the value of the parameter {name!r} {problem}"
             problem = json_problem(space.to_json())
@@ -177,8 +179,8 @@ class ComponentKit:
         found = [self._outputs(self.make("tested")) for _ in range(2)]
         for number, (one, other) in enumerate(zip(*found, strict=True), 1):
             assert _same(one, other), (
-                f"on equal inputs {number} two instances return {short_repr(one)} and {short_repr(other)}; depend only "
-                "on inputs, values and call.rng"
+                f"on equal inputs {number} two instances return {short_repr(one)} and {short_repr(other)}; "
+                "depend only on inputs, values and call.rng"
             )
 
     def test_a_deterministic_component_ignores_its_stream(self) -> None:
@@ -191,8 +193,8 @@ class ComponentKit:
         found = [self._outputs(component, sample) for sample in (0, 1)]
         for number, (one, other) in enumerate(zip(*found, strict=True), 1):
             assert _same(one, other), (
-                f"deterministic(values) is True, but on inputs {number} two random streams give {short_repr(one)} "
-                f"and {short_repr(other)}; let deterministic() return False"
+                f"deterministic(values) is True, but on inputs {number} two random streams give "
+                f"{short_repr(one)} and {short_repr(other)}; let deterministic() return False"
             )
 
     def test_global_generators_are_not_used(self) -> None:
@@ -202,8 +204,8 @@ class ComponentKit:
             with without_global_generators("the component", seed):
                 found.append(self._outputs(self.make("tested")))
         assert _same(*found), (
-            f"the outputs {short_repr(found[0])} and {short_repr(found[1])} depend on the seed of a global generator; "
-            "draw from call.rng"
+            f"the outputs {short_repr(found[0])} and {short_repr(found[1])} depend on the seed of a global "
+            "generator; draw from call.rng"
         )
 
     def test_inputs_are_not_changed(self) -> None:
@@ -336,11 +338,17 @@ class ComponentKit:
         """Check that another component has the same declarations and outputs as the first one."""
         for what in ("name", "kind", "version", "inputs", "outputs"):
             one, two = getattr(component, what), getattr(other, what)
-            assert one == two, f"after {how} the component has {what} {short_repr(two)} instead of {short_repr(one)}"
+            assert one == two, (
+                f"after {how} the component has {what} {short_repr(two)} instead of {short_repr(one)}"
+            )
         spaces = [{name: space.to_json() for name, space in c.parameters.items()} for c in (component, other)]
-        assert spaces[0] == spaces[1], f"after {how} the component has other parameters: {short_repr(spaces[1])}"
+        assert spaces[0] == spaces[1], (
+            f"after {how} the component has other parameters: {short_repr(spaces[1])}"
+        )
         found = [self._outputs(c) for c in (component, other)]
-        assert _same(*found), f"after {how} the component returns {short_repr(found[1])}, not {short_repr(found[0])}"
+        assert _same(*found), (
+            f"after {how} the component returns {short_repr(found[1])}, not {short_repr(found[0])}"
+        )
 
 
 class _Call:
@@ -401,7 +409,8 @@ def _check_extent(name: str, value: object, extent: Extent) -> None:
     length = len((value if isinstance(value, str) else canonical_json(to_readable_json(value))).encode())
     if extent.finite and not extent.tokens:
         assert length <= extent.bytes, (
-            f"the output {name!r} has {length} bytes, but reach declares {extent.bytes:g}: {short_repr(value)}"
+            f"the output {name!r} has {length} bytes, but reach declares {extent.bytes:g}: "
+            f"{short_repr(value)}"
         )
     items = extent_of_values([value]).items
     if isinstance(value, list | tuple):
@@ -412,7 +421,8 @@ def _check_extent(name: str, value: object, extent: Extent) -> None:
         numbers = [v for v in extent.values if isinstance(v, int | float)]
         between = isinstance(value, int | float) and numbers and min(numbers) <= value <= max(numbers)
         assert value in extent.values or between, (
-            f"the output {name!r} is {short_repr(value)}, but reach declares the values {short_repr(extent.values)}"
+            f"the output {name!r} is {short_repr(value)}, but reach declares the values "
+            f"{short_repr(extent.values)}"
         )
 
 

@@ -321,8 +321,8 @@ def _check_within(usage: Usage, worst: Usage, request: Request) -> None:
         found, most = getattr(usage, name), getattr(worst, name)
         slack = 1e-12 + 1e-9 * most if name == "cost" else 0
         assert found <= most + slack, (
-            f"an answer used {name}={found}, but worst_case is {most} for {short_repr(request)}; budgets reserve "
-            "the worst case, so it must be an upper bound"
+            f"an answer used {name}={found}, but worst_case is {most} for {short_repr(request)}; budgets "
+            "reserve the worst case, so it must be an upper bound"
         )
 
 

@@ -102,8 +102,8 @@ class MetricKit:
         for number, outputs, example in self._arguments():
             found = [asyncio.run(_scored(m, outputs, example)) for m in (metric, metric, self._metric())]
             assert found[0] == found[1] == found[2], (
-                f"case {number} scores {short_repr(found[0])}, then {short_repr(found[1])}, and with a new metric "
-                f"{short_repr(found[2])}; a score must depend only on outputs and example"
+                f"case {number} scores {short_repr(found[0])}, then {short_repr(found[1])}, and with a new "
+                f"metric {short_repr(found[2])}; a score must depend only on outputs and example"
             )
 
     def test_arguments_are_not_changed(self) -> None:

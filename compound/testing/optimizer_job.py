@@ -328,7 +328,9 @@ def _check_equal(where: str, found: Mapping[str, object], expected: Mapping[str,
     for name in dict.fromkeys((*expected, *found)):
         one, other = found.get(name), expected.get(name)
         if not _same(one, other):
-            raise AssertionError(f"{where}, {what} has {name} {short_repr(one)} instead of {short_repr(other)}; {KEEP}")
+            raise AssertionError(
+                f"{where}, {what} has {name} {short_repr(one)} instead of {short_repr(other)}; {KEEP}"
+            )
 
 
 def _same(one: object, other: object) -> bool:

@@ -148,7 +148,8 @@ class OptimizerKit:
         assert proposals == 1, f"the optimizer yielded {proposals} Proposals; yield exactly one, at the end"
         after = events[-1]
         assert isinstance(after, Proposal), (
-            f"the optimizer yielded {short_repr(after)} after its Proposal; the Proposal must be the last event"
+            f"the optimizer yielded {short_repr(after)} after its Proposal; the Proposal must be the last "
+            "event"
         )
         count = len(events) - 1
         assert count >= self.checkpoints, (
@@ -167,7 +168,9 @@ class OptimizerKit:
         events = self.job().events(self.make())
         numbered = [(e.step, e.of) for e in events if isinstance(e, Progress) and e.step is not None]
         steps = [step for step, _ in numbered]
-        assert steps == sorted(steps), f"Progress.step must not decrease, but the steps are {short_repr(steps)}"
+        assert steps == sorted(steps), (
+            f"Progress.step must not decrease, but the steps are {short_repr(steps)}"
+        )
         for step, total in numbered:
             assert total is None or step <= total, (
                 f"Progress has step {step} of {total}; set Progress.of to the number of steps, or to None if "
@@ -203,8 +206,8 @@ class OptimizerKit:
                 f"{short_repr(second.state)}; {hint}"
             )
         assert one[1] == other[1], (
-            f"two runs with the same seed proposed {short_repr(one[1].values)} and {short_repr(other[1].values)}; "
-            f"{hint}"
+            f"two runs with the same seed proposed {short_repr(one[1].values)} and "
+            f"{short_repr(other[1].values)}; {hint}"
         )
 
     def test_every_checkpoint_continues_to_the_same_end(self) -> None:
@@ -218,8 +221,8 @@ class OptimizerKit:
             job = self.job(share=share, minibatch=minibatch)
             job.run(self.make())
             assert job.spent <= share + ROUNDING, (
-                f"the optimizer spent {job.spent:g} of {share:g} system runs; check task.scorer.left before "
-                "every step, and start only steps that fit"
+                f"the optimizer spent {job.spent:g} of {share:g} system runs; check task.scorer.runs_left "
+                "before every step, and start only steps that fit"
             )
 
     def test_a_constant_metric_shows_no_gain(self) -> None:

@@ -238,7 +238,8 @@ class RecipeKit:
                 "with context.keep, and nothing in the recipe"
             )
         assert canonical_json(job.state) == canonical_json(restored.state), (
-            f"after an interruption the recipe stores {short_repr(restored.state)} instead of {short_repr(job.state)}"
+            f"after an interruption the recipe stores {short_repr(restored.state)} instead of "
+            f"{short_repr(job.state)}"
         )
 
     def test_lost_rollouts_teach_nothing(self) -> None:
@@ -275,8 +276,8 @@ class RecipeKit:
             credited = job.collect(self.make())
         except TooManyFailures:
             assert not job.state, (
-                f"every request was lost, but the recipe stores {short_repr(job.state)}; store state only at the "
-                "end of a step"
+                f"every request was lost, but the recipe stores {short_repr(job.state)}; store state only at "
+                "the end of a step"
             )
             return
         raise AssertionError(

@@ -217,6 +217,8 @@ def _proposal(state: Selection) -> Proposal:
     first, last, means = state.allocations[0], state.allocations[-1], state.means
     if not means:
         return Proposal({}, note="no options to choose from, or too few system runs to compare them")
-    changed = {key: value for key, value in last.items() if canonical_json(value) != canonical_json(first[key])}
+    changed = {
+        key: value for key, value in last.items() if canonical_json(value) != canonical_json(first[key])
+    }
     note = "" if changed else "the votes changed no choice"
     return Proposal(changed, means[canonical_json(first)], means[canonical_json(last)], len(means), note)

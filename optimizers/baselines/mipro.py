@@ -132,7 +132,9 @@ class Mipro:
         """Return the progress of a new search."""
         wanted = trials_for([len(some) + 1 for some in values.values()])
         least, most = min(task.minibatch, examples), min(self.minibatch, examples)
-        batch, larger = sizes(wanted, least, most, examples, task.scorer.runs_left, task.scorer.has_free_repeats)
+        batch, larger = sizes(
+            wanted, least, most, examples, task.scorer.runs_left, task.scorer.has_free_repeats
+        )
         return JointSearch(values=dict(values), wanted=wanted, batch=batch, larger=larger)
 
 

@@ -134,9 +134,9 @@ class Cloning:
         settings = rewards.learning.backbone
         backbone = shared_backbone(settings.model, settings.max_length)
         # the backbone is shared in the process, and another method may have trained an adapter on it
-        drop_adapter = getattr(backbone, "drop_adapter", None)
-        if drop_adapter is not None:
-            drop_adapter()
+        remove_adapter = getattr(backbone, "remove_adapter", None)
+        if remove_adapter is not None:
+            remove_adapter()
         distrust = "" if targets else NO_TARGETS
         untrusted = [name for name in rewards.components if not targets_of(rewards.buffer, name)]
         return Guidance(Imitation(targets, labels, backbone), rewards.facts(None), distrust, untrusted)
@@ -153,7 +153,11 @@ class Cloning:
         start = CloningMemory.of(rewards.memory).start
         examples = [by_name[name] for name in names if among is None or name in among]
         recorded = await successful_calls(task, start, examples, component)
-        calls = [(trace, call) for trace, call in recorded if canonical_json(to_readable_json(call.inputs)) in targets]
+        calls = [
+            (trace, call)
+            for trace, call in recorded
+            if canonical_json(to_readable_json(call.inputs)) in targets
+        ]
         return RecordedCalls(task.system.bind(start), calls)
 
 

@@ -125,7 +125,12 @@ class LocalSearch:
                 yield Progress(state.to_json(), note)
         guidance = await self.guide.guidance(rewards, component)
         steered = not guidance.untrusted_reason
-        facts = {**guidance.facts, "component": component, "steered": steered, "why": guidance.untrusted_reason}
+        facts = {
+            **guidance.facts,
+            "component": component,
+            "steered": steered,
+            "why": guidance.untrusted_reason,
+        }
         is_joint = not steered and (text_keys(task) or demo_keys(task))
         search = self._search_together if is_joint else self._search_alone
         async for event in search(task, rewards, guidance, state):

@@ -145,7 +145,11 @@ def affordable_inputs(
     """
     sampling = rewards.buffer.sampling
     cost = 1 + sum(expected_cost(task.system, component, sampling) for component in components)
-    return wanted if task.scorer.runs_left == float("inf") else min(wanted, int(part * task.scorer.runs_left / cost))
+    return (
+        wanted
+        if task.scorer.runs_left == float("inf")
+        else min(wanted, int(part * task.scorer.runs_left / cost))
+    )
 
 
 async def collect_pairs(

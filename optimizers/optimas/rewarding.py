@@ -25,7 +25,7 @@ from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.racing import INCUMBENT, Race
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import Embedder
-from compound.rewards.fit import FittedRewards, fit_rewards, component_pairs
+from compound.rewards.fit import FittedRewards, component_pairs, fit_rewards
 from compound.rewards.heads import MIN_INPUTS
 from compound.rewards.model import LocalReward, make_backbone
 from compound.rewards.pairs import Collection, Draw, collect, draws_from_runs, expected_cost
@@ -178,7 +178,9 @@ class RunRewards:
                 continue
             for i, trace in zip(succeeded, traces, strict=True):
                 runs[i].append((settings, trace))
-        draws = [draw for row in runs if row for draw in draws_from_runs(component, row, self.buffer.sampling)]
+        draws = [
+            draw for row in runs if row for draw in draws_from_runs(component, row, self.buffer.sampling)
+        ]
         self._add(draws, iteration)
 
     def _add(self, draws: Sequence[Draw], iteration: int, inputs: int = 0) -> None:
@@ -234,7 +236,9 @@ class RunRewards:
         elif not known:
             backbone.remove_adapter()
         if not known or known.data != self.buffer.digest:
-            texts = [component_pairs(self.buffer, self.task.system, name, held_out=True) for name in components]
+            texts = [
+                component_pairs(self.buffer, self.task.system, name, held_out=True) for name in components
+            ]
             texts = [part for part in texts if part.is_sufficient()]
             if not texts:
                 return

@@ -54,7 +54,7 @@ def check_sampling_engine(system: System, trained: Sequence[str], engine_of: Cal
         DeclarationError: extra request fields of an engine change the distribution.
     """
     for component, engine in _engines(system, trained, engine_of).items():
-        if fields := getattr(engine, "reshapes", ()):
+        if fields := getattr(engine, "distribution_options", ()):
             raise DeclarationError(
                 f"the weights of {component!r} cannot be trained: {engine.name} samples with "
                 f"{', '.join(fields)}, so its log-probabilities differ from those that the trainer computes",

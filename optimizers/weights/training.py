@@ -56,7 +56,14 @@ from compound.optimizers.weights.step_notes import (
     peak_memory,
     reason_without_samples,
 )
-from compound.storage.artifacts import Reference, discard, folder_digest, is_reference, store_folder, verify_reference
+from compound.storage.artifacts import (
+    Reference,
+    discard,
+    folder_digest,
+    is_reference,
+    store_folder,
+    verify_reference,
+)
 
 RECORD = "training"  # the kind of a memory record
 WINDOW = 0.2  # share of the steps at each end whose mean reward is compared
@@ -223,7 +230,9 @@ class TrainingSession:
                 f"the loss dr_grpo divides by max_tokens, which is wired in {', '.join(wired)}",
                 hint=f"set max_tokens in the component, or choose another loss in {self.section}.loss",
             )
-        return max(entry(setting_values(system.components[c], system), "max_tokens", int) for c in self.trained)
+        return max(
+            entry(setting_values(system.components[c], system), "max_tokens", int) for c in self.trained
+        )
 
     def close(self) -> None:
         """Release the model's memory."""

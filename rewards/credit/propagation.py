@@ -210,5 +210,7 @@ def _aggregator(aggregate: str | Aggregate) -> Aggregate:
     if not isinstance(aggregate, str):
         return aggregate
     if aggregate not in AGGREGATES:
-        raise DeclarationError(f"there is no aggregation {aggregate!r}", hint=suggest_name(aggregate, AGGREGATES))
+        raise DeclarationError(
+            f"there is no aggregation {aggregate!r}", hint=suggest_name(aggregate, AGGREGATES)
+        )
     return AGGREGATES[aggregate]

@@ -29,7 +29,7 @@ class TooMany:
 
     Attributes:
         output: the output with the list.
-        most: the maximum number of items without a penalty.
+        max_items: the maximum number of items without a penalty.
         penalty: the penalty for more items.
 
     >>> [TooMany("queries")({}, {"queries": ["a query"] * n}) for n in (4, 5)]
@@ -59,7 +59,7 @@ class BadIds:
 
     Attributes:
         output: the output with the ids, a string or a list of numbers.
-        among: the input with the numbered items.
+        items: the input with the numbered items.
         penalty: the penalty, applied once even for several errors.
 
     >>> wrong = BadIds("ids", "candidates")

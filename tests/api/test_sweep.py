@@ -15,7 +15,7 @@ from compound.api.optimize import read_result
 from compound.api.sweep import Stopper, plan, sweep
 from compound.errors import DeclarationError, RunDirectoryError
 from compound.evaluation.statistics import UNIT, mean_interval
-from compound.report.comparison import terminal_summary, markdown, pooled
+from compound.report.comparison import markdown, pooled, terminal_summary
 from compound.runs.recorder import Interrupted
 from compound.spec import load
 

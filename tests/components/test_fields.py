@@ -16,10 +16,10 @@ from compound.components.fields import (
     answer_cue,
     format_inputs,
     format_outputs,
+    format_value,
     parse,
     parse_value,
     render,
-    format_value,
 )
 from compound.errors import ParseError
 from compound.graph.space import Demo

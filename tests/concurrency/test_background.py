@@ -54,12 +54,12 @@ def test_cancelling_reaches_it() -> None:
 def test_a_process_ends_in_silence_with_nothing_or_something_left(left: str) -> None:
     code = f"""
 import asyncio
-from compound.concurrency.background import in_background
+from compound.concurrency.background import run_in_background
 
 async def work():
     {left or "pass"}
 
-asyncio.run(in_background(work()))
+asyncio.run(run_in_background(work()))
 """
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=False

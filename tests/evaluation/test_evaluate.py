@@ -19,7 +19,15 @@ from hypothesis import strategies as st
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.errors import BudgetExhausted, CallError, DataError, DeclarationError, TooManyFailures
-from compound.evaluation.evaluate import WINDOW, Evaluation, ScoredRun, EvaluationRules, evaluate, evaluate_all, gain_interval
+from compound.evaluation.evaluate import (
+    WINDOW,
+    Evaluation,
+    EvaluationRules,
+    ScoredRun,
+    evaluate,
+    evaluate_all,
+    gain_interval,
+)
 from compound.evaluation.metrics import custom, exact_match
 from compound.example import Example, Score
 from compound.execution.budget import Budget, Meter
@@ -96,7 +104,9 @@ class TestOrder:
         lm = ScriptedLM(asked_for, latency=any_time)
         system = System("s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm")
         result = finished(
-            evaluate(Executor({"lm": lm}), system, examples(60), exact_match("answer"), rules=EvaluationRules(8))
+            evaluate(
+                Executor({"lm": lm}), system, examples(60), exact_match("answer"), rules=EvaluationRules(8)
+            )
         )
         assert result.mean == 1.0
 
@@ -187,7 +197,9 @@ class TestFailures:
             raise (TimeoutError("slow") if x % 3 else PermissionError("no key"))
 
         with pytest.raises(TooManyFailures) as caught:
-            finished(evaluate(Executor(), plain(mostly), examples(30), VALUE, rules=EvaluationRules(concurrency=5)))
+            finished(
+                evaluate(Executor(), plain(mostly), examples(30), VALUE, rules=EvaluationRules(concurrency=5))
+            )
         assert "16 of 30 runs failed" in str(caught.value)
         assert "max_failed=0.5" in str(caught.value)
         assert "(10 times): transient: TimeoutError: slow" in str(caught.value)
@@ -277,7 +289,12 @@ class TestMetrics:
         assert len({row.score for row in result.rows}) > 5
 
     def test_examples_weigh_the_same_when_some_of_their_repeats_fail(self) -> None:
-        rows = (ScoredRun("a", 0, 1.0), ScoredRun("a", 1, 0.0, Failure("error", "x")), ScoredRun("b", 0, 1.0), ScoredRun("b", 1, 1.0))
+        rows = (
+            ScoredRun("a", 0, 1.0),
+            ScoredRun("a", 1, 0.0, Failure("error", "x")),
+            ScoredRun("b", 0, 1.0),
+            ScoredRun("b", 1, 1.0),
+        )
         result = Evaluation("digest", rows)
         assert result.scores == (0.5, 1.0)
         assert result.mean == 0.75
@@ -297,7 +314,9 @@ class TestTogether:
         bound = [system.bind({"a.prompt": text}) for text in ("Say", "Tell", "Speak", "Say")]
         rows = examples(20)
         together = finished(
-            evaluate_all(fresh(), bound, rows, exact_match("answer"), samples=(0, 1), rules=EvaluationRules(7))
+            evaluate_all(
+                fresh(), bound, rows, exact_match("answer"), samples=(0, 1), rules=EvaluationRules(7)
+            )
         )
         alone = [
             finished(evaluate(fresh(), one, rows, exact_match("answer"), samples=(0, 1))) for one in bound
@@ -311,7 +330,9 @@ class TestTogether:
         assert Evaluation.from_json(json.loads(json.dumps(result.to_json()))) == result
 
     def test_records_without_bounds_and_with_wrong_ones_have_unknown_bounds(self) -> None:
-        stored = Evaluation("digest", (ScoredRun("a", 0, 0.1), ScoredRun("b", 0, 3.0)), bounds=(0.0, 4.0)).to_json()
+        stored = Evaluation(
+            "digest", (ScoredRun("a", 0, 0.1), ScoredRun("b", 0, 3.0)), bounds=(0.0, 4.0)
+        ).to_json()
         assert Evaluation.from_json(stored).bounds == (0.0, 4.0)
         assert Evaluation.from_json({**stored, "bounds": [0.0, 1.0]}).bounds is None
         del stored["bounds"]
@@ -476,7 +497,9 @@ class TestBudget:
         executor = Executor({"lm": lm}, meter=Meter(Budget(calls=13)))
         with pytest.raises(BudgetExhausted, match="number 14 of 13"):
             finished(
-                evaluate(executor, system, examples(40), exact_match("answer"), rules=EvaluationRules(concurrency))
+                evaluate(
+                    executor, system, examples(40), exact_match("answer"), rules=EvaluationRules(concurrency)
+                )
             )
         assert len(lm.requests) <= 13
 
@@ -571,7 +594,9 @@ def test_the_interval_of_a_gain_stays_within_the_range_of_differences(right: int
 class TestBounds:
     def score(self, value: float, bounds: Any, **rules: Any) -> Evaluation:
         metric = custom(lambda outputs, example: value, "own", bounds=bounds)
-        return finished(evaluate(Executor(), plain(spelled), examples(3), metric, rules=EvaluationRules(**rules)))
+        return finished(
+            evaluate(Executor(), plain(spelled), examples(3), metric, rules=EvaluationRules(**rules))
+        )
 
     def test_the_range_holds_the_score_of_a_failed_run(self) -> None:
         assert self.score(0.5, (0, 1)).bounds == (0.0, 1.0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from compound.errors import DeclarationError
-from compound.graph.types import Port, accepts, convert, is_assignable, format_ports, parse, format_type
+from compound.graph.types import Port, accepts, convert, format_ports, format_type, is_assignable, parse
 
 LABELS = st.text("abcdefgh xyz-", min_size=1, max_size=6).map(str.strip).filter(bool)
 LITERALS = st.lists(LABELS, min_size=1, max_size=3, unique=True).map(lambda labels: Literal[tuple(labels)])

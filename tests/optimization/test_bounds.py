@@ -35,7 +35,7 @@ from compound.report.forecast import forecast
 from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.spec import Program
 from compound.testing import ScriptedLM
-from guiding import proposals
+from optimas_settings import proposals
 
 WEIGHTS = ("ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo")
 PRICE = 0.001

@@ -19,7 +19,7 @@ from compound.graph.component import Input
 from compound.graph.space import Choice, Float, Int, Text
 from compound.graph.system import System
 from compound.optimization.budget_plan import job_minibatch, usable_runs
-from compound.report import terminal_summary, summarize
+from compound.report import summarize, terminal_summary
 from compound.settings.optimize import make_settings
 from compound.testing import ScriptedLM
 

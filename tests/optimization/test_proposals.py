@@ -22,11 +22,11 @@ from compound.graph.component import Input
 from compound.graph.space import Choice, Text
 from compound.graph.system import System
 from compound.optimization.proposals import LedgerState, NotAsked, Proposals
-from compound.report import terminal_summary, summarize
+from compound.report import summarize, terminal_summary
 from compound.report.facts.documents import ProposalFacts
 from compound.settings.optimize import make_settings
 from compound.testing import ScriptedLM
-from guiding import proposals
+from optimas_settings import proposals
 
 WRITES = ("write a new instruction", "between <prompt> and </prompt>", "What is wrong with", "Is the step")
 REFUSED = CallError("401 wrong key", hint="set THE_KEY to a key that may use lm")
@@ -219,7 +219,7 @@ class TestLedger:
         ledger = Proposals(Meter(), give_up=1, left=9)
         ledger.start_job(5)
         asyncio.run(self.sent(ledger))
-        ledger.judge("lm", "proposed")
+        ledger.record_outcome("lm", "proposed")
         other = Proposals(Meter(), give_up=1)
         stored = json.loads(json.dumps(ledger.snapshot().to_json()))
         other.restore(LedgerState.from_json(stored))

@@ -49,7 +49,7 @@ from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.pairs import Candidate, Draw, Sampling, collect, draws_from_runs, expected_cost
 from compound.rewards.template import Template
 from compound.testing import PlainMemory, ScriptedLM
-from guiding import learning, local_search, offline_rewards, optimas
+from optimas_settings import learning, local_search, offline_rewards, optimas
 
 REWARDS = optimas(model="none", min_rollouts=1, max_rollouts=2)
 PROMPTS = PromptSearch(("edits",))
@@ -515,7 +515,7 @@ class TestTogether:
         made = self.made(job)
         changes = [{}, {"first.prompt": "Say it."}, {"second.prompt": "Be brief."}]
         asyncio.run(made.scorer.score([*changes, {**changes[1], **changes[2]}], made.task.train[:2]))
-        tried = [known.values["first.prompt"] for known in made.scorer.tried(["first.prompt"])]
+        tried = [known.values["first.prompt"] for known in made.scorer.scored_for(["first.prompt"])]
         assert tried == ["Say something.", "Say it."]
 
     def test_interrupted_anywhere_they_propose_the_same(self, job: Any) -> None:
@@ -687,7 +687,9 @@ def test_the_latest_inputs_are_those_last_collected_from(job: Any) -> None:
 class TestSettled:
     """When the offline phase has enough pairs of a component."""
 
-    def settled(self, job: Any, learned: FittedRewards, candidates: Any = None, configuration: str = "") -> bool:
+    def settled(
+        self, job: Any, learned: FittedRewards, candidates: Any = None, configuration: str = ""
+    ) -> bool:
         world = Simulated("chain")
         made = job(world.system(), world, world.examples(4), keys=("a.option",))
         rewards = RunRewards.open(made.task, learning(REWARDS))

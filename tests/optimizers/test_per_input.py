@@ -38,13 +38,13 @@ from compound.rewards.alignment import Accuracy
 from compound.rewards.features import FeatureMap, NoBackbone
 from compound.rewards.heads import Head
 from compound.rewards.model import LocalReward, RewardModel
-from compound.rewards.policy import store_reward, load_policy
+from compound.rewards.policy import load_policy, store_reward
 from compound.rewards.template import Template
 from compound.runs.directory import RunDirectory
 from compound.spec import dump, loads
 from compound.storage.artifacts import folder_digest, store_folder
 from compound.storage.records import read_document, to_document
-from guiding import local_search, optimas
+from optimas_settings import local_search, optimas
 
 ROOT = Path(__file__).parents[2]
 Tool = Literal["low", "middle", "high"]
@@ -91,7 +91,7 @@ print(json.dumps([cp.run(system, {"x": x}).outputs["done"] for x in json.loads(s
 KILLED = """
 import os, pathlib, signal, sys
 import sklearn.linear_model  # loaded once: each attempt is a fork of this process
-from guiding import optimas
+from optimas_settings import optimas
 from tests.optimizers.test_per_input import REWARDS, optimized
 
 system, folder = map(pathlib.Path, sys.argv[1:])

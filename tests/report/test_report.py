@@ -23,7 +23,7 @@ from compound.evaluation.dataset import Dataset, Split
 from compound.evaluation.metrics import exact_match
 from compound.evaluation.statistics import mean_interval
 from compound.example import Example
-from compound.report import terminal_summary, summarize, write
+from compound.report import summarize, terminal_summary, write
 from compound.report.facts.text import escape_invisible, line_diff, word_diff
 from compound.report.sections import _chosen
 from compound.runs.recorder import Interrupted, Listener, Recorder
@@ -31,7 +31,7 @@ from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.storage.records import read_document, to_document
 from compound.testing import ScriptedLM
-from guiding import proposals
+from optimas_settings import proposals
 from run_files import without_checksums
 
 HOSTILE = (

@@ -22,7 +22,7 @@ from compound.api.progress import Screen, format_event
 from compound.benchmarks.measure import training_course
 from compound.errors import RunDirectoryError
 from compound.execution.rng import derive_seed
-from compound.report import terminal_summary, comparison, write
+from compound.report import comparison, terminal_summary, write
 from compound.report.comparison import SweepRun, compare
 from compound.report.figures.graph import PALETTE
 from compound.report.rendering.blocks import Figure

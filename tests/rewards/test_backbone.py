@@ -29,11 +29,11 @@ from compound.rewards.backbone import Backbone, batches
 from compound.rewards.backbone_training import Training, train
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.feature_store import FeatureStore
-from compound.rewards.fit import fit_rewards, component_pairs
+from compound.rewards.fit import component_pairs, fit_rewards
 from compound.rewards.model import load
 from compound.rewards.pairs import Candidate, Draw
-from guiding import learning, optimas
 from numerics import LOGPROBS, rounding
+from optimas_settings import learning, optimas
 
 WORDS = ["good", "bad", "text", "number", "output", ":", *"0123456789", "which", "is", "the", "of"]
 
@@ -286,7 +286,9 @@ class TestTraining:
                 )
                 draw = Draw(**{**entry.draw.__dict__, "candidates": swapped})
                 buffer.entries[i] = type(entry)(draw, entry.iteration)
-        curve = train(backbone(folder), [component_pairs(buffer, SYSTEM, "a", held_out=True)], TRAINING, seed=0)
+        curve = train(
+            backbone(folder), [component_pairs(buffer, SYSTEM, "a", held_out=True)], TRAINING, seed=0
+        )
         assert min(loss for _, loss in curve.losses) > 0.55
 
     def test_patience_ends_it(self, folder: Path) -> None:

@@ -44,7 +44,7 @@ from compound.rewards.model import LocalReward, load
 from compound.rewards.pairs import Candidate, Draw, Sampling
 from compound.rewards.template import Template
 from compound.storage.records import read_document, to_document
-from guiding import optimas
+from optimas_settings import optimas
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
 TINY = NOTEBOOKS / "tiny_run"

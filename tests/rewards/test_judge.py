@@ -218,7 +218,9 @@ class TestExecutor:
             def generate(request: Request) -> Any:
                 return executor.request("lm", request)
 
-            return [await judge(generate, filled(), small(), "short", JudgeSettings(pairs=5)) for _ in range(2)]
+            return [
+                await judge(generate, filled(), small(), "short", JudgeSettings(pairs=5)) for _ in range(2)
+            ]
 
         first, second = asyncio.run(both())
         assert first == second

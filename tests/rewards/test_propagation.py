@@ -327,7 +327,9 @@ def test_forks_of_the_executor_are_united() -> None:
         first = await executor.run(system, {"x": "go"}, example="e")
         return [first, *[await executor.fork(system, first, "b", resample=k) for k in (1, 2)]]
 
-    forks = [trace.with_score(score) for trace, score in zip(asyncio.run(traces()), [0.0, 0.5, 1.0], strict=True)]
+    forks = [
+        trace.with_score(score) for trace, score in zip(asyncio.run(traces()), [0.0, 0.5, 1.0], strict=True)
+    ]
     assert len({str(trace.outputs) for trace in forks}) == 3
     found = propagate(forks, set("abcd"))
     assert sorted((c.call.address, c.traces, c.shared) for c in found.credits) == [

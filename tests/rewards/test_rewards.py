@@ -22,7 +22,7 @@ from compound.graph.system import System
 from compound.rewards.alignment import accuracy, calibration_error, rank_correlation, reliability
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import FeatureMap, NoBackbone
-from compound.rewards.fit import RECENCY, is_held_out, fit_rewards, component_pairs
+from compound.rewards.fit import RECENCY, component_pairs, fit_rewards, is_held_out
 from compound.rewards.heads import MIN_INPUTS, fit, slope
 from compound.rewards.model import RewardModel, load
 from compound.rewards.pairs import Candidate, Draw, Sampling
@@ -97,7 +97,7 @@ class Echo:
         self.read += texts
         return np.array([[len(a), len(b)] for a, b in texts], np.float32).reshape(len(texts), 2)
 
-    def keep_in(self, path: Path) -> None:
+    def store_in(self, path: Path) -> None:
         pass
 
 
@@ -379,7 +379,9 @@ class TestLearning:
     def test_without_a_slope_rewards_are_as_the_head_says(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Held-out margins that point the wrong way have slope 0: no scale, but an order all the same."""
         monkeypatch.setattr("compound.rewards.heads.slope", lambda *_: 0.0)
-        reward = fit_rewards(filled(shortest), small(), ["short"], NoBackbone(), "none").model.rewards_of["short"]
+        reward = fit_rewards(filled(shortest), small(), ["short"], NoBackbone(), "none").model.rewards_of[
+            "short"
+        ]
         assert reward.slope == 1.0
 
     def test_shuffled_labels_teach_nothing(self) -> None:

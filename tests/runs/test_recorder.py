@@ -213,7 +213,9 @@ def measured(
     recorder: Recorder, lm: ScriptedLM, meter: Meter, rows: list[Example], concurrency: int = 4
 ) -> Evaluation:
     executor = Executor({"lm": lm}, cache=recorder.cache, meter=meter)
-    return asyncio.run(evaluate(executor, SYSTEM, rows, exact_match("answer"), rules=EvaluationRules(concurrency)))
+    return asyncio.run(
+        evaluate(executor, SYSTEM, rows, exact_match("answer"), rules=EvaluationRules(concurrency))
+    )
 
 
 class TestSharing:

@@ -36,8 +36,8 @@ from compound.security.sanitize import (
     remember_environment,
     remember_secret,
     replace_surrogates,
-    sanitize,
     sanitize_for_terminal,
+    sanitize_text,
     sanitized_output,
 )
 from compound.testing import ScriptedLM
@@ -65,11 +65,11 @@ def answering(reply: Any, **settings: Any) -> Trace:
 
 @given(TEXT)
 def test_safe_text_can_be_stored_and_holds_no_control_character(text: str) -> None:
-    found = sanitize(text)
+    found = sanitize_text(text)
     found.encode("utf-8")
     assert len(found) == len(text)
     assert {c for c in found if unicodedata.category(c) in {"Cc", "Cs"}} <= set("\t\n\r")
-    assert sanitize(found) == found
+    assert sanitize_text(found) == found
     assert [c for c, before in zip(found, text, strict=True) if c != before] == [
         "\ufffd" for c, before in zip(found, text, strict=True) if c != before
     ]

@@ -321,7 +321,7 @@ FALLING = "test_a_larger_share_does_not_lower_the_bound"
         (Forgets, RESUME, "resuming from checkpoint"),
         (Again, RESUME, "resuming from checkpoint 1 of 3 yields 3 more Progress instead of 2"),
         (Remembers, RESUME, "the method's memory has begun 2 instead of 1"),
-        (Spends, SHARE, "system runs; check task.scorer.left"),
+        (Spends, SHARE, "system runs; check task.scorer.runs_left"),
         (Boasts, CONSTANT, "the metric is constant, but the proposal has 0.25 -> 0.5"),
         (Global, GLOBAL, "the global generator of random;"),
         (Seeds, GLOBAL, "the global generator of numpy.random;"),

@@ -333,7 +333,9 @@ def test_rollouts_that_are_not_the_sampler_s_are_watched_by_their_samples() -> N
                 context.sampler.executor.settle(trace)
                 context.sampler.count([trace.failure])
                 if trace.failure is None:
-                    rollouts.append(Rollout(example, trace.with_score(int(str(trace.outputs["y"])) / 10), number))
+                    rollouts.append(
+                        Rollout(example, trace.with_score(int(str(trace.outputs["y"])) / 10), number)
+                    )
             context.sampler.check_failures()
             samples = self.made(context, rollouts)
             return CreditedSamples([self.credit(sample, 0.5) for sample in samples], scores_of(rollouts))
@@ -378,7 +380,7 @@ def at_once(self: Any, context: RecipeContext, examples: Any) -> CreditedSamples
             nothing,
             "collect of recipe 'Wrong' at {} returned None; write async def collect(self, context, examples)",
         ),
-        (at_once, "collect of recipe 'Wrong' at {} returned Credited("),
+        (at_once, "collect of recipe 'Wrong' at {} returned CreditedSamples("),
         (alone, "collect of recipe 'Wrong' at {} has the signature (context"),
     ],
 )

@@ -13,7 +13,7 @@ import numpy as np
 from compound.report.facts.documents import Step, TrainedJob
 from compound.report.figures.curve import style_axes, use_integer_ticks
 from compound.report.figures.graph import PALETTE, clip_name, figure_to_svg
-from compound.report.training.steps import get_number, by_component
+from compound.report.training.steps import by_component, get_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

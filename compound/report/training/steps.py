@@ -28,7 +28,7 @@ from compound.report.facts.documents import (
     TrainingFacts,
 )
 from compound.report.facts.record import Record, to_strict_json
-from compound.runs.directory import as_folder, read_json, read_records, inconsistency_errors
+from compound.runs.directory import as_folder, inconsistency_errors, read_json, read_records
 from compound.runs.recorder import MEMORY
 from compound.security.untrusted import UntrustedFolder
 

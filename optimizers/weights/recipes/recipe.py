@@ -106,7 +106,7 @@ class RecipeContext:
         seed: the seed of the step's random numbers.
         trainer: computes values and log-ratios to the base model.
         task: the job.
-        kept: the recipe's state between steps, as JSON; see `recall` and `keep`.
+        state: the recipe's state between steps, as JSON; see `recall` and `keep`.
         folder: the folder that code and files named in the settings are relative to.
     """
 
@@ -235,7 +235,7 @@ async def credited_by(recipe: Recipe, context: RecipeContext, examples: Sequence
     if found is started or not isinstance(found, CreditedSamples):
         raise UserCodeError(
             f"{role} at {definition(recipe.collect)} returned {short_repr(found)}",
-            hint="write async def collect(self, context, examples), which returns Credited(samples, scores)",
+            hint="write async def collect(self, context, examples), which returns CreditedSamples(samples, scores)",
         )
     return found
 

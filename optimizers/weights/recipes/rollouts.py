@@ -298,7 +298,9 @@ def rollout_settings(
     }
 
 
-def rollout_rules(rules: EvaluationRules, system: System, components: Sequence[str], settings: SamplingSettings) -> EvaluationRules:
+def rollout_rules(
+    rules: EvaluationRules, system: System, components: Sequence[str], settings: SamplingSettings
+) -> EvaluationRules:
     """Return the evaluation rules of rollouts: their failure score, and the settings of components."""
     failure_score = rules.failure_score if settings.failure_score is None else settings.failure_score
     return replace(

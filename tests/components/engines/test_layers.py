@@ -33,7 +33,7 @@ from compound.optimizers.weights.learner.adapters import Adapters, reason_unshar
 from compound.optimizers.weights.learner.batching import micro_batches  # noqa: E402
 from compound.optimizers.weights.learner.forward import forward, shared_fraction  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
-from placing import plain  # noqa: E402
+from training_settings import plain  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of families, about kernels that are not installed
 

@@ -40,7 +40,7 @@ from compound.optimizers.weights.learner.saved import TrainingState  # noqa: E40
 from compound.optimizers.weights.recipes.selection import split  # noqa: E402
 from compound.storage.artifacts import verify_reference  # noqa: E402
 from compound.testing import PlainMemory  # noqa: E402
-from placing import training  # noqa: E402
+from training_settings import training  # noqa: E402
 
 SEED = 3
 SHORT = {"steps": 4, "examples": 2, "runs": 3, "lr": 0.01, "evaluation__every": 1, "evaluation__examples": 4}

@@ -47,7 +47,7 @@ from compound.optimizers.weights.step_batch import StepBatch  # noqa: E402
 from compound.optimizers.weights.step_notes import reason_without_samples  # noqa: E402
 from compound.spec import load  # noqa: E402
 from compound.testing import PlainMemory, ScriptedLM  # noqa: E402
-from placing import placed, read_by, trainings  # noqa: E402
+from training_settings import placed, read_by, trainings  # noqa: E402
 
 ATLAS = Path(__file__).parents[3] / "benchmarks" / "atlas.yaml"
 SMALL = {

@@ -37,7 +37,7 @@ from compound.optimizers.weights.recipes.rollouts import upstream_components
 from compound.rewards.credit.shaping import TooMany
 from compound.testing import RecipeJob
 from compound.testing.recipe_job import EXAMPLES, ConstantCritic
-from placing import placed, read_by
+from training_settings import placed, read_by
 
 NAMES = ("a", "b", "c", "d")
 
