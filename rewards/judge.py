@@ -78,7 +78,8 @@ async def judge(
 
     Args:
         generate: sends a request to the model, such as
-            ``lambda request: executor.request("smollm2", request)``, which uses cache and budget of the executor.
+            ``lambda request: executor.request("smollm2", request)``, which uses cache and budget of the
+            executor.
         buffer: the draws.
         system: the system of the draws.
         component: the component whose pairs are judged.

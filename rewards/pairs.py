@@ -41,8 +41,8 @@ class Sampling:
     Attributes:
         samples: the additional draws of a call.
         rollouts: the minimum number of downstream runs for each candidate.
-        max_rollouts: the maximum number of downstream runs; more than the minimum run only until all pairs are
-            decided.
+        max_rollouts: the maximum number of downstream runs; more than the minimum run only until all pairs
+            are decided.
         z: the standard errors by which two candidates must differ; 0 accepts any difference.
         pairs: the maximum number of pairs per call, those with the largest gaps.
     """

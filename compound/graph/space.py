@@ -54,7 +54,7 @@ class Text(Space):
     """A text, usually a prompt.
 
     >>> Text("Answer in a few words.").problem(3)
-    'must be a text, but got 3'
+    'must be a string, but got 3'
     """
 
     value: str
@@ -66,7 +66,7 @@ class Text(Space):
 
     def problem(self, value: object) -> str:  # noqa: D102
         if not isinstance(value, str):
-            return f"must be a text, but got {value!r}"
+            return f"must be a string, but got {value!r}"
         if len(value) > self.max_length:
             return f"must have at most {self.max_length} characters, but has {len(value)}"
         return ""
@@ -211,7 +211,7 @@ class Int(Space):
 
     def problem(self, value: object) -> str:  # noqa: D102
         if type(value) is not int:
-            return f"must be a whole number, but got {value!r}"
+            return f"must be an integer, but got {value!r}"
         return _outside(self, value)
 
     @property

@@ -142,7 +142,7 @@ def max_request_cost(
     found = Amount()
     for request in requests:
         for lm in request.lms or own:
-            found = found.union(amount_of(find(lm), request))
+            found = found.maximum(amount_of(find(lm), request))
     return found
 
 

@@ -109,7 +109,7 @@ class Amount:
             cost, self.why,
         )  # fmt: skip
 
-    def union(self, other: Amount) -> Amount:
+    def maximum(self, other: Amount) -> Amount:
         """Return the component-wise maximum."""
         cost = None if self.cost is None or other.cost is None else max(self.cost, other.cost)
         return Amount(

@@ -319,7 +319,7 @@ class TestByPlace:
             ),
             (
                 "llm: {lm: bird}", {"engines": '{bird: {class: "shouting:Parrot", settings: {words: two}}}'},
-                "7:62: engines.bird.settings.words: must be a whole number, but got 'two'",
+                "7:62: engines.bird.settings.words: must be an integer, but got 'two'",
             ),
             (
                 "llm: {lm: bird}", {"engines": '{bird: {class: "shouting:Parot"}}'},
@@ -343,7 +343,7 @@ class TestByPlace:
             ),
             (
                 'class: "shouting:Shout", settings: {times: often}', {},
-                "5:53: components.loud.settings.times: must be a whole number or {int: [LOW, HIGH]}, but got 'often'",
+                "5:53: components.loud.settings.times: must be an integer or {int: [LOW, HIGH]}, but got 'often'",
             ),
             (
                 'class: "shouting:Shout", settings: {mark: "?"}', {},

@@ -98,7 +98,7 @@ def problem_of(annotation: object, value: object) -> str:
     """Return what a setting must be, if a value of the file is not of a parameter's type; else ``""``.
 
     >>> problem_of(int, 3), problem_of(int | Int, "x"), problem_of(list[str], "x")
-    ('', 'must be a whole number or {int: [LOW, HIGH]}', 'must be list[str]')
+    ('', 'must be an integer or {int: [LOW, HIGH]}', 'must be list[str]')
     """
     try:
         adapter = _adapter(annotation)

@@ -235,7 +235,8 @@ async def credited_by(recipe: Recipe, context: RecipeContext, examples: Sequence
     if found is started or not isinstance(found, CreditedSamples):
         raise UserCodeError(
             f"{role} at {definition(recipe.collect)} returned {short_repr(found)}",
-            hint="write async def collect(self, context, examples), which returns CreditedSamples(samples, scores)",
+            hint="write async def collect(self, context, examples), which returns "
+            "CreditedSamples(samples, scores)",
         )
     return found
 
