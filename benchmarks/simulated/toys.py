@@ -196,7 +196,7 @@ def _conversation_example(split: str, colour: str, animal: str) -> Example:
 def read_turn(said: str) -> Turn:
     """Parse ``ask WORDS`` or ``answer WORDS``; the verb takes the role of the thought.
 
-    >>> read_turn("ask north").asks, read_turn("answer west").answer, read_turn("north").exact
+    >>> read_turn("ask north").is_prompt, read_turn("answer west").answer, read_turn("north").exact
     (True, 'west', False)
     """
     verb, _, rest = said.partition(" ")

@@ -50,7 +50,7 @@ class Turn:
 def read_turn(text: str) -> Turn:
     """Parse the blocks of a turn.
 
-    >>> read_turn("<think>Who?</think> <interaction_prompt>Name it.</interaction_prompt>").asks
+    >>> read_turn("<think>Who?</think> <interaction_prompt>Name it.</interaction_prompt>").is_prompt
     True
     >>> read_turn("<think>Now I know.</think><answer>Lima</answer>").answer
     'Lima'
