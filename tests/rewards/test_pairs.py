@@ -318,7 +318,7 @@ def test_order_of_completion_and_concurrency_leave_no_mark() -> None:
 
 def test_another_round_draws_other_candidates() -> None:
     world = Simulated("chain", noise=0.5)
-    first, again, other = (collected(world, n=1, round_=r) for r in (0, 0, 1))
+    first, again, other = (collected(world, n=1, round_index=r) for r in (0, 0, 1))
     assert first == again
     assert {c.outputs["y"] for d in first.draws for c in d.candidates[1:]}.isdisjoint(
         c.outputs["y"] for d in other.draws for c in d.candidates[1:]
