@@ -8,8 +8,8 @@ import re
 from compound.components.retriever import FoundPassage as Passage
 from compound.rewards.credit.shaping import BadIds, TooLong, TooMany
 
-rewriter_penalty = TooMany("queries", most=4, penalty=-0.5)
-reranker_penalty = BadIds("ids", among="candidates", penalty=-1.0)
+rewriter_penalty = TooMany("queries", max_items=4, penalty=-0.5)
+reranker_penalty = BadIds("ids", items="candidates", penalty=-1.0)
 answerer_penalty = TooLong("answer", words=30, penalty=-1.0)
 
 _NUMBER = re.compile(r"(?<![\w.])[0-9]{1,9}(?!\w)")

@@ -105,7 +105,7 @@ class Judged:
     async def _asked(self, query: str, first: str, second: str) -> str | None:
         shown = f"{QUESTION}\n\nQuery: {query}\n\nResponse A: {first}\n\nResponse B: {second}"
         request = Request((Message("user", shown),), max_tokens=8, cue="Better response:")
-        completion = await self._executor.ask(JUDGE, request)
+        completion = await self._executor.request(JUDGE, request)
         return find_label(completion.text, ("A", "B", "equal"))
 
 

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
 from compound.errors import ParseError
-from compound.evaluation.labels import is_denied
-from compound.graph.configuration import canonical
+from compound.evaluation.labels import is_negated
+from compound.graph.configuration import canonical_json
 from compound.graph.space import Demo
-from compound.graph.types import Port, accepts, convert, spell
+from compound.graph.types import Port, accepts, convert, format_type
 
 Layout = Literal["text", "fields", "json"]
 TRUE, FALSE = {"yes", "true", "1"}, {"no", "false", "0"}
@@ -85,7 +85,9 @@ def field_label(name: str) -> str:
 def format_inputs(inputs: Mapping[str, object]) -> str:
     """Format inputs as labelled text."""
     return "\n".join(
-        f"{field_label(name)}:{_spaced(show(value))}" for name, value in inputs.items() if value is not None
+        f"{field_label(name)}:{_spaced(format_value(value))}"
+        for name, value in inputs.items()
+        if value is not None
     )
 
 
@@ -93,10 +95,10 @@ def _spaced(text: str) -> str:
     return f"\n{text}" if "\n" in text else f" {text}"
 
 
-def show(value: object) -> str:
+def format_value(value: object) -> str:
     """Format a value for a model: one passage per line, numbered texts, anything else as JSON.
 
-    >>> show([{"title": "Peru", "text": "Lima is its capital.", "score": 2.0}])
+    >>> format_value([{"title": "Peru", "text": "Lima is its capital.", "score": 2.0}])
     'Peru: Lima is its capital.'
     """
     if isinstance(value, str):
@@ -105,7 +107,7 @@ def show(value: object) -> str:
         return "\n".join(f"[{i}] {text}" for i, text in enumerate(value, 1))
     if isinstance(value, Sequence) and value and all(isinstance(v, Mapping) and "text" in v for v in value):
         return "\n".join(_passage(item) for item in value)
-    return canonical(value)
+    return canonical_json(value)
 
 
 def _passage(item: Mapping[str, object]) -> str:
@@ -115,10 +117,10 @@ def _passage(item: Mapping[str, object]) -> str:
 def format_outputs(outputs: Mapping[str, object], layout: Layout) -> str:
     """Format outputs in the layout that the model is asked to use."""
     if layout == "json":
-        return canonical(dict(outputs))
+        return canonical_json(dict(outputs))
     if layout == "text":
         return "\n".join(f"{field_label(name)}: {_answer(value)}" for name, value in outputs.items())
-    written = {n: value if isinstance(value, str) else canonical(value) for n, value in outputs.items()}
+    written = {n: value if isinstance(value, str) else canonical_json(value) for n, value in outputs.items()}
     return "\n".join(f"{name}: {text}" for name, text in written.items())
 
 
@@ -126,7 +128,7 @@ def _answer(value: object) -> str:
     """Format a single output as its `type_note` requests."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return value if isinstance(value, str) else canonical(value)
+    return value if isinstance(value, str) else canonical_json(value)
 
 
 def type_note(outputs: Mapping[str, Port], layout: Layout) -> str:
@@ -170,24 +172,24 @@ def _describe_type(kind: object) -> str:
         return f"a list{ITEMS.get(one, '')}: {item} in each line, or a JSON array."
     fields = getattr(kind, "model_fields", None)
     if fields is not None:
-        shape = ", ".join(f'"{name}": {spell(field.annotation)}' for name, field in fields.items())
+        shape = ", ".join(f'"{name}": {format_type(field.annotation)}' for name, field in fields.items())
         return f"JSON: {{{shape}}}"
-    return f"JSON: {spell(kind)}"
+    return f"JSON: {format_type(kind)}"
 
 
 def _choices(options: Sequence[object]) -> str:
     texts = ["none" if option is None else str(option) for option in options]
     quoted = any("," in text or text != text.strip() or not text for text in texts)
-    return ", ".join(map(canonical, texts) if quoted else texts)
+    return ", ".join(map(canonical_json, texts) if quoted else texts)
 
 
 def _format_note(outputs: Mapping[str, Port], layout: Layout) -> str:
     if layout == "text":
         return type_note(outputs, layout)
     if layout == "json":
-        shape = ", ".join(f'"{name}": {spell(port.type)}' for name, port in outputs.items())
+        shape = ", ".join(f'"{name}": {format_type(port.type)}' for name, port in outputs.items())
         return f"Reply with one JSON object: {{{shape}}}"
-    lines = "\n".join(f"{name}: <{spell(port.type)}>" for name, port in outputs.items())
+    lines = "\n".join(f"{name}: <{format_type(port.type)}>" for name, port in outputs.items())
     return f"Reply in this format:\n{lines}"
 
 
@@ -306,7 +308,7 @@ def _from_json_value(raw: object, kind: object, origin: object) -> object:
     if accepts(kind, raw):
         return raw
     if isinstance(raw, int | float) and (kind is str or origin is Literal):
-        return parse_value(canonical(raw), kind)  # {"year": 1999} although the field is declared as text
+        return parse_value(canonical_json(raw), kind)  # {"year": 1999} although the field is declared as text
     return convert(kind, raw)
 
 
@@ -316,7 +318,7 @@ def _label(raw: str, options: Sequence[object]) -> object:
     exact = [option for option in options if str(option).lower() == plain]
     longest_first = sorted((str(o).lower() for o in options if str(o)), key=len, reverse=True)
     words = re.finditer(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", raw.lower())
-    found = {word.group() for word in words if not is_denied(raw, word.start())}
+    found = {word.group() for word in words if not is_negated(raw, word.start())}
     named = exact or [o for o in options if str(o).lower() in found]
     if len(named) != 1:
         raise ValueError(
@@ -379,11 +381,11 @@ def _union(raw: str, options: Sequence[object]) -> object:
             return parse_value(raw, option)
         except ValueError:
             continue
-    raise ValueError(f"{raw!r:.100} is none of {', '.join(map(spell, options))}")
+    raise ValueError(f"{raw!r:.100} is none of {', '.join(map(format_type, options))}")
 
 
 def _from_json(raw: str, kind: object) -> object:
     try:
         return convert(kind, _writable(json.loads(raw)))
     except (ValueError, RecursionError):
-        raise ValueError(f"{raw!r:.100} is not {spell(kind)}") from None
+        raise ValueError(f"{raw!r:.100} is not {format_type(kind)}") from None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from compound.errors import CallError, DeclarationError, nearest
-from compound.graph.bounds import Extent, of_setting
-from compound.graph.component import Value, joined
+from compound.errors import CallError, DeclarationError, suggest_name
+from compound.graph.bounds import Extent, extent_of_setting
+from compound.graph.component import Value, merge_addresses
 from compound.graph.composite import Composite, RunBody
 from compound.graph.space import Int
 from compound.graph.system import System
-from compound.graph.types import Port, fits, spell
+from compound.graph.types import Port, format_type, is_assignable
 
 
 def _body_ports(body: System) -> dict[str, Port]:
@@ -69,9 +69,10 @@ class Loop(Composite):
             _check_carry(name, body, source, target)
         if until is not None:
             _require_port(name, "until", until, body.outputs)
-            if not fits(body.outputs[until].type, bool):
+            if not is_assignable(body.outputs[until].type, bool):
                 raise DeclarationError(
-                    f"loop {name!r}: until needs a bool, but {until!r} is {spell(body.outputs[until].type)}"
+                    f"loop {name!r}: until needs a bool, but {until!r} is "
+                    f"{format_type(body.outputs[until].type)}"
                 )
 
     @property
@@ -90,13 +91,13 @@ class Loop(Composite):
     def version(self) -> str:  # noqa: D102
         return f"loop:{self.body.signature}:{sorted(self.carry.items())}:{self.until}"
 
-    def most_turns(self, given: Mapping[str, Extent]) -> float:  # noqa: D102
-        return given.get("max_turns", of_setting(self.max_turns)).largest
+    def max_turns_bound(self, given: Mapping[str, Extent]) -> float:  # noqa: D102
+        return given.get("max_turns", extent_of_setting(self.max_turns)).largest
 
     def next_inputs(  # noqa: D102
         self, inputs: Mapping[str, Extent], outputs: Mapping[str, Extent]
     ) -> dict[str, Extent]:
-        carried = {target: inputs[target].joined(outputs[source]) for source, target in self.carry.items()}
+        carried = {target: inputs[target].union(outputs[source]) for source, target in self.carry.items()}
         return {**inputs, **carried}
 
     def all_outputs(self, outputs: Mapping[str, Extent], turns: float) -> dict[str, Extent]:  # noqa: D102
@@ -118,12 +119,12 @@ class Loop(Composite):
             if ran is None:
                 return None
             if self.until is not None and turn + 1 < turns:
-                decided = joined(decided, ran[self.until].sources)
-            outputs = {name: Value(v.data, joined(v.sources, decided)) for name, v in ran.items()}
+                decided = merge_addresses(decided, ran[self.until].sources)
+            outputs = {name: Value(v.data, merge_addresses(v.sources, decided)) for name, v in ran.items()}
             if self.until is not None and outputs[self.until].data is True:
                 break
             state = {**state, **{target: outputs[source] for source, target in self.carry.items()}}
-            state = {name: Value(v.data, joined(v.sources, decided)) for name, v in state.items()}
+            state = {name: Value(v.data, merge_addresses(v.sources, decided)) for name, v in state.items()}
         return outputs
 
 
@@ -173,7 +174,7 @@ class Map(Composite):
     def version(self) -> str:  # noqa: D102
         return f"map:{self.body.signature}:{self.over}"
 
-    def most_turns(self, given: Mapping[str, Extent]) -> float:  # noqa: D102
+    def max_turns_bound(self, given: Mapping[str, Extent]) -> float:  # noqa: D102
         return given[self.over].items
 
     async def drive(  # noqa: D102
@@ -195,7 +196,7 @@ class Map(Composite):
         return {
             name: Value(
                 [result[name].data for result in done],
-                joined(items.sources, *(result[name].sources for result in done)),
+                merge_addresses(items.sources, *(result[name].sources for result in done)),
             )
             for name in self.body.outputs
         }
@@ -212,7 +213,7 @@ def _without_model(name: str, body: System) -> None:
 def _require_port(name: str, setting: str, value: str, possible: Mapping[str, object]) -> None:
     if value not in possible:
         raise DeclarationError(
-            f"{name!r}: {setting} names {value!r}, which its body lacks", hint=nearest(value, possible)
+            f"{name!r}: {setting} names {value!r}, which its body lacks", hint=suggest_name(value, possible)
         )
 
 
@@ -220,7 +221,8 @@ def _check_carry(name: str, body: System, source: str, target: str) -> None:
     _require_port(name, "carry", source, body.outputs)
     _require_port(name, "carry", target, body.inputs)
     produced, expected = body.outputs[source].type, body.inputs[target]
-    if not fits(produced, expected):
+    if not is_assignable(produced, expected):
         raise DeclarationError(
-            f"loop {name!r}: carry gives {source!r} ({spell(produced)}) to {target!r} ({spell(expected)})"
+            f"loop {name!r}: carry gives {source!r} ({format_type(produced)}) to {target!r} "
+            f"({format_type(expected)})"
         )

@@ -173,7 +173,7 @@ class FirstOf(Operation):
         return f"first_of:{self._ports}"
 
     def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
-        return Reach({"output": functools.reduce(Extent.joined, given.values())}, ())
+        return Reach({"output": functools.reduce(Extent.union, given.values())}, ())
 
     async def run(  # noqa: D102
         self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compound.graph.bounds import Extent, Limits, Reach, of_setting
+from compound.graph.bounds import Extent, Limits, Reach, extent_of_setting
 from compound.graph.component import CallContext, Operation
 from compound.graph.space import Space
 from compound.graph.types import Port
@@ -43,7 +43,7 @@ class Hyperparameter(Operation):
         return "hyperparameter:1"
 
     def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
-        return Reach({"value": given.get("value", of_setting(self.space))}, ())
+        return Reach({"value": given.get("value", extent_of_setting(self.space))}, ())
 
     async def run(  # noqa: D102
         self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext

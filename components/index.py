@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compound.components.engines import model_folder, models
-from compound.errors import CallError, DataError, MissingExtra, ModelNotFound, nearest
+from compound.errors import CallError, DataError, MissingExtra, ModelNotFound, suggest_name
 from compound.evaluation.rows import file_digest, read_rows
-from compound.security.untrusted import UntrustedFolder, named
+from compound.security.untrusted import UntrustedFolder, os_errors_as
 from compound.storage.paths import cache_folder
 
 Scores = NDArray[np.float32]
@@ -136,7 +136,11 @@ class _Columns:
         row = {self.text: row} if isinstance(row, str) else row
         text = row.get(self.text) if isinstance(row, Mapping) else None
         if not isinstance(row, Mapping) or not isinstance(text, str):
-            hint = nearest(self.text, map(str, row)) if isinstance(row, Mapping) else "give texts or objects"
+            hint = (
+                suggest_name(self.text, map(str, row))
+                if isinstance(row, Mapping)
+                else "give texts or objects"
+            )
             raise DataError(f"{place}: a passage needs text in {self.text!r}", hint=hint)
         identity, title = row.get(self.id), row.get(self.title)
         return {
@@ -342,7 +346,7 @@ def _index_folder(digest: str, build: Callable[[Path], None]) -> Path:
         return place
     indexes.make()
     with (
-        named(indexes, DataError),
+        os_errors_as(indexes, DataError),
         tempfile.TemporaryDirectory(dir=indexes.path, prefix="building-") as aside,
     ):
         made = Path(aside) / "index"
@@ -414,7 +418,7 @@ def _model_identity(model: str) -> str:
 
 def _content(path: Path) -> str:
     """Return the digest of a model's file; links are followed, as the hub's cache consists of links."""
-    with named(path, DataError), path.open("rb") as file:
+    with os_errors_as(path, DataError), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -431,7 +435,7 @@ def _encoder(model: str, revision: str | None, device: str | None) -> Encoder:
         raise MissingExtra("a dense index", "sentence-transformers", "dense") from error
     folder = models.resolve(weights_folder(model), revision)
     try:
-        with models.quiet():
+        with models.hide_progress_bars():
             loaded = model_folder.load_embedder(folder, device)
     except (OSError, ValueError) as error:
         raise ModelNotFound(

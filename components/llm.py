@@ -9,11 +9,11 @@ from typing import Literal
 from compound.components.fields import Layout, answer_cue, field_label, parse, render, type_note
 from compound.engine import Adapter, Message, Request
 from compound.errors import DeclarationError, ParseError
-from compound.graph.bounds import CallBound, Extent, Limits, Reach, of_setting, of_type
+from compound.graph.bounds import CallBound, Extent, Limits, Reach, extent_of_setting, extent_of_type
 from compound.graph.component import CallContext, Operation, check_name
 from compound.graph.configuration import digest
 from compound.graph.space import Choice, Demo, Demos, Float, Int, Text, Weights, as_demos
-from compound.graph.types import Port, spell
+from compound.graph.types import Port, format_type
 from compound.narrowing import entry
 from compound.storage.artifacts import is_reference
 
@@ -111,7 +111,7 @@ class LLM(Operation):
 
     @property
     def version(self) -> str:  # noqa: D102
-        fields = {name: spell(port.type) for name, port in self.outputs.items()}
+        fields = {name: format_type(port.type) for name, port in self.outputs.items()}
         trained = self.weights is not None  # its results contain token records, so caches must differ
         parts = [PROMPT_FORMAT, fields, self.layout, self.stop, self.system, trained]
         note = type_note(self.outputs, self.layout)
@@ -121,8 +121,8 @@ class LLM(Operation):
         return not values["temperature"]
 
     def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
-        longest = given.get("max_tokens", of_setting(self.max_tokens)).largest
-        models = given.get("lm", of_setting(self.lm) if self.lm else Extent()).values
+        longest = given.get("max_tokens", extent_of_setting(self.max_tokens)).largest
+        models = given.get("lm", extent_of_setting(self.lm) if self.lm else Extent()).values
         outputs = {name: _written(port.type, longest) for name, port in self.outputs.items()}
         prompt = self._longest_prompt(given, outputs, limits)
         lms = tuple(str(model) for model in models) or limits.lms
@@ -146,14 +146,14 @@ class LLM(Operation):
         inputs = labelled(shown)
         demos = Extent()
         if isinstance(self.demos, Demos):
-            answers = {name: extent.joined(limits.gold) for name, extent in outputs.items()}
-            one = (inputs + labelled(answers) + Extent(BLOCK_BYTES)).cut(MAX_DEMO_CHARACTERS)
+            answers = {name: extent.union(limits.gold) for name, extent in outputs.items()}
+            one = (inputs + labelled(answers) + Extent(BLOCK_BYTES)).truncated(MAX_DEMO_CHARACTERS)
             demos = one.times(self.demos.max)
         declared = self.demos.value if isinstance(self.demos, Demos) else self.demos
         start_demos = as_demos(limits.value(f"{self.name}.demos", declared) or ())
         if start_demos:
             own = len(render("", start_demos, {}, self.outputs, self.layout).encode())
-            demos = demos.joined(Extent(own))
+            demos = demos.union(Extent(own))
         return fixed + text + demos + inputs
 
     def messages(self, inputs: Mapping[str, object], values: Mapping[str, object]) -> tuple[Message, ...]:
@@ -206,7 +206,7 @@ def labelled(values: Mapping[str, Extent]) -> Extent:
 
 def _written(kind: object, tokens: float) -> Extent:
     """Bound the value of a type that a model can write with the given number of tokens."""
-    fixed = of_type(kind, "")
+    fixed = extent_of_type(kind, "")
     if fixed.finite:
         return fixed
     if kind is str:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from compound.components.index import PassageIndex
 from compound.errors import CallError, DataError, DeclarationError
 from compound.example import Values
-from compound.graph.bounds import Extent, Limits, Reach, of_setting
+from compound.graph.bounds import Extent, Limits, Reach, extent_of_setting
 from compound.graph.component import CallContext, Operation, check_name
 from compound.graph.space import Choice, Int
 from compound.graph.types import Port
@@ -91,13 +91,13 @@ class Retriever(Operation):
         return f"retriever:{self.index.digest}"
 
     def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
-        k = given.get("k", of_setting(self.k)).largest
+        k = given.get("k", extent_of_setting(self.k)).largest
         if isinstance(self.index, PassageIndex):
             found = given["passages"] + Extent(METADATA_BYTES).times(min(k, given["passages"].items))
         elif limits.read_corpora and hasattr(self.index, "longest_passage"):
             found = Extent(self.index.longest_passage() + METADATA_BYTES).times(k)
         else:
-            found = Extent(math.inf, why=f"passages of {self.name!r} can have any length")
+            found = Extent(math.inf, unbounded_reason=f"passages of {self.name!r} can have any length")
         return Reach({"passages": replace(found, items=k)}, ())
 
     async def run(  # noqa: D102

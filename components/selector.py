@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compound.graph.bounds import Extent, Limits, Reach, of_setting
+from compound.graph.bounds import Extent, Limits, Reach, extent_of_setting
 from compound.graph.component import CallContext, Operation
 from compound.graph.space import Choice, PerInput, Scalar
 from compound.graph.types import Port
@@ -59,7 +59,7 @@ class Selector(Operation):
         return "selector:1"
 
     def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
-        return Reach({"choice": given.get("choice", of_setting(self.space))}, ())
+        return Reach({"choice": given.get("choice", extent_of_setting(self.space))}, ())
 
     async def run(  # noqa: D102
         self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext

@@ -173,12 +173,12 @@ class RateLimited(TransientError):
     kind = "rate_limit"
 
 
-def nearest(name: str, possible: Iterable[str]) -> str:
+def suggest_name(name: str, possible: Iterable[str]) -> str:
     """Return ``"did you mean 'x'?"`` for the closest name, or ``"possible: …"``.
 
-    >>> nearest("bugdet", ["budget", "seed"])
+    >>> suggest_name("bugdet", ["budget", "seed"])
     "did you mean 'budget'?"
-    >>> nearest("zzz", ["budget", "seed"])
+    >>> suggest_name("zzz", ["budget", "seed"])
     'possible: budget, seed'
     """
     names = sorted(possible)
@@ -188,7 +188,7 @@ def nearest(name: str, possible: Iterable[str]) -> str:
     return "possible: " + (", ".join(names) if names else "none")
 
 
-def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_leaf(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the first leaf exception of a group."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):

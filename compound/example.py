@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from compound.formatting import short
+from compound.formatting import short_repr
 
 Values = Mapping[str, object]  # values of ports or settings, by name
 CallValues = tuple[Values, Values]  # inputs and outputs of one call
@@ -34,7 +34,7 @@ class Example:
     gold: Values = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return f"Example({self.id!r}, inputs={short(self.inputs)}, gold={short(self.gold)})"
+        return f"Example({self.id!r}, inputs={short_repr(self.inputs)}, gold={short_repr(self.gold)})"
 
 
 @runtime_checkable

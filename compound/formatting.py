@@ -16,10 +16,10 @@ _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = _SHORT.maxfr
 _SHORT.maxlevel = 3
 
 
-def short(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return a repr of bounded length.
 
-    >>> short({"question": "word " * 100})
+    >>> short_repr({"question": "word " * 100})
     "{'question': 'word word word word word word word w... word word word word word word word '}"
     """
     return _SHORT.repr(dict(value) if isinstance(value, Mapping) else value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from compound.formatting import short
+from compound.formatting import short_repr
 
 __all__ = ["entry"]
 
@@ -30,4 +30,4 @@ def entry(values: Mapping[str, object], name: str, kind: type[Kind] | tuple[type
     if isinstance(value, kind):
         return value
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    raise TypeError(f"{name} must be {' or '.join(k.__name__ for k in kinds)}, but is {short(value)}")
+    raise TypeError(f"{name} must be {' or '.join(k.__name__ for k in kinds)}, but is {short_repr(value)}")

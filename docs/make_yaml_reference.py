@@ -58,16 +58,16 @@ MODELS: Mapping[str, type[BaseModel]] = {
 }
 COMMON = {"wires", "when"}  # every component has these keys, so they are documented once
 VALUES = {
-    "TextSetting": "text, or `{tune: TEXT}`",
+    "TextSetting": "string, or `{tune: TEXT}`",
     "DemosSetting": "list of demonstrations, or `{tune: COUNT}`",
-    "LabelSetting": "text, or `{choice: [A, B]}`",
-    "OptionSetting": "text, number, true or false",
-    "IntSetting": "whole number, or `{int: [LOW, HIGH]}`",
-    "CountSetting": "whole number, `{int: [LOW, HIGH]}` or `{choice: [A, B]}`",
+    "LabelSetting": "string, or `{choice: [A, B]}`",
+    "OptionSetting": "string, number or boolean",
+    "IntSetting": "integer, or `{int: [LOW, HIGH]}`",
+    "CountSetting": "integer, `{int: [LOW, HIGH]}` or `{choice: [A, B]}`",
     "FloatSetting": "number, or `{float: [LOW, HIGH]}`",
     "WeightsSetting": "`{lora: {rank: 8}}`",
     "AnySetting": "any value, or one to tune",
-    "Scalar": "text, number, true or false",
+    "Scalar": "string, number or boolean",
     "Number": "number",
     "Any": "anything",
     "Entry": "component",
@@ -81,13 +81,13 @@ VALUES = {
     "Scale": "`trl`, `plain`, `population`, `center`, `leave_one_out`, `none`",
     "Schedule": "`constant`, `cosine`",
     "Penalties": "`module:name`, by component",
-    "dict[ConfigurationFile, PositiveInt]": "whole number, by file",
+    "dict[ConfigurationFile, PositiveInt]": "integer, by file",
     "dict[str, NonNegativeFloat]": "number, by component",
     "tuple[NonNegativeFloat, PositiveFloat]": "two numbers",
-    "ModelName": "text",
-    "BackboneName": "text",
-    "MethodName": "text",
-    "tuple[str, ...] | list[str]": "list of text",
+    "ModelName": "string",
+    "BackboneName": "string",
+    "MethodName": "string",
+    "tuple[str, ...] | list[str]": "list of strings",
     "tuple[float, float]": "two numbers",
     "Metric": "metric",
     "Demonstration": "`{inputs: …, outputs: …}`",
@@ -97,10 +97,10 @@ VALUES = {
     "Reference": "reference",
     "Body": "inputs, components, nodes, outputs",
     "Type": "type",
-    "bool": "true or false",
+    "bool": "boolean",
     "float": "number",
-    "int": "whole number",
-    "str": "text",
+    "int": "integer",
+    "str": "string",
     "When": "reference, or `{reference: value}`",
 }
 
@@ -218,7 +218,8 @@ def _value(text: str) -> str:
     if match := re.fullmatch(r"Literal\[(.*)\]", text):
         return ", ".join(f"`{label}`" for label in re.findall(r"['\"]([^'\"]*)['\"]", match[1]))
     if match := re.fullmatch(r"(?:list|Sequence)\[(.*)\]|tuple\[(.*), \.\.\.\]", text):
-        return f"list of {_value(match[1] or match[2])}"
+        item = _value(match[1] or match[2])
+        return "list of " + re.sub(r"\b(string|integer|number|boolean|name)\b", r"\1s", item)
     if match := re.fullmatch(r"(?:dict|Mapping)\[(\w+), (.*)\]", text):
         return f"{_value(match[2])}, by {_value(match[1])}"
     if " | " in text and "[" not in text:

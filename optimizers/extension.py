@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar, overload
 
-from compound.formatting import short
+from compound.formatting import short_repr
 from compound.graph.configuration import component_of
 from compound.graph.space import Choice, Demos, Float, Int, Space, Text
 from compound.graph.system import System
@@ -74,7 +74,8 @@ def optimizer(
     def decorate(cls: O) -> O:
         if not isinstance(cls, type) or not callable(getattr(cls, "propose", None)):
             raise UserCodeError(
-                f"@cp.optimizer decorates {short(cls)} at {definition(cls)}, which has no method propose",
+                f"@cp.optimizer decorates {short_repr(cls)} at {definition(cls)}, which has no method "
+                "propose",
                 hint="define async def propose(self, task) that yields Progress any number of times and one "
                 "Proposal at the end",
             )
@@ -118,7 +119,8 @@ def recipe(*, settings: type[TrainingSettings]) -> Callable[[R], R]:
     def decorate(cls: R) -> R:
         if not (isinstance(cls, type) and issubclass(cls, Recipe)):
             raise UserCodeError(
-                f"@cp.recipe decorates {short(cls)} at {definition(cls)}, which is not a subclass of Recipe",
+                f"@cp.recipe decorates {short_repr(cls)} at {definition(cls)}, which is not a subclass of "
+                "Recipe",
                 hint="derive the class from cp.Recipe",
             )
         name = _name(cls)

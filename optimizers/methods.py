@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from compound.engine import Engine
-from compound.errors import CompoundError, DeclarationError, nearest
+from compound.errors import CompoundError, DeclarationError, suggest_name
 from compound.graph.configuration import components_of, load
 from compound.graph.space import Choice, Demos, Float, Int, Text, Weights
 from compound.graph.system import System
@@ -153,7 +153,7 @@ def factory(name: str, folder: Path = Path()) -> MethodFactory:
         possible = [*METHODS, *installed()]
         raise DeclarationError(
             f"no method {name!r}",
-            hint=f"{nearest(name, possible)}; write a method of your own as module:function",
+            hint=f"{suggest_name(name, possible)}; write a method of your own as module:function",
         )
     return as_factory(find_code(name, folder), name)
 
@@ -199,7 +199,7 @@ def method(name: str, system: System, settings: OptimizeSettings, folder: Path =
     try:
         made = _make_method(name, system, settings, folder)
     except NothingToTune as error:
-        fit = fitting(system, settings, folder)
+        fit = applicable_methods(system, settings, folder)
         hint = f"methods that fit this system: {', '.join(fit)}" if fit else error.hint
         raise NothingToTune(error.message, hint=hint) from None
     for section in made.sections.values():
@@ -209,7 +209,7 @@ def method(name: str, system: System, settings: OptimizeSettings, folder: Path =
     return made
 
 
-def fitting(system: System, settings: OptimizeSettings, folder: Path = Path()) -> list[str]:
+def applicable_methods(system: System, settings: OptimizeSettings, folder: Path = Path()) -> list[str]:
     """Return the names of the built-in methods that can change some parameter of a system."""
     names = []
     for name in METHODS:

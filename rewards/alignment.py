@@ -43,7 +43,7 @@ class Accuracy:
         }
 
 
-NOTHING = Accuracy(0.5, None, None, 0, 0)
+NO_PAIRS = Accuracy(0.5, None, None, 0, 0)
 
 
 def accuracy(margins: Sequence[float] | Vector, inputs: Sequence[str]) -> Accuracy:
@@ -62,7 +62,7 @@ def mean_accuracy(right: Sequence[float], inputs: Sequence[str]) -> Accuracy:
     0.5
     """
     if not len(right):
-        return NOTHING
+        return NO_PAIRS
     groups: dict[str, list[float]] = defaultdict(list)
     for share, name in zip(right, inputs, strict=True):
         groups[name].append(share)

@@ -70,7 +70,7 @@ class Backbone:
             np.stack([self.store.get(key) for key in keys]) if keys else np.zeros((0, self.dim), np.float32)
         )
 
-    def keep_in(self, path: Path) -> None:
+    def store_in(self, path: Path) -> None:
         """Store features in a file from now on, and reuse the features in it."""
         if self.store.path != path:
             self.store = FeatureStore(path, self.dim)
@@ -176,7 +176,7 @@ class Backbone:
         if self.name_adapter() != name:
             raise ConfigurationError(f"the reward adapter in {folder} does not match the digest in its card")
 
-    def drop_adapter(self) -> None:
+    def remove_adapter(self) -> None:
         """Remove the adapter, which restores the base weights."""
         if self.adapter:
             self.model = self.model.unload().eval()
@@ -230,7 +230,7 @@ def _load(name: str, dtype: str) -> tuple[ModuleType, PreTrainedTokenizerBase, P
     folder = Path(weights_folder()) if NAMES.get(name, name) == PACKAGED_MODEL else models.resolve(name)
     kind = fastest_dtype() if dtype == "auto" else dtype
     try:
-        with models.quiet():
+        with models.hide_progress_bars():
             model, tokenizer = model_folder.load_encoder(folder, kind)
     except (OSError, ValueError) as error:
         raise CompoundError(

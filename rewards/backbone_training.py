@@ -161,7 +161,7 @@ def _items(texts: Sequence[PairTexts], *, held_out: bool) -> list[_Item]:
         _Item(head, chosen.inputs, _output(chosen), _output(rejected), weight)
         for head, component in enumerate(texts)
         for chosen, rejected, weight, apart in zip(
-            component.chosen, component.rejected, component.recency, component.apart, strict=True
+            component.chosen, component.rejected, component.recency, component.held_out, strict=True
         )
         if apart == held_out
     ]

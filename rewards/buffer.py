@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict, cast
 
 from compound.errors import DataError
-from compound.graph.configuration import canonical, digest, readable, readable_values
+from compound.graph.configuration import canonical_json, digest, to_readable_json, to_readable_values
 from compound.graph.system import System
 from compound.narrowing import entry
 from compound.rewards.pairs import Candidate, Draw, Pair, Sampling, ordered_pairs
@@ -122,9 +122,9 @@ def _to_json(draw: Draw) -> DrawDocument:
         "address": draw.address,
         "example": draw.example,
         "configuration": draw.configuration,
-        "inputs": readable_values(draw.inputs),
+        "inputs": to_readable_values(draw.inputs),
         "candidates": [
-            (readable_values(c.outputs), list(c.rewards), readable_values(c.settings))
+            (to_readable_values(c.outputs), list(c.rewards), to_readable_values(c.settings))
             for c in draw.candidates
         ],
     }
@@ -146,4 +146,4 @@ def _draw(data: DrawDocument) -> Draw:
 
 def input_key(draw_or_pair: Draw | Pair) -> str:
     """Return the key of an input, by which equal inputs of different examples are grouped."""
-    return canonical(readable(draw_or_pair.inputs))
+    return canonical_json(to_readable_json(draw_or_pair.inputs))

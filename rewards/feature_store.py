@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compound.security.limits import ARTIFACT
-from compound.security.untrusted import UntrustedFolder, named
+from compound.security.untrusted import UntrustedFolder, os_errors_as
 
 Array = NDArray[np.float32]
 KEY = 16  # bytes
@@ -93,7 +93,7 @@ class FeatureStore:
             records["checksum"] = [_checksum(r["key"], r["vector"]) for r in records]
         folder = UntrustedFolder(self.path.parent)
         head = HEAD if self._checked and not folder.size(self.path.name) else b""
-        with folder.appender(self.path.name) as file, named(self.path):
+        with folder.appender(self.path.name) as file, os_errors_as(self.path):
             file.write(head + records.tobytes())
             file.flush()
 

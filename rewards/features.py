@@ -20,7 +20,7 @@ from compound.rewards.template import Reading, Template
 Matrix = NDArray[np.float32]
 
 
-class Embeds(Protocol):
+class Embedder(Protocol):
     """Protocol of backbones, which embed text pairs: `compound.rewards.backbone.Backbone` or `NoBackbone`."""
 
     dim: int
@@ -29,7 +29,7 @@ class Embeds(Protocol):
         """Return a vector of length ``dim`` for each (inputs, output)."""
         ...
 
-    def keep_in(self, path: Path) -> None:
+    def store_in(self, path: Path) -> None:
         """Store computed features in a file, and reuse the features in it."""
         ...
 
@@ -43,7 +43,7 @@ class NoBackbone:
         """Return vectors of length 0."""
         return np.zeros((len(texts), 0), np.float32)
 
-    def keep_in(self, path: Path) -> None:
+    def store_in(self, path: Path) -> None:
         """Do nothing, because there are no features to store."""
 
 
@@ -94,7 +94,7 @@ class FeatureMap:
         """Whether each column comes from the backbone."""
         return tuple("φ" in column for column in self.columns)
 
-    def matrix(self, readings: Sequence[Reading], backbone: Embeds) -> Matrix:
+    def matrix(self, readings: Sequence[Reading], backbone: Embedder) -> Matrix:
         """Return the features, one row per reading."""
         numbers = np.array(
             [[reading.numbers.get(name, 0.0) for name in self.numbers] for reading in readings], np.float32

@@ -11,16 +11,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from compound.execution.rng import generator
 from compound.graph.configuration import digest
 from compound.graph.system import System
 from compound.rewards.alignment import accuracy
 from compound.rewards.buffer import PairBuffer, input_key
-from compound.rewards.features import Embeds, FeatureMap
-from compound.rewards.heads import LEAST_INPUTS, Fit, fit
+from compound.rewards.features import Embedder, FeatureMap
+from compound.rewards.heads import MIN_INPUTS, Fit, fit
 from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.template import Reading, Template
 
@@ -40,28 +37,30 @@ class PairTexts:
     inputs: tuple[str, ...]
     gaps: tuple[float, ...]
     recency: tuple[float, ...]
-    apart: tuple[bool, ...] = ()
+    held_out: tuple[bool, ...] = ()
 
-    def enough(self) -> bool:
+    def is_sufficient(self) -> bool:
         """Return whether there are enough pairs to fit and to evaluate a reward."""
-        judged = self.apart or (True,) * len(self.inputs)
+        judged = self.held_out or (True,) * len(self.inputs)
         seen = {
             n
-            for n, out in zip(self.inputs, self.apart or (False,) * len(self.inputs), strict=True)
+            for n, out in zip(self.inputs, self.held_out or (False,) * len(self.inputs), strict=True)
             if not out
         }
-        return len(seen) >= LEAST_INPUTS and any(judged)
+        return len(seen) >= MIN_INPUTS and any(judged)
 
 
 @dataclass
-class Learned:
+class FittedRewards:
     """A reward model, and the reasons why some components have no reward."""
 
     model: RewardModel
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def texts_of(buffer: PairBuffer, system: System, component: str, *, held_out: bool = False) -> PairTexts:
+def component_pairs(
+    buffer: PairBuffer, system: System, component: str, *, held_out: bool = False
+) -> PairTexts:
     """Return a component's pairs as rendered by its template.
 
     Args:
@@ -74,7 +73,7 @@ def texts_of(buffer: PairBuffer, system: System, component: str, *, held_out: bo
 
 
 def read_pairs(buffer: PairBuffer, template: Template, *, held_out: bool = False) -> PairTexts:
-    """Return a component's pairs as rendered by its template; see `texts_of`."""
+    """Return a component's pairs as rendered by its template; see `component_pairs`."""
     found = buffer.pairs(template.component)
     latest = max((iteration for _, iteration in found), default=0)
     first: dict[str, str] = {}  # groups equal inputs, and calls of the same example
@@ -95,18 +94,18 @@ def is_held_out(name: str) -> bool:
     return bool(generator("held out", name).random() < HELD_OUT)
 
 
-def learn(
+def fit_rewards(
     buffer: PairBuffer,
     system: System,
     components: Sequence[str],
-    backbone: Embeds,
+    backbone: Embedder,
     name: str,
     *,
     weighting: Weighting = "plain",
     trained: bool = False,
     seed: int = 0,
     known: dict[str, LocalReward] | None = None,
-) -> Learned:
+) -> FittedRewards:
     """Fit the heads of some components to a buffer (OPTIMAS, section 4.2).
 
     Args:
@@ -124,8 +123,8 @@ def learn(
     found: dict[str, LocalReward] = {}
     missing: dict[str, str] = {}
     for component in components:
-        texts = texts_of(buffer, system, component, held_out=trained)
-        if not texts.enough():
+        texts = component_pairs(buffer, system, component, held_out=trained)
+        if not texts.is_sufficient():
             missing[component] = _why(buffer, component, len(set(texts.inputs)))
             continue
         key = digest([asdict(texts), name, getattr(backbone, "adapter", ""), weighting, seed])
@@ -139,11 +138,11 @@ def learn(
                 features, fitted.head, fitted.slope or 1.0, score, fitted.margins, inputs
             )
         found[component] = known[key]
-    return Learned(RewardModel(name, backbone, found, buffer.digest), missing)
+    return FittedRewards(RewardModel(name, backbone, found, buffer.digest), missing)
 
 
 def _fit(
-    texts: PairTexts, features: FeatureMap, backbone: Embeds, weighting: Weighting, seed: int
+    texts: PairTexts, features: FeatureMap, backbone: Embedder, weighting: Weighting, seed: int
 ) -> tuple[Fit, list[str]]:
     """Return the fit, and the inputs of the pairs it was evaluated on."""
     rows = features.matrix([*texts.chosen, *texts.rejected], backbone)
@@ -151,9 +150,9 @@ def _fit(
     fitted = fit(
         rows[:n], rows[n:], texts.inputs,
         gaps=texts.gaps if weighting == "margin" else None,
-        recency=texts.recency, held_out=texts.apart or None, soft=features.soft, seed=seed,
+        recency=texts.recency, held_out=texts.held_out or None, soft=features.soft, seed=seed,
     )  # fmt: skip
-    judged = [g for g, out in zip(texts.inputs, texts.apart or (True,) * n, strict=True) if out]
+    judged = [g for g, out in zip(texts.inputs, texts.held_out or (True,) * n, strict=True) if out]
     return fitted, judged
 
 
@@ -167,15 +166,4 @@ def _why(buffer: PairBuffer, component: str, inputs: int) -> str:
         return "all draws gave the same output; raise its temperature or give it tunable settings"
     if all(len({reward for c in draw.candidates for reward in c.rewards}) == 1 for draw in several):
         return "all its outputs led to the same score: the metric does not depend on them"
-    return f"only {inputs} inputs have outputs with significantly different scores; {LEAST_INPUTS} are needed"
-
-
-def held_out_rewards(
-    learned: RewardModel, buffer: PairBuffer, component: str
-) -> tuple[list[NDArray[np.float64]], list[list[float]]]:
-    """Return the local and global rewards of each draw with several candidates, for correlations."""
-    draws = [e.draw for e in buffer.of(component) if len(e.draw.candidates) > 1]
-    calls = [(draw.inputs, c.outputs) for draw in draws for c in draw.candidates]
-    values = learned.rewards(component, calls) if calls else np.zeros(0)
-    ends = np.cumsum([len(draw.candidates) for draw in draws])[:-1]
-    return list(np.split(values, ends)), [[c.value for c in draw.candidates] for draw in draws]
+    return f"only {inputs} inputs have outputs with significantly different scores; {MIN_INPUTS} are needed"

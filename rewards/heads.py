@@ -26,7 +26,7 @@ Matrix = NDArray[np.float32] | NDArray[np.float64]
 STRENGTHS = (1e-2, 1e-1, 1.0)  # inverse regularization, for standardized features
 EMPHASES = (0.0, 0.1, 1.0)  # factors of the backbone's columns, of which there are hundreds
 FOLDS = 5
-LEAST_INPUTS = 4  # minimum number of inputs with pairs, so that some can be held out
+MIN_INPUTS = 4  # minimum number of inputs with pairs, so that some can be held out
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def fit(
         seed: seeds the folds.
 
     Raises:
-        DataError: there are fewer than `LEAST_INPUTS` inputs with pairs, or a number is not finite.
+        DataError: there are fewer than `MIN_INPUTS` inputs with pairs, or a number is not finite.
     """
     both = np.vstack([chosen, rejected]).astype(np.float64)
     if not np.isfinite(both).all():
@@ -183,14 +183,14 @@ def folds(inputs: Sequence[str], seed: int) -> NDArray[np.int64]:
     """Return a fold for each pair; the pairs of an input are in the same fold.
 
     Raises:
-        DataError: there are fewer than `LEAST_INPUTS` inputs.
+        DataError: there are fewer than `MIN_INPUTS` inputs.
     """
     distinct = sorted(set(inputs))
-    if len(distinct) < LEAST_INPUTS:
+    if len(distinct) < MIN_INPUTS:
         raise DataError(
             f"preference pairs of {plural(len(distinct), 'input')} are too few to train a reward with "
             "held-out inputs",
-            hint=f"at least {LEAST_INPUTS} inputs need outputs that lead to different scores",
+            hint=f"at least {MIN_INPUTS} inputs need outputs that lead to different scores",
         )
     order = generator(seed, "folds").permutation(len(distinct))
     fold_of = {distinct[i]: place % min(FOLDS, len(distinct)) for place, i in enumerate(order)}

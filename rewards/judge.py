@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from compound.engine import Completion, Message, Request
-from compound.errors import CallError, first_of
+from compound.errors import CallError, first_leaf
 from compound.execution.rng import derive_seed, generator
-from compound.graph.configuration import readable, readable_values
+from compound.graph.configuration import to_readable_json, to_readable_values
 from compound.graph.system import System
-from compound.rewards.alignment import NOTHING, Accuracy, mean_accuracy
+from compound.rewards.alignment import NO_PAIRS, Accuracy, mean_accuracy
 from compound.rewards.buffer import PairBuffer
-from compound.rewards.fit import texts_of
+from compound.rewards.fit import component_pairs
 from compound.rewards.heads import folds
 from compound.rewards.pairs import Pair
 from compound.rewards.template import Template, as_text
@@ -35,7 +35,7 @@ Generate = Callable[[Request], Awaitable[Completion]]
 
 
 @dataclass(frozen=True)
-class Judging:
+class JudgeSettings:
     """Settings of the judge.
 
     Attributes:
@@ -66,7 +66,7 @@ async def judge(
     buffer: PairBuffer,
     system: System,
     component: str,
-    judging: Judging | None = None,
+    judging: JudgeSettings | None = None,
     *,
     held_out: bool = False,
 ) -> Accuracy:
@@ -77,8 +77,9 @@ async def judge(
     half.
 
     Args:
-        generate: sends a request to the model, such as ``lambda request: executor.ask("smollm2", request)``,
-            which uses cache and budget of the executor.
+        generate: sends a request to the model, such as
+            ``lambda request: executor.request("smollm2", request)``, which uses cache and budget of the
+            executor.
         buffer: the draws.
         system: the system of the draws.
         component: the component whose pairs are judged.
@@ -92,7 +93,7 @@ async def judge(
     Raises:
         BudgetExhausted: the budget ended before all pairs were judged.
     """
-    judging = judging or Judging()
+    judging = judging or JudgeSettings()
     template = Template.of(system.components[component])
     asked = _questions(buffer, system, component, judging, held_out)
 
@@ -111,16 +112,16 @@ async def judge(
         async with asyncio.TaskGroup() as group:
             tasks = [[group.create_task(verdict(q, swapped)) for swapped in (False, True)] for q in asked]
     except BaseExceptionGroup as errors:
-        raise first_of(errors) from None
+        raise first_leaf(errors) from None
     shares = [sum(task.result() for task in both) / 2 for both in tasks]
-    return mean_accuracy(shares, [q.input for q in asked]) if asked else NOTHING
+    return mean_accuracy(shares, [q.input for q in asked]) if asked else NO_PAIRS
 
 
 def comparison_request(
     template: Template,
     pair: Pair,
     others: Sequence[Pair],
-    judging: Judging,
+    judging: JudgeSettings,
     *,
     swapped: bool = False,
     seed: int = 0,
@@ -170,7 +171,7 @@ def shorten_fields(values: Mapping[str, object], limit: int) -> str:
     question: Where?
     passage: Lima is the capi …
     """
-    plain = readable_values(values)
+    plain = to_readable_values(values)
     texts = sorted(((n, as_text(v)) for n, v in plain.items()), key=lambda item: len(item[1]))
     lines, left = [], limit
     for i, (name, text) in enumerate(texts):
@@ -181,16 +182,16 @@ def shorten_fields(values: Mapping[str, object], limit: int) -> str:
 
 
 def _questions(
-    buffer: PairBuffer, system: System, component: str, judging: Judging, held_out: bool
+    buffer: PairBuffer, system: System, component: str, judging: JudgeSettings, held_out: bool
 ) -> list[_Question]:
     """Return the pairs to judge, balanced over inputs, each with the pairs of the other folds."""
-    texts = texts_of(buffer, system, component, held_out=held_out)
-    if not texts.enough():
+    texts = component_pairs(buffer, system, component, held_out=held_out)
+    if not texts.is_sufficient():
         return []
     pairs = [pair for pair, _ in buffer.pairs(component)]
-    parts = texts.apart or tuple(folds(texts.inputs, judging.seed).tolist())
+    parts = texts.held_out or tuple(folds(texts.inputs, judging.seed).tolist())
     drawn = generator(judging.seed, "judged").permutation(len(pairs)).tolist()
-    asked = [i for i in _balanced(drawn, texts.inputs) if not texts.apart or texts.apart[i]]
+    asked = [i for i in _balanced(drawn, texts.inputs) if not texts.held_out or texts.held_out[i]]
     clearest = _balanced(sorted(drawn, key=lambda i: -pairs[i].gap), texts.inputs)
     shown = {part: [pairs[i] for i in clearest if parts[i] != part] for part in set(parts)}
     return [_Question(i, texts.inputs[i], pairs[i], shown[parts[i]]) for i in sorted(asked[: judging.pairs])]
@@ -206,7 +207,7 @@ def _balanced(order: Sequence[int], inputs: Sequence[str]) -> list[int]:
     return sorted(order, key=lambda i: turn[i])
 
 
-def _examples(template: Template, others: Sequence[Pair], judging: Judging) -> list[str]:
+def _examples(template: Template, others: Sequence[Pair], judging: JudgeSettings) -> list[str]:
     """Return examples with inputs, output and verdict, alternating between high and low rewards."""
     found = []
     for i in range(max(judging.high, judging.low)):
@@ -226,7 +227,7 @@ def _output(outputs: Mapping[str, object], limit: int) -> str:
     """Return outputs as text, without the name if there is only one."""
     if len(outputs) == 1:
         (value,) = outputs.values()
-        return _cut(as_text(readable(value)), limit)
+        return _cut(as_text(to_readable_json(value)), limit)
     return "\n" + shorten_fields(outputs, limit)
 
 

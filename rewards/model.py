@@ -15,18 +15,18 @@ from typing import NotRequired, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.errors import ConfigurationError, DeclarationError, MissingExtra, nearest
+from compound.errors import ConfigurationError, DeclarationError, MissingExtra, suggest_name
 from compound.example import CallValues
-from compound.graph.configuration import readable_values
+from compound.graph.configuration import to_readable_values
 from compound.graph.system import System
 from compound.rewards.alignment import Accuracy
-from compound.rewards.features import Embeds, FeatureMap, FeaturesDocument, NoBackbone
+from compound.rewards.features import Embedder, FeatureMap, FeaturesDocument, NoBackbone
 from compound.rewards.heads import Head
 from compound.rewards.template import TEMPLATE
 from compound.runs.events import AccuracyDocument
 from compound.security.limits import ARTIFACT
 from compound.security.untrusted import UntrustedFolder
-from compound.storage.records import Damaged, opened_document, sealed_document
+from compound.storage.records import Damaged, read_document, to_document
 
 Vector = NDArray[np.float64]
 FORMAT = 1
@@ -90,7 +90,7 @@ class RewardModel:
     """
 
     name: str
-    backbone: Embeds
+    backbone: Embedder
     rewards_of: dict[str, LocalReward]
     data: str = ""
 
@@ -102,12 +102,13 @@ class RewardModel:
         """
         if component not in self.rewards_of:
             raise DeclarationError(
-                f"no local reward for component {component!r}", hint=nearest(component, self.rewards_of)
+                f"no local reward for component {component!r}", hint=suggest_name(component, self.rewards_of)
             )
         reward = self.rewards_of[component]
         template = reward.features.template
         readings = [
-            template.read(readable_values(inputs), readable_values(outputs)) for inputs, outputs in calls
+            template.read(to_readable_values(inputs), to_readable_values(outputs))
+            for inputs, outputs in calls
         ]
         return reward.slope * reward.head.rewards(reward.features.matrix(readings, self.backbone))
 
@@ -126,7 +127,7 @@ class RewardModel:
         if adapted is not None:
             adapted(folder / "adapter")
         card: Card = {**self.card(), "heads": hashlib.sha256(heads).hexdigest()}
-        files.write(CARD, sealed_document(card))
+        files.write(CARD, to_document(card))
 
     def card(self) -> Card:
         """Return the description of the model as JSON types."""
@@ -150,7 +151,7 @@ class RewardModel:
 
 
 def load(
-    folder: str | Path, system: System | None = None, *, backbone: Callable[[str], Embeds] | None = None
+    folder: str | Path, system: System | None = None, *, backbone: Callable[[str], Embedder] | None = None
 ) -> RewardModel:
     """Read a checkpoint; nothing in it is executed.
 
@@ -200,7 +201,7 @@ def read(path: Path) -> Stored:
         if files.kind(name) is None:
             raise ConfigurationError(f"{path} is not a reward checkpoint: no {path / name}")
     try:
-        card = cast("Card", opened_document(files.read(CARD)))  # other formats are refused below
+        card = cast("Card", read_document(files.read(CARD)))  # other formats are refused below
         heads = files.read(HEADS, ARTIFACT)
         if card.get("heads", found := hashlib.sha256(heads).hexdigest()) != found:
             raise ConfigurationError(f"{path / HEADS} was changed: it does not match the digest in its card")
@@ -226,7 +227,7 @@ def read(path: Path) -> Stored:
         raise ConfigurationError(f"{path} is a damaged reward checkpoint: {error!r:.200}") from None
 
 
-def make_backbone(name: str, max_length: int = 256) -> Embeds:
+def make_backbone(name: str, max_length: int = 256) -> Embedder:
     """Return a backbone by name; ``none`` reads no text."""
     if name == NONE:
         return NoBackbone()
@@ -263,5 +264,5 @@ def _check_components(path: Path, rewards_of: Mapping[str, LocalReward], system:
     if unknown:
         raise ConfigurationError(
             f"{path} has a reward for component {unknown[0]!r}, which system {system.name!r} does not have",
-            hint=f"{nearest(unknown[0], system.components)}; use a checkpoint of this system",
+            hint=f"{suggest_name(unknown[0], system.components)}; use a checkpoint of this system",
         )

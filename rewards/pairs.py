@@ -16,16 +16,16 @@ from itertools import combinations
 
 import numpy as np
 
-from compound.errors import DeclarationError, first_of, nearest
-from compound.evaluation.evaluate import Rules, score
+from compound.errors import DeclarationError, first_leaf, suggest_name
+from compound.evaluation.evaluate import EvaluationRules, score
 from compound.example import Example, Metric, Values
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
-from compound.execution.schedule import values_of
+from compound.execution.schedule import setting_values
 from compound.execution.trace import Trace
 from compound.graph.component import Node
 from compound.graph.composite import Composite
-from compound.graph.configuration import canonical, readable
+from compound.graph.configuration import canonical_json, to_readable_json
 from compound.graph.space import Choice, Float, Int
 from compound.graph.system import System
 
@@ -41,15 +41,15 @@ class Sampling:
     Attributes:
         samples: the additional draws of a call.
         rollouts: the minimum number of downstream runs for each candidate.
-        most: the maximum number of downstream runs; more than the minimum run only until all pairs are
-            decided.
+        max_rollouts: the maximum number of downstream runs; more than the minimum run only until all pairs
+            are decided.
         z: the standard errors by which two candidates must differ; 0 accepts any difference.
         pairs: the maximum number of pairs per call, those with the largest gaps.
     """
 
     samples: int = 3
     rollouts: int = 2
-    most: int = 6
+    max_rollouts: int = 6
     z: float = 1.64
     pairs: int = 6
 
@@ -97,7 +97,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Collected:
+class Collection:
     """Collected draws and pairs, in input order, and their cost.
 
     ``calls`` is the number of executed calls of components, ``system_runs`` their fraction of system runs.
@@ -155,10 +155,10 @@ async def collect(
     metric: Metric,
     *,
     sampling: Sampling | None = None,
-    rules: Rules | None = None,
-    round_: int = 0,
+    rules: EvaluationRules | None = None,
+    round_index: int = 0,
     proposals: Mapping[str, Sequence[Mapping[str, object]]] | None = None,
-) -> Collected:
+) -> Collection:
     """Draw and order candidates for every call of some components in some traces, concurrently.
 
     Args:
@@ -169,7 +169,7 @@ async def collect(
         metric: the global reward.
         sampling: the number of candidates and the significance threshold.
         rules: the score of failures, and the maximum number of concurrent forks.
-        round_: seeds the random streams; different rounds draw different candidates.
+        round_index: seeds the random streams; different rounds draw different candidates.
         proposals: for each component, settings for drawing its calls, such as candidate prompts, so that the
             pairs resemble the outputs that the rewards will score.
 
@@ -179,9 +179,15 @@ async def collect(
     """
     for name in components:
         if name not in system.components:
-            raise DeclarationError(f"no component {name!r}", hint=nearest(name, system.components))
+            raise DeclarationError(f"no component {name!r}", hint=suggest_name(name, system.components))
     work = _Work(
-        executor, system, metric, sampling or Sampling(), rules or Rules(), round_, dict(proposals or {})
+        executor,
+        system,
+        metric,
+        sampling or Sampling(),
+        rules or EvaluationRules(),
+        round_index,
+        dict(proposals or {}),
     )
     jobs = [
         (example, trace, call.address)
@@ -191,18 +197,18 @@ async def collect(
         if call.failure is None
     ]
     try:
-        with executor.batch():
+        with executor.sharing_failures():
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(work.draw(*job)) for job in jobs]
     except BaseExceptionGroup as errors:
         executor.meter.release_runs()
-        raise first_of(errors) from None
+        raise first_leaf(errors) from None
     draws = tuple(task.result() for task in tasks)
     pairs = tuple(pair for draw in draws for pair in ordered_pairs(draw, work.sampling))
-    return Collected(draws, pairs, work.calls, work.system_runs)
+    return Collection(draws, pairs, work.calls, work.system_runs)
 
 
-def compared(
+def draws_from_runs(
     component: str, runs: Sequence[tuple[Mapping[str, object], Trace]], sampling: Sampling
 ) -> list[Draw]:
     """Return draws of a component from scored runs of an example that differ only in its settings.
@@ -226,7 +232,8 @@ def compared(
             for settings, trace in others
             for other in trace.calls_of(component)
             if other.address == call.address and other.failure is None
-            and canonical(readable(other.inputs)) == canonical(readable(call.inputs))
+            and canonical_json(to_readable_json(other.inputs))
+            == canonical_json(to_readable_json(call.inputs))
         ]  # fmt: skip
         own = Candidate(call.outputs, (first.score or 0.0,), settings_of_first)
         found += [
@@ -241,7 +248,7 @@ def _distinct(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Return the first candidate of each output."""
     found: dict[str, Candidate] = {}
     for candidate in candidates:
-        found.setdefault(canonical(readable(candidate.outputs)), candidate)
+        found.setdefault(canonical_json(to_readable_json(candidate.outputs)), candidate)
     return tuple(found.values())
 
 
@@ -255,8 +262,8 @@ def expected_cost(system: System, component: str, sampling: Sampling) -> float:
     counted = sum(node.component.cacheable for node in system.all_nodes())
     calls = 0.0
     for after in _followers(system, component):
-        chance = any(not n.component.deterministic(values_of(n.component, system)) for n in after)
-        runs = (sampling.rollouts + sampling.most) / 2 if chance else 1.0
+        chance = any(not n.component.deterministic(setting_values(n.component, system)) for n in after)
+        runs = (sampling.rollouts + sampling.max_rollouts) / 2 if chance else 1.0
         calls += sampling.samples * system.components[component].cacheable
         calls += runs * (sampling.samples + 1) * sum(node.component.cacheable for node in after)
     return calls / max(1, counted)
@@ -286,7 +293,7 @@ class _Work:
     system: System
     metric: Metric
     sampling: Sampling
-    rules: Rules
+    rules: EvaluationRules
     round: int
     proposals: Mapping[str, Sequence[Mapping[str, object]]]
     calls: int = 0
@@ -328,7 +335,7 @@ class _Work:
     def _settings(self, trace: Trace, address: str) -> list[Mapping[str, object]]:
         """Return the settings of each additional draw: unchanged, proposed, random, or a temperature."""
         component = self.system.components[trace.call(address).component]
-        fixed = component.deterministic(values_of(component, self.system))
+        fixed = component.deterministic(setting_values(component, self.system))
         numbers = {n: s for n, s in component.parameters.items() if isinstance(s, Choice | Int | Float)}
         proposed = self.proposals.get(component.name, ())
         order = generator(self.round, "proposals", trace.example, address).permutation(len(proposed))
@@ -356,7 +363,7 @@ class _Work:
         """Run the nodes downstream of the call for each candidate until every pair is decided."""
         done = list(candidates)
         certain = False
-        for sample in range(self.sampling.most):
+        for sample in range(self.sampling.max_rollouts):
             lacking = [i for i, candidate in enumerate(done) if len(candidate.rewards) <= sample]
             index = self._index(DOWNSTREAM, sample)
             made = await asyncio.gather(
@@ -379,7 +386,9 @@ class _Work:
             if not after.isdisjoint(call.parents):
                 after.add(call.address)
         components = [self.system.components[fork.call(a).component] for a in after - {address}]
-        return all(component.deterministic(values_of(component, self.system)) for component in components)
+        return all(
+            component.deterministic(setting_values(component, self.system)) for component in components
+        )
 
     async def _fork(
         self,

@@ -14,20 +14,20 @@ from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
-from compound.errors import ConfigurationError, nearest
+from compound.errors import ConfigurationError, suggest_name
 from compound.example import CallValues, Values
-from compound.graph.types import names
+from compound.graph.types import quote_names
 from compound.rewards.feature_store import FeatureStore
-from compound.rewards.features import Embeds
+from compound.rewards.features import Embedder
 from compound.rewards.model import LocalReward, RewardModel, load, make_backbone, read
 from compound.runs.directory import write_atomically
-from compound.storage.artifacts import put
+from compound.storage.artifacts import store_folder
 
 KEPT = 20_000  # maximum number of texts with features in memory
 AGAIN = "optimize again with method optimas, or bind one of the options"
 
 
-def freeze(model: RewardModel, component: str, folder: Path) -> dict[str, str]:
+def store_reward(model: RewardModel, component: str, folder: Path) -> dict[str, str]:
     """Store a component's reward in ``folder``, and return a reference with a path relative to it."""
     reward = replace(model.rewards_of[component], margins=np.zeros(0))
     only = RewardModel(model.name, model.backbone, {component: reward}, model.data)
@@ -36,7 +36,7 @@ def freeze(model: RewardModel, component: str, folder: Path) -> dict[str, str]:
         only.save(target)
         _normalize(target / "adapter", model.name)
 
-    return put(write, folder, component)
+    return store_folder(write, folder, component)
 
 
 def _normalize(adapter: Path, backbone: str) -> None:
@@ -76,7 +76,7 @@ class StoredPolicy:
         if component not in self.model.rewards_of:
             raise ConfigurationError(
                 f"{self.path} has no reward for component {component!r}",
-                hint=nearest(component, self.model.rewards_of),
+                hint=suggest_name(component, self.model.rewards_of),
             )
         reward = self.model.rewards_of[component]
         for inputs, outputs in calls:
@@ -92,20 +92,20 @@ class StoredPolicy:
         if unknown:
             raise ConfigurationError(
                 f"{self.path} is a reward for another system: {component!r} has the input {unknown[0]!r}, "
-                f"but the reward was trained on calls with {names(reward.inputs)}",
+                f"but the reward was trained on calls with {quote_names(reward.inputs)}",
                 hint=AGAIN,
             )
         for name, options in reward.features.template.labels.items():
             if outputs.get(name) not in options:
                 raise ConfigurationError(
                     f"{self.path} is a reward for other options: {component!r} may choose "
-                    f"{outputs.get(name)!r}, but the reward was trained on {names(map(str, options))}",
+                    f"{outputs.get(name)!r}, but the reward was trained on {quote_names(map(str, options))}",
                     hint=AGAIN,
                 )
 
 
 def load_policy(path: Path) -> StoredPolicy:
-    """Read a checkpoint written by `freeze`; nothing in it is executed.
+    """Read a checkpoint written by `store_reward`; nothing in it is executed.
 
     Raises:
         ConfigurationError: the folder is not a reward checkpoint, or is damaged.
@@ -116,6 +116,6 @@ def load_policy(path: Path) -> StoredPolicy:
 
 
 @functools.lru_cache(maxsize=2)
-def _shared_backbone(name: str, max_length: int) -> Embeds:
+def _shared_backbone(name: str, max_length: int) -> Embedder:
     """Return a backbone of fixed features, separate from the one used for training rewards."""
     return make_backbone(name, max_length)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeGuard, get_args, get_origin
 
-from compound.components.fields import show
+from compound.components.fields import format_value
 from compound.graph.component import Component
 
 TEMPLATE = 1  # version in a checkpoint's card: increase it if `Template.read` changes
@@ -94,7 +94,7 @@ def as_text(value: object) -> str:
     """Format a value as text for a reward model."""
     if isinstance(value, float):
         return f"{value:.{DIGITS}g}"
-    return show(value)
+    return format_value(value)
 
 
 def _numbers(

@@ -23,20 +23,20 @@ import numpy as np
 from rich.progress import track
 from scipy import stats
 
-from compound.evaluation.evaluate import Rules, evaluate_all
+from compound.evaluation.evaluate import EvaluationRules, evaluate_all
 from compound.example import CallValues, Example
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.system import System
-from compound.report.figures.curve import frame
-from compound.report.figures.graph import PALETTE, drawn, on_paper
-from compound.rewards.alignment import NOTHING, accuracy
+from compound.report.figures.curve import style_axes
+from compound.report.figures.graph import PALETTE, figure_to_svg, with_background
+from compound.rewards.alignment import NO_PAIRS, accuracy
 from compound.rewards.buffer import PairBuffer
-from compound.rewards.features import Embeds
+from compound.rewards.features import Embedder
 from compound.rewards.fit import PairTexts
-from compound.rewards.heads import LEAST_INPUTS, Matrix, fit
+from compound.rewards.heads import MIN_INPUTS, Matrix, fit
 from compound.rewards.inspection.inspect import Inspection
 from compound.rewards.model import LocalReward, RewardModel
 from compound.spec import Program, load
@@ -64,7 +64,7 @@ class Pairs:
 
     texts: PairTexts
     reward: LocalReward
-    backbone: Embeds
+    backbone: Embedder
     chosen: Matrix
     rejected: Matrix
 
@@ -103,7 +103,7 @@ class Pairs:
         found = fit(
             a, b, names[kept].tolist(), gaps=gaps, held_out=held_out.tolist(), soft=self.reward.features.soft
         )
-        judged = accuracy(found.margins, names[kept][held_out].tolist()) if held_out.any() else NOTHING
+        judged = accuracy(found.margins, names[kept][held_out].tolist()) if held_out.any() else NO_PAIRS
         return LocalReward(self.reward.features, found.head, 1.0, judged)
 
     def split(self, seed: int) -> tuple[list[str], list[str]]:
@@ -118,7 +118,7 @@ def by_data(pairs: Pairs) -> list[dict[str, float]]:
     rows = []
     for seed in range(SPLITS):
         seen, apart = pairs.split(seed)
-        for count in sorted({max(LEAST_INPUTS, round(share * len(seen))) for share in SHARES}):
+        for count in sorted({max(MIN_INPUTS, round(share * len(seen))) for share in SHARES}):
             if count <= len(seen):
                 found = pairs.learn(seen[:count], apart, 0.0, seed)
                 rows.append({"inputs": count, "seed": seed, "accuracy": found.accuracy.mean})
@@ -142,7 +142,7 @@ def settings_drawn(buffer: PairBuffer, component: str, system: System) -> list[M
     drawn_with = [c.settings for entry in buffer.of(component) for c in entry.draw.candidates]
     return [
         settings
-        for settings in {canonical(settings): settings for settings in [{}, *drawn_with]}.values()
+        for settings in {canonical_json(settings): settings for settings in [{}, *drawn_with]}.values()
         if all(f"{component}.{key}" in system.parameters for key in settings)
     ]
 
@@ -162,7 +162,8 @@ async def choices(
     ]
     found: dict[str, list[CallValues]] = {system.configuration.digest: [] for system in systems}
     evaluations = await evaluate_all(
-        executor, systems, examples, program.metric, rules=Rules(concurrency=program.optimize.concurrency),
+        executor, systems, examples, program.metric,
+        rules=EvaluationRules(concurrency=program.optimize.concurrency),
         on_trace=lambda _, trace: found[trace.configuration].extend(
             (call.inputs, call.outputs) for call in trace.calls_of(component) if call.failure is None
         ),
@@ -234,7 +235,7 @@ async def measured(args: argparse.Namespace) -> Measured:
 
 def figure(found: Drawn) -> str:
     """Draw accuracy against the global reward of one step, and against the number of inputs."""
-    with drawn(7.6, 3.2, "alignment-quality") as (page, svg):
+    with figure_to_svg(7.6, 3.2, "alignment-quality") as (page, svg):
         left, right = page.subplots(1, 2)
         steps = found["steps"]
         left.axhline(found["start"], color=PALETTE["muted"], linewidth=0.9, linestyle=":")
@@ -263,7 +264,7 @@ def figure(found: Drawn) -> str:
 
 
 def _axes(axes: Axes, x: str, y: str) -> None:
-    frame(axes)
+    style_axes(axes)
     axes.set_xlabel(x, size=8.5, color=PALETTE["muted"])
     axes.set_ylabel(y, size=8.5, color=PALETTE["muted"])
 
@@ -284,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     found = asyncio.run(measured(args))
     args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    args.output.with_suffix(".svg").write_text(on_paper(figure(found)) + "\n", encoding="utf-8")
+    args.output.with_suffix(".svg").write_text(with_background(figure(found)) + "\n", encoding="utf-8")
     print(json.dumps({k: v for k, v in found.items() if k not in ("steps", "data")}, indent=1))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from compound.report import summarize
 from compound.report.figures.curve import curve_svg
-from compound.report.figures.graph import on_paper
+from compound.report.figures.graph import with_background
 from compound.report.rewards.figures import alignment_svg, length_svg, steps_svg
 from compound.rewards.inspection.inspect import Inspection
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     args.output.mkdir(parents=True, exist_ok=True)
     for name, svg in drawings.items():
-        (args.output / f"{name}.svg").write_text(on_paper(svg) + "\n", encoding="utf-8")
+        (args.output / f"{name}.svg").write_text(with_background(svg) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

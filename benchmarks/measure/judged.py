@@ -21,7 +21,7 @@ from rich.progress import track
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
 from compound.rewards.inspection.inspect import Inspection
-from compound.rewards.judge import Judging, judge
+from compound.rewards.judge import JudgeSettings, judge
 from compound.spec import Program, load
 
 
@@ -31,8 +31,8 @@ async def judged(program: Program, run: Path, executor: Executor, lm: str, pairs
     rows: dict[str, object] = {}
     for component in track(found.components, f"judging {run.name}"):
         accuracy = await judge(
-            lambda request: executor.ask(lm, request), found.buffer, program.system, component,
-            Judging(pairs=pairs), held_out=bool(found.stored.adapter),
+            lambda request: executor.request(lm, request), found.buffer, program.system, component,
+            JudgeSettings(pairs=pairs), held_out=bool(found.stored.adapter),
         )  # fmt: skip
         rows[component] = {
             "local": found.reward(component).accuracy.to_json(),

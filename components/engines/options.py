@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -122,7 +122,7 @@ def validate_options(
 
 
 def _nearest(name: str, kind: type[Options]) -> str:
-    near, possible = nearest(name, kind.model_fields), nearest("", kind.model_fields)
+    near, possible = suggest_name(name, kind.model_fields), suggest_name("", kind.model_fields)
     return near if near == possible else f"{near}; {possible}"
 
 

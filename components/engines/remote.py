@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from compound.engine import NO_USAGE, Request, Usage
 from compound.errors import CallError, CompoundError, QuotaExhausted, RateLimited, TransientError
-from compound.security.sanitize import safe
+from compound.security.sanitize import sanitize_text
 
 HEAD, TURN = 128, 16  # tokens that a provider's chat format adds to a prompt, and to each message
 BODY, PER_TOKEN = 2**20, 2**10  # bytes that an answer may have: fixed, and per token of max_tokens
@@ -145,7 +145,7 @@ def first_line(message: str) -> str:
 
     Keys are removed before truncation, because a truncated key would not be recognized.
     """
-    return safe((message.strip() or "no message").splitlines()[0])[:300]
+    return sanitize_text((message.strip() or "no message").splitlines()[0])[:300]
 
 
 def requested_wait(headers: Mapping[str, str] | None) -> float | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from compound.engine import Engine
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 from compound.evaluation.dataset import ROLES, Dataset
 from compound.evaluation.metrics import METRICS, Scoring, as_metric
 from compound.evaluation.named_metrics import metric_factory
@@ -218,7 +218,9 @@ def resolve_engines(system: System, engines: GivenEngines | None) -> Callable[[s
         except DeclarationError as error:
             if engine != lm:
                 raise
-            raise DeclarationError(error.message, hint=f"{nearest(lm, known)}; or {error.hint}") from None
+            raise DeclarationError(
+                error.message, hint=f"{suggest_name(lm, known)}; or {error.hint}"
+            ) from None
 
     return find
 

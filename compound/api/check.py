@@ -176,7 +176,7 @@ def _check_method(program: Program) -> Iterator[str]:
     except NothingToTune:
         if "method" in settings.model_fields_set:
             raise
-        fit = methods.fitting(system, settings, folder)
+        fit = methods.applicable_methods(system, settings, folder)
         if fit:
             others = ", ".join(fit)
             yield f"the default method {name!r} has nothing to tune; set optimize.method to one of {others}"

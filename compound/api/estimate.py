@@ -163,7 +163,7 @@ def _search(allowed: Allowance, find: _Engines) -> Amount:
         uncached = not allowed.outlook.system.components[name].cacheable
         if use.requests is not None and each.calls and uncached and allowed.survey.counted:
             each = unbounded(f"{name!r} calls a model in every run, even a cached one")
-        largest = largest.joined(each)
+        largest = largest.maximum(each)
     return largest.times(allowed.survey.counted) if allowed.survey.counted else _whole_run(allowed, find)
 
 
@@ -223,7 +223,7 @@ class _Engines:
         """Return the upper bound of one request, over all models that it may be sent to."""
         found = Amount()
         for lm in request.lms:
-            found = found.joined(amount_of(self._engine(lm), request))
+            found = found.maximum(amount_of(self._engine(lm), request))
         return found if request.lms else unbounded("no model is named")
 
     def _engine(self, lm: str) -> Engine:

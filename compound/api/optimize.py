@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from compound import report as reports
-from compound.concurrency.blocking import blocking
+from compound.concurrency.blocking import run_blocking
 from compound.errors import FRESH, CompoundError, DataError, RunDirectoryError
 from compound.evaluation.dataset import Dataset, Split
 from compound.evaluation.duplicates import check_no_overlaps, find_overlaps
@@ -24,7 +24,7 @@ from compound.example import Example, Metric
 from compound.execution.executor import Executor
 from compound.execution.sender import Engines
 from compound.formatting import format_repr, plural
-from compound.graph.configuration import Configuration, digest, load, readable
+from compound.graph.configuration import Configuration, digest, load, to_readable_json
 from compound.graph.draw import as_document
 from compound.graph.fingerprint import describe_code
 from compound.graph.system import System
@@ -42,11 +42,11 @@ from compound.runs.directory import (
     UNREADABLE,
     RunDirectory,
     baselines,
+    inconsistency_errors,
     load_checkpoint,
     read_json,
     read_records,
     report_full_disk,
-    understood,
 )
 from compound.runs.recorder import MEMORY_FOLDER, Interrupted, Listener, Recorder
 from compound.security.untrusted import UntrustedFolder
@@ -247,7 +247,7 @@ def _search(problem: Problem, recorder: Recorder, main: Recorder) -> None:
     stopped = f"stopped; progress is saved in {path}; optimize with run_dir={path!r} to resume"
     check_stored_folders(problem, recorder)
     with resume_errors(recorder):
-        blocking(OptimizationLoop(problem, recorder).run(), interrupted=stopped)
+        run_blocking(OptimizationLoop(problem, recorder).run(), interrupted=stopped)
     save_best(problem, recorder)
 
 
@@ -349,11 +349,11 @@ def _retry(problem: Problem, recorder: Recorder, listener: Listener | None) -> N
                 hint="resume it first: run the same command without --retry-failed",
             )
         with resume_errors(recorder):
-            blocking(retry_rows(problem, recorder))
+            run_blocking(retry_rows(problem, recorder))
         for name in problem.settings.baselines:
             other, other_recorder = _open_baseline(name, problem, recorder, listener)
             try:
-                blocking(retry_rows(other, other_recorder))
+                run_blocking(retry_rows(other, other_recorder))
             finally:
                 other_recorder.close()
         report(recorder)
@@ -440,7 +440,10 @@ def describe(problem: Problem) -> dict[str, Any]:
         "structure": changes.describe_structure(problem.system),
         "engines": engine_names(problem),
         "data": {
-            role: {"n": len(rows), "digest": digest(readable([[e.id, e.inputs, e.gold] for e in rows]))}
+            role: {
+                "n": len(rows),
+                "digest": digest(to_readable_json([[e.id, e.inputs, e.gold] for e in rows])),
+            }
             for role, rows in splits.items()
         },
         "metric": describe_code(problem.metric),
@@ -540,7 +543,7 @@ def _read_result(folder: UntrustedFolder) -> Result:
             f"{folder} has no result yet", hint="resume it with the command that started it"
         )
     state, search = stored.state, stored.state.search
-    with understood(folder):
+    with inconsistency_errors(folder):
         events = [e for e in read_records(folder, "events.jsonl") if "spent" in e]
         return Result(
             best=final_configuration(state, folder.path / MEMORY_FOLDER),

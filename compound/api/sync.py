@@ -20,10 +20,10 @@ from compound.api.arguments import (
 from compound.api.optimize import Result, read_result
 from compound.api.optimize import optimize as run_optimization
 from compound.api.progress import progress_display
-from compound.concurrency.blocking import blocking
-from compound.errors import DataError, DeclarationError, RunDirectoryError, nearest
+from compound.concurrency.blocking import run_blocking
+from compound.errors import DataError, DeclarationError, RunDirectoryError, suggest_name
 from compound.evaluation.dataset import Split
-from compound.evaluation.evaluate import Evaluation, OnTrace, Rules
+from compound.evaluation.evaluate import Evaluation, EvaluationRules, OnTrace
 from compound.evaluation.evaluate import evaluate as evaluate_async
 from compound.evaluation.examples import from_text, read_examples
 from compound.evaluation.metrics import check_rows
@@ -31,9 +31,16 @@ from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.graph.system import System
-from compound.graph.types import spell
+from compound.graph.types import format_type
 from compound.registry.engines import for_system
-from compound.runs.directory import APPENDED, CHECKPOINT, CONFIG, load_checkpoint, read_json, understood
+from compound.runs.directory import (
+    APPENDED,
+    CHECKPOINT,
+    CONFIG,
+    inconsistency_errors,
+    load_checkpoint,
+    read_json,
+)
 from compound.security.untrusted import UntrustedFolder
 from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.spec import load as load_program
@@ -74,7 +81,7 @@ def run(
         finally:
             await executor.aclose()
 
-    trace = blocking(once(), interrupted=f"the run of {system.name!r} was interrupted")
+    trace = run_blocking(once(), interrupted=f"the run of {system.name!r} was interrupted")
     return trace.check() if check else trace
 
 
@@ -120,7 +127,7 @@ def evaluate(
     if not examples:
         raise DataError(f"the {split} split is empty")
     check_rows(scoring, system.outputs, examples)
-    rules = Rules(settings.concurrency, settings.failure_score, settings.max_failed, cache)
+    rules = EvaluationRules(settings.concurrency, settings.failure_score, settings.max_failed, cache)
 
     async def all_of_them() -> Evaluation:
         store = DiskCache(cache_folder() / "evaluate.sqlite") if cache else None
@@ -141,7 +148,7 @@ def evaluate(
                 store.close()
 
     kept = "; finished calls are cached: repeat the call to resume" if cache else ""
-    return blocking(all_of_them(), interrupted=f"the evaluation was interrupted{kept}")
+    return run_blocking(all_of_them(), interrupted=f"the evaluation was interrupted{kept}")
 
 
 def optimize(
@@ -237,12 +244,13 @@ def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:
                 f"{argument!r} must be NAME=VALUE", hint=f"inputs: {', '.join(system.inputs)}"
             )
         if name not in system.inputs:
-            raise DeclarationError(f"unknown input {name!r}; {nearest(name, system.inputs)}")
+            raise DeclarationError(f"unknown input {name!r}; {suggest_name(name, system.inputs)}")
         values[name] = _value(name, text, system.inputs[name])
     for name, kind in system.inputs.items():
         if name not in values:
             raise DeclarationError(
-                f"system {system.name!r} needs input {name!r}: {spell(kind)}", hint=f"write {name}=VALUE"
+                f"system {system.name!r} needs input {name!r}: {format_type(kind)}",
+                hint=f"write {name}=VALUE",
             )
     return values
 
@@ -251,7 +259,7 @@ def _value(name: str, text: str, kind: object) -> object:
     try:
         return from_text(kind, text)
     except ValueError:
-        raise DeclarationError(f"input {name!r} must be {spell(kind)}, but got {text!r}") from None
+        raise DeclarationError(f"input {name!r} must be {format_type(kind)}, but got {text!r}") from None
 
 
 def list_runs(folder: Path) -> list[dict[str, Any]]:
@@ -296,7 +304,7 @@ def _listed(path: Path) -> dict[str, Any]:
     """Return the table row of a run directory; a damaged one shows the error."""
     row = {"run": str(path), "system": "", "status": "started", "result": ""}
     try:
-        with understood(path):
+        with inconsistency_errors(path):
             row["system"] = str(read_json(path, "config.json").get("system", ""))
             stored = load_checkpoint(path)
             if stored is None or stored.state.search is None:

@@ -25,16 +25,16 @@ from compound.runs.directory import (
     APPENDED,
     CONFIG,
     baselines,
+    inconsistency_errors,
     last_checksum,
     load_checkpoint,
     read_json,
     read_records,
-    understood,
 )
 from compound.runs.recorder import CACHE, MEMORY_FOLDER
 from compound.security.limits import LINE
 from compound.security.untrusted import UntrustedFolder
-from compound.storage.artifacts import is_reference, verified
+from compound.storage.artifacts import is_reference, verify_reference
 from compound.storage.records import Damaged, parse
 
 SHOWN = 5  # maximum number of damaged cache entries to report
@@ -72,7 +72,7 @@ def _run_problems(folder: UntrustedFolder) -> list[str]:
 
     def attempt(check: Callable[[], object]) -> None:
         try:
-            with understood(folder):
+            with inconsistency_errors(folder):
                 check()
         except CompoundError as error:
             if error.message not in problems:
@@ -109,7 +109,7 @@ def _check_artifacts(folder: UntrustedFolder, stored: Checkpoint) -> None:
     """Verify the folders referenced by the best configuration."""
     for value in (stored.state.best or {}).values():
         if is_reference(value):
-            verified(value, folder.path / MEMORY_FOLDER)
+            verify_reference(value, folder.path / MEMORY_FOLDER)
 
 
 def _check_best(folder: UntrustedFolder, stored: Checkpoint) -> None:

@@ -96,13 +96,13 @@ def report(
 
     Prints the paths of report.md and report.html.
     """
-    from compound.report import closing, summarize, write
+    from compound.report import summarize, terminal_summary, write
 
     if as_json:
         print_json(summarize(run))
         return
     write(run)
-    print(closing(run))
+    print(terminal_summary(run))
 
 
 @app.command(epilog=format_examples("runs", "runs --dir results", "runs --verify", "runs runs/demo --verify"))

@@ -17,17 +17,17 @@ app.add_typer(models, name="models")
 @models.command("get", epilog=format_examples("models get smollm2"))
 def models_get(name: Annotated[str, typer.Argument(help="Name of the model.")] = "smollm2") -> None:
     """Download the weights of a model."""
-    from compound.components.engines.models import get
+    from compound.components.engines.models import install
 
-    print(get(name))
+    print(install(name))
 
 
 @models.command("list", epilog=format_examples("models list"))
 def models_list(as_json: AsJson = False) -> None:
     """List known models and the location of their weights."""
-    from compound.components.engines.models import available
+    from compound.components.engines.models import list_models
 
-    found = available()
+    found = list_models()
     if as_json:
         print_json(found)
     else:

@@ -95,9 +95,9 @@ def optimize(
     if as_json:
         print_json(result.to_json())
     else:
-        from compound.report import closing
+        from compound.report import terminal_summary
 
-        print(closing(path))
+        print(terminal_summary(path))
 
 
 @app.command(
@@ -131,7 +131,7 @@ def sweep(
     from compound.api.progress import progress_display
     from compound.api.sweep import Stopper, plan
     from compound.api.sweep import sweep as run_sweep
-    from compound.report.comparison import closing
+    from compound.report.comparison import terminal_summary
     from compound.storage.paths import run_folder
 
     programs = []
@@ -152,7 +152,7 @@ def sweep(
     if as_json:
         print_json(facts)
     else:
-        print(f"{closing(facts)}\n\ntable: {run / 'sweep.md'}")
+        print(f"{terminal_summary(facts)}\n\ntable: {run / 'sweep.md'}")
     if any(row["status"] == "failed" for row in facts["runs"]):
         raise typer.Exit(1)
 

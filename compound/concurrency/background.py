@@ -18,12 +18,12 @@ Value = TypeVar("Value")
 _LOCK = threading.Lock()
 
 
-async def in_background(work: Coroutine[object, None, Value]) -> Value:
+async def run_in_background(work: Coroutine[object, None, Value]) -> Value:
     """Run a coroutine on the process-wide loop and await it on the caller's; cancellation is propagated.
 
     >>> async def where() -> str:
     ...     return threading.current_thread().name
-    >>> asyncio.run(in_background(where()))
+    >>> asyncio.run(run_in_background(where()))
     'compound-background'
     """
     with _LOCK:

@@ -21,7 +21,7 @@ from compound.extras import raise_missing_extra
 Result = TypeVar("Result")
 
 
-def blocking(coroutine: Coroutine[object, None, Result], *, interrupted: str = "") -> Result:
+def run_blocking(coroutine: Coroutine[object, None, Result], *, interrupted: str = "") -> Result:
     """Run a coroutine to completion and return its result.
 
     Args:
@@ -35,7 +35,7 @@ def blocking(coroutine: Coroutine[object, None, Result], *, interrupted: str = "
 
     >>> async def answer() -> int:
     ...     return 42
-    >>> blocking(answer())
+    >>> run_blocking(answer())
     42
     """
     try:

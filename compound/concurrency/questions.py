@@ -30,7 +30,7 @@ class _End:
 _STOP = object()
 
 
-class Questions(Generic[Question]):
+class CallbackQuestions(Generic[Question]):
     """Questions of a function: iterate, and answer each question before the next.
 
     The iteration ends when the function returns, and raises its exception. Leaving the ``with`` block
@@ -42,7 +42,7 @@ class Questions(Generic[Question]):
 
     >>> async def doubled() -> list[int]:
     ...     found: list[int] = []
-    ...     with Questions(lambda ask: found.extend([ask(1), ask(2)]), "example") as questions:
+    ...     with CallbackQuestions(lambda ask: found.extend([ask(1), ask(2)]), "example") as questions:
     ...         async for number in questions:
     ...             questions.answer(2 * number)
     ...     return found

@@ -16,12 +16,12 @@ from typing import Literal
 
 import numpy as np
 
-from compound.errors import DataError, DeclarationError, nearest
+from compound.errors import DataError, DeclarationError, suggest_name
 from compound.evaluation.hub import HUB, hub_rows, missing_path_error
 from compound.evaluation.rows import DataFile, DataRow, data_file, digest_of, find_split_file, iterate_rows
 from compound.example import Example
 from compound.execution.rng import generator
-from compound.security.untrusted import UntrustedFolder, named
+from compound.security.untrusted import UntrustedFolder, os_errors_as
 
 Split = Literal["train", "valid", "test"]
 ROLES: tuple[Split, ...] = ("train", "valid", "test")
@@ -154,7 +154,7 @@ class Dataset:
                 found = True
                 yield self._example(identity, row, inputs, place)
         if not found:
-            raise DataError(f"{source}: no rows of split {wanted!r}", hint=nearest(wanted, splits))
+            raise DataError(f"{source}: no rows of split {wanted!r}", hint=suggest_name(wanted, splits))
 
     def digest(self, role: Split) -> str:
         """Return the SHA-256 of a role's file, or of its rows as JSON if it has no file."""
@@ -192,7 +192,7 @@ class Dataset:
             return None
         path = Path(self.path)
         if self.within is None:
-            with named(path, DataError):
+            with os_errors_as(path, DataError):
                 kind = "folder" if path.is_dir() else "file" if path.exists() else None
             folder = UntrustedFolder(path, error=DataError)
         elif path == self.within:
@@ -245,7 +245,9 @@ def _value(row: DataRow, column: str, name: str, place: str) -> object:
     for i, part in enumerate(parts := column.split(".")):
         if not isinstance(value, Mapping) or part not in value:
             entry = f"entry {part!r} in {'.'.join(parts[:i])!r}" if i else f"column {column!r}"
-            hint = nearest(part, map(str, value)) if isinstance(value, Mapping) else "it is not an object"
+            hint = (
+                suggest_name(part, map(str, value)) if isinstance(value, Mapping) else "it is not an object"
+            )
             raise DataError(f"{place}: no {entry}, which {name!r} is read from", hint=hint)
         value = value[part]
     return value

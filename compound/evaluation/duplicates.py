@@ -16,7 +16,7 @@ from itertools import combinations
 from compound.errors import DataError
 from compound.evaluation.dataset import ROLES, Dataset
 from compound.example import Example
-from compound.graph.configuration import canonical, readable
+from compound.graph.configuration import canonical_json, to_readable_json
 
 NAMES = {"train": "train", "valid": "validation", "test": "test"}
 
@@ -121,14 +121,14 @@ class _Count:
 
 
 def _digests(example: Example, id_column: str) -> tuple[bytes, bytes, bytes]:
-    inputs = readable(dict(example.inputs))
+    inputs = to_readable_json(dict(example.inputs))
     gold = {name: value for name, value in example.gold.items() if name not in {*example.inputs, id_column}}
     plain = _normalised(inputs)
-    return _digest(inputs), _digest(plain), _digest([plain, _normalised(readable(gold))])
+    return _digest(inputs), _digest(plain), _digest([plain, _normalised(to_readable_json(gold))])
 
 
 def _digest(value: object) -> bytes:
-    return hashlib.blake2b(canonical(value).encode(errors="surrogatepass"), digest_size=16).digest()
+    return hashlib.blake2b(canonical_json(value).encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def _normalised(value: object) -> object:

@@ -22,9 +22,9 @@ from compound.errors import (
     MissingOutput,
     TooManyFailures,
     TransientError,
-    first_of,
+    first_leaf,
 )
-from compound.evaluation.metrics import apply, bounds_of
+from compound.evaluation.metrics import apply_metric, bounds_of
 from compound.evaluation.statistics import (
     Bounds,
     Interval,
@@ -49,7 +49,7 @@ class Summary(IntervalDocument):
 
 
 class EvaluationDocument(TypedDict):
-    """An `Evaluation` as JSON types; a row lists the values of a `Row` in order."""
+    """An `Evaluation` as JSON types; a row lists the values of a `ScoredRun` in order."""
 
     configuration: str
     rows: list[tuple[str, int, float, FailureRow | None]]
@@ -59,7 +59,7 @@ class EvaluationDocument(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ScoredRun:
     """A scored run."""
 
     example: str
@@ -76,7 +76,7 @@ class Evaluation:
     """
 
     configuration: str
-    rows: tuple[Row, ...]
+    rows: tuple[ScoredRun, ...]
     usage: Usage = NO_USAGE
     system_runs: float = 0.0
     bounds: Bounds | None = None
@@ -148,7 +148,7 @@ class Evaluation:
     @staticmethod
     def from_json(data: EvaluationDocument) -> Evaluation:
         """Parse the output of `to_json`; bounds violated by a score count as unknown."""
-        rows = tuple(Row(e, s, v, Failure(*f) if f else None) for e, s, v, f in data["rows"])
+        rows = tuple(ScoredRun(e, s, v, Failure(*f) if f else None) for e, s, v, f in data["rows"])
         low, high = data.get("bounds") or (math.inf, -math.inf)
         bounds = (low, high) if all(low <= row.score <= high for row in rows) else None
         return Evaluation(
@@ -180,13 +180,13 @@ def joint_bounds(*bounds: Bounds | None) -> Bounds | None:
     return min(low for low, _ in known), max(high for _, high in known)
 
 
-def score_bounds(metric: Metric, rules: Rules) -> Bounds | None:
+def score_bounds(metric: Metric, rules: EvaluationRules) -> Bounds | None:
     """Return the range of an evaluation's scores, including the score of a failed run."""
     return joint_bounds(bounds_of(metric), (rules.failure_score, rules.failure_score))
 
 
 @dataclass(frozen=True)
-class Rules:
+class EvaluationRules:
     """Rules for running an evaluation and counting failures.
 
     ``settings`` override the settings of components, as in `Executor.run`.
@@ -209,7 +209,7 @@ async def evaluate(
     metric: Metric,
     *,
     samples: Sequence[int] = (0,),
-    rules: Rules | None = None,
+    rules: EvaluationRules | None = None,
     on_trace: OnTrace | None = None,
 ) -> Evaluation:
     """Run and score ``system`` on every example, once for each sample index.
@@ -240,13 +240,13 @@ async def evaluate_all(
     metric: Metric,
     *,
     samples: Sequence[int] = (0,),
-    rules: Rules | None = None,
+    rules: EvaluationRules | None = None,
     on_trace: OnTrace | None = None,
 ) -> list[Evaluation]:
     """Evaluate several configurations concurrently on the same examples."""
     if not examples or not samples:
         raise DeclarationError("an evaluation needs at least one example and one sample index")
-    rules = rules or Rules()
+    rules = rules or EvaluationRules()
     bounds = score_bounds(metric, rules)  # rejects invalid bounds before any run
     jobs = [(system, example, sample) for system in systems for example in examples for sample in samples]
     collectors = [_Collector(executor, rules, len(examples) * len(samples), on_trace) for _ in systems]
@@ -273,13 +273,13 @@ async def evaluate_all(
             in_order.add(number, example, await score(trace, metric, example, rules))
 
     try:
-        with executor.batch():
+        with executor.sharing_failures():
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(rules.concurrency, len(jobs))):
                     group.create_task(worker())
     except BaseExceptionGroup as errors:
         executor.meter.release_runs()
-        raise first_of(errors) from None
+        raise first_leaf(errors) from None
     return [
         Evaluation(system.configuration.digest, tuple(c.rows), c.usage, c.system_runs, bounds)
         for system, c in zip(systems, collectors, strict=True)
@@ -317,13 +317,15 @@ class _InOrder:
 class _Collector:
     """Accumulates the traces of one evaluation."""
 
-    def __init__(self, executor: Executor, rules: Rules, total: int, on_trace: OnTrace | None) -> None:
+    def __init__(
+        self, executor: Executor, rules: EvaluationRules, total: int, on_trace: OnTrace | None
+    ) -> None:
         self._executor = executor
         self._rules = rules
         self.total = total
         self._on_trace = on_trace
         self._failures: Counter[str] = Counter()
-        self.rows: list[Row] = []
+        self.rows: list[ScoredRun] = []
         self.usage = NO_USAGE
         self.system_runs = 0.0
 
@@ -331,7 +333,7 @@ class _Collector:
         # in job order, so that equal calls are charged to the first one
         self._executor.settle(trace)
         assert trace.score is not None  # callers score traces first
-        self.rows.append(Row(example.id, trace.sample, trace.score, trace.failure))
+        self.rows.append(ScoredRun(example.id, trace.sample, trace.score, trace.failure))
         self.usage += trace.usage
         self.system_runs += trace.equivalents
         if self._on_trace is not None:
@@ -342,7 +344,9 @@ class _Collector:
                 raise_too_many_failures(self._failures.most_common(), self.total, self._rules)
 
 
-def raise_too_many_failures(failures: Sequence[tuple[str, int]], total: int, rules: Rules) -> NoReturn:
+def raise_too_many_failures(
+    failures: Sequence[tuple[str, int]], total: int, rules: EvaluationRules
+) -> NoReturn:
     """Raise `TooManyFailures` with the most frequent failure."""
     reason, count = failures[0]
     raise TooManyFailures(
@@ -352,15 +356,15 @@ def raise_too_many_failures(failures: Sequence[tuple[str, int]], total: int, rul
     )
 
 
-async def score(trace: Trace, metric: Metric, example: Example, rules: Rules) -> Trace:
+async def score(trace: Trace, metric: Metric, example: Example, rules: EvaluationRules) -> Trace:
     """Score a trace; a failed run, or one whose metric fails, gets the failure score.
 
     Transient errors of the metric, such as an unreachable judge, are recorded as transient failures.
     """
     if trace.failure is not None:
-        return trace.scored(rules.failure_score, f"the run failed: {trace.failure.message}")
+        return trace.with_score(rules.failure_score, f"the run failed: {trace.failure.message}")
     try:
-        found = await apply(metric, trace.outputs, example)
+        found = await apply_metric(metric, trace.outputs, example)
     except (TransientError, ConnectionError, TimeoutError) as error:
         return _metric_failed(trace, Failure(TransientError.kind, f"metric: {error}"), rules)
     except CallError as error:
@@ -373,7 +377,7 @@ async def score(trace: Trace, metric: Metric, example: Example, rules: Rules) ->
         return _metric_failed(
             trace, Failure("metric", located(error, metric, "score(outputs, example)")), rules
         )
-    return trace.scored(found.value, found.feedback, found.parts)
+    return trace.with_score(found.value, found.feedback, found.parts)
 
 
 def _placed(error: CallError, metric: Metric) -> str:
@@ -381,5 +385,5 @@ def _placed(error: CallError, metric: Metric) -> str:
     return f"{message}; {error.hint}" if error.hint else message
 
 
-def _metric_failed(trace: Trace, failure: Failure, rules: Rules) -> Trace:
-    return replace(trace, failure=failure).scored(rules.failure_score, failure.message)
+def _metric_failed(trace: Trace, failure: Failure, rules: EvaluationRules) -> Trace:
+    return replace(trace, failure=failure).with_score(rules.failure_score, failure.message)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from compound.errors import DataError
 from compound.evaluation.dataset import Dataset, Split
 from compound.example import Example
-from compound.graph.types import accepts, convert, spell
+from compound.graph.types import accepts, convert, format_type
 
 CSV = (".csv", ".csv.gz")
 
@@ -70,7 +70,7 @@ def check_types(
     if wrong:
         example, name = wrong[0]
         kind, value = inputs[name], example.inputs[name]
-        problem = f"input {name!r} must be {spell(kind)}, but got {value!r:.200}"
+        problem = f"input {name!r} must be {format_type(kind)}, but got {value!r:.200}"
         count = f"; {len(wrong)} of {len(examples)} rows hold such values" if len(wrong) > 1 else ""
         raise DataError(
             f"{where}, row {example.id!r}: {problem}{count}",

@@ -10,10 +10,10 @@ _DENIAL = re.compile(
 _LONGEST = 24  # maximum length of a negation before a label
 
 
-def is_denied(text: str, start: int) -> bool:
+def is_negated(text: str, start: int) -> bool:
     """Return whether a negation directly precedes a position in a text.
 
-    >>> is_denied("It is not positive", 10), is_denied("It is positive, not bad", 6)
+    >>> is_negated("It is not positive", 10), is_negated("It is positive, not bad", 6)
     (True, False)
     """
     return _DENIAL.search(text[max(0, start - _LONGEST) : start]) is not None

@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin
 
 import numpy as np
 
-from compound.errors import CallError, DataError, DeclarationError, MissingOutput, nearest
-from compound.evaluation.labels import is_denied
+from compound.errors import CallError, DataError, DeclarationError, MissingOutput, suggest_name
+from compound.evaluation.labels import is_negated
 from compound.evaluation.statistics import ROUNDING, UNIT, Bounds
 from compound.example import Example, Metric, Score
 from compound.registry.user_code import check_signature
@@ -78,7 +78,7 @@ def find_label(text: str, choices: Sequence[str]) -> str | None:
 
 
 def _find_affirmed(label: re.Pattern[str], text: str) -> list[str]:
-    return [found[1] for found in label.finditer(text) if not is_denied(text, found.start())]
+    return [found[1] for found in label.finditer(text) if not is_negated(text, found.start())]
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,9 @@ class Comparison(ABC):
                 of labels excludes the right answer.
         """
         if self.output not in outputs:
-            raise DataError(f"{self.name}: no output {self.output!r}", hint=nearest(self.output, outputs))
+            raise DataError(
+                f"{self.name}: no output {self.output!r}", hint=suggest_name(self.output, outputs)
+            )
         labels = _values(getattr(outputs[self.output], "type", Any) if isinstance(outputs, Mapping) else Any)
         labels = labels if self.listed == any(isinstance(label, list) for label in labels) else []
         unmatched: dict[str, list[str]] = {}
@@ -167,7 +169,7 @@ class Comparison(ABC):
         """
         where = f"{self.name}, example {example.id!r}"
         if self.gold not in example.gold:
-            close = nearest(self.gold, map(str, example.gold))
+            close = suggest_name(self.gold, map(str, example.gold))
             hint = f"fields: {_names(example.gold)}" + (f"; {close}" if close.endswith("?") else "")
             raise DataError(f"{where}: no gold field {self.gold!r}", hint=hint)
         gold = example.gold[self.gold]
@@ -478,7 +480,7 @@ def check_rows(metric: Metric, outputs: Collection[str], examples: Iterable[Exam
         metric.check(outputs, examples)
 
 
-async def apply(metric: Metric, outputs: Mapping[str, object], example: Example) -> Score:
+async def apply_metric(metric: Metric, outputs: Mapping[str, object], example: Example) -> Score:
     """Score outputs with a sync or async metric, and validate the result.
 
     Raises:

@@ -6,10 +6,10 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 from compound.evaluation.metrics import METRICS, custom
 from compound.example import Metric
-from compound.formatting import short
+from compound.formatting import short_repr
 from compound.registry.plugins import Plugin, visible, warn_if_hidden
 from compound.registry.user_code import UserCodeError, check_signature, definition, reported
 
@@ -36,11 +36,11 @@ def metric_factory(name: str) -> Factory:
         warn_if_hidden("metrics", name)
         return METRICS[name]
     if name not in installed():
-        raise DeclarationError(f"no metric {name!r}", hint=nearest(name, [*METRICS, *installed()]))
+        raise DeclarationError(f"no metric {name!r}", hint=suggest_name(name, [*METRICS, *installed()]))
     found = installed()[name].load()
     if not callable(found):
         raise UserCodeError(
-            f"metric {name!r} is {short(found)}",
+            f"metric {name!r} is {short_repr(found)}",
             hint="name a function of its settings, or of (outputs, example)",
         )
     if list(_parameters(found)) == ["outputs", "example"]:
@@ -89,7 +89,7 @@ def made_by(found: Callable[..., object], name: str, /, *arguments: object, **se
         made = found(*arguments, **settings)
     if not isinstance(made, Metric):
         raise UserCodeError(
-            f"metric {name!r} at {definition(found)} returned {short(made)}, which is not a metric",
+            f"metric {name!r} at {definition(found)} returned {short_repr(made)}, which is not a metric",
             hint="return an object with name and score, such as cp.custom(function)",
         )
     return made

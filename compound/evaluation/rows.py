@@ -21,7 +21,7 @@ from typing import BinaryIO
 from compound.errors import DataError
 from compound.security.limits import DATA, LINE
 from compound.security.sanitize import replace_surrogates
-from compound.security.untrusted import CHUNK, UntrustedFolder, named
+from compound.security.untrusted import CHUNK, UntrustedFolder, os_errors_as
 from compound.storage.records import Damaged, parse
 
 DataRow = Mapping[str, object]
@@ -78,7 +78,7 @@ def file_digest(path: Path, within: Path | None = None) -> str:
 def digest_of(file: DataFile) -> str:
     """Return the SHA-256 of a file's bytes."""
     hashed = hashlib.sha256()
-    with named(file.path, DataError), file.opened() as opened:
+    with os_errors_as(file.path, DataError), file.opened() as opened:
         while chunk := opened.read(CHUNK):
             hashed.update(chunk)
     return hashed.hexdigest()
@@ -98,7 +98,11 @@ def _lines(file: DataFile) -> Iterator[tuple[int, str]]:
     path, number, total, longest = file.path, 0, 0, LINE.bytes
     packed = str(path).endswith(".gz")
     most = DATA.bytes if packed else math.inf
-    with named(path, DataError), file.opened() as raw, gzip.open(raw, "rb") if packed else raw as lines:
+    with (
+        os_errors_as(path, DataError),
+        file.opened() as raw,
+        gzip.open(raw, "rb") if packed else raw as lines,
+    ):
         try:
             while line := lines.readline(longest + 1):
                 number += 1
@@ -161,7 +165,7 @@ def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
 
 def find_split_file(folder: UntrustedFolder, names: Sequence[str]) -> tuple[str, DataFile]:
     """Return the first name that has a file, or the only other one that has, and its file."""
-    with named(folder, DataError):
+    with os_errors_as(folder, DataError):
         present = [name for name in folder.names() if name.endswith(EXTENSIONS)]
     files = {split: [f for f in (split + end for end in EXTENSIONS) if f in present] for split in names}
     split = choose_split(names, [split for split in names if files[split]], f"{folder}: no file of split")

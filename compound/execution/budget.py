@@ -186,7 +186,7 @@ class Meter:
         return max(0.0, min(lefts))
 
     @contextmanager
-    def capped(self, runs: float) -> Iterator[None]:
+    def cap_runs(self, runs: float) -> Iterator[None]:
         """Limit the system runs spent in a block, in addition to the budget."""
         before, self._cap = self._cap, min(self._cap, self.system_runs + runs)
         try:
@@ -325,12 +325,12 @@ class Meter:
             self._started = self._clock()
 
 
-def bounded(usage: Usage, worst: Usage) -> tuple[Usage, str]:
+def clip_usage(usage: Usage, worst: Usage) -> tuple[Usage, str]:
     """Clip usage to the worst case; return it with a description of the invalid numbers.
 
     Invalid numbers, such as fractional token counts, are replaced by the worst case.
 
-    >>> bounded(Usage(1, -5, 20), Usage(1, 100, 50))
+    >>> clip_usage(Usage(1, -5, 20), Usage(1, 100, 50))
     (Usage(calls=1, prompt_tokens=100, completion_tokens=20, cost=0.0, unpriced=0), 'prompt_tokens -5')
     """
     found, wrong = [], []

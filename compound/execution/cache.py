@@ -20,7 +20,7 @@ from typing import Protocol
 
 from compound.errors import RunDirectoryError
 from compound.security.limits import LINE
-from compound.security.untrusted import UntrustedFolder, named
+from compound.security.untrusted import UntrustedFolder, os_errors_as
 from compound.storage.records import Damaged, parse
 
 FORMAT = 2  # rows have checksums; files of format 0 may have rows without them
@@ -229,7 +229,7 @@ def _journal(folder: UntrustedFolder, name: str) -> bytes:
     if folder.kind(name) is None:
         return b""
     try:
-        with folder.reader(name) as file, named(folder.path / name):
+        with folder.reader(name) as file, os_errors_as(folder.path / name):
             return file.read(SECTOR + 1)
     except RunDirectoryError:
         if folder.kind(name) is None:  # another process has completed the database meanwhile

@@ -31,11 +31,11 @@ from compound.execution.trace import Call, Failure
 from compound.extras import raise_missing_extra
 from compound.graph.component import Component, Operation
 from compound.graph.configuration import digest
-from compound.graph.types import accepts, spell
+from compound.graph.types import accepts, format_type
 from compound.registry.policies import score
 from compound.registry.user_code import located, short_place
 from compound.security.sanitize import replace_surrogates
-from compound.storage.artifacts import Reference, addressed
+from compound.storage.artifacts import Reference, without_path
 
 RUN = "run(self, inputs, values, call)"
 ASK_RETRIES, ASK_SECONDS = 3, 120.0  # for requests outside of nodes
@@ -285,7 +285,7 @@ class Caller:
         return digest(
             [
                 component.version,
-                {name: addressed(value) for name, value in values.items()},
+                {name: without_path(value) for name, value in values.items()},
                 list(attempt.inputs.items()),  # order matters: it is the order in the prompt
                 self.engine(lm).name if isinstance(lm, str) else None,
                 None if component.deterministic(values) else attempt.seed,
@@ -390,7 +390,7 @@ def _check_outputs(component: Operation, address: str, outputs: object) -> None:
         if not accepts(port.type, outputs[name]):
             kept = {n: v for n, v in outputs.items() if n in ports and accepts(ports[n].type, v)}
             raise OutputTypeError(
-                f"{address}.{name} must be {spell(port.type)}, but is {outputs[name]!r:.200}"
+                f"{address}.{name} must be {format_type(port.type)}, but is {outputs[name]!r:.200}"
                 f"{_place(component)}",
                 outputs=kept,
             )

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from compound.engine import Completion, Engine, Request
-from compound.errors import CallError, DeclarationError, first_of, nearest
+from compound.errors import CallError, DeclarationError, first_leaf, suggest_name
 from compound.example import Values
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
@@ -36,14 +36,14 @@ from compound.execution.schedule import (
     prepare,
     read_source,
     setting_type_error,
+    setting_values,
     skipped_output,
-    values_of,
 )
 from compound.execution.trace import Call, Failure, Trace
-from compound.graph.component import Node, Operation, Value, joined
+from compound.graph.component import Node, Operation, Value, merge_addresses
 from compound.graph.composite import Composite
 from compound.graph.system import System
-from compound.graph.types import accepts, spell
+from compound.graph.types import accepts, format_type
 
 Place = tuple[int, ...]
 ComponentSettings = Mapping[str, Values]  # by component: settings that override its own
@@ -204,7 +204,7 @@ class Executor:
         component = system.components[call.component]
         assert isinstance(component, Operation)  # `make_fork` rejects composites
         wired = {name: value for name, value in call.inputs.items() if name in component.settings}
-        values = {**values_of(component, system), **wired, **(settings or {})}
+        values = {**setting_values(component, system), **wired, **(settings or {})}
         seed = derive_seed(trace.seed, "call", trace.example, address, sample)
         result = await self._caller.call(Attempt(component, address, call.inputs, values, seed, False))
         return replace(
@@ -217,11 +217,11 @@ class Executor:
     def settle_call(self, call: Call, trace: Trace) -> Call:
         """Charge a resampled call as its share of the trace's run; call in order, like `settle`."""
         self._caller.settle([call])
-        share = trace.share(call)
+        share = trace.run_fraction(call)
         self.meter.charge_runs(0.0 if call.reused else share, held=share)
         return call
 
-    def batch(self) -> AbstractContextManager[None]:
+    def sharing_failures(self) -> AbstractContextManager[None]:
         """Return a context manager in which equal calls also share failures, not only cached results."""
         return self._caller.batch()
 
@@ -229,7 +229,7 @@ class Executor:
         """Return the engine of a model name."""
         return self._caller.engine(lm)
 
-    async def ask(self, lm: str, request: Request) -> Completion:
+    async def request(self, lm: str, request: Request) -> Completion:
         """Send a request outside of nodes; cached, and within the budget."""
         return await self._caller.ask(lm, request)
 
@@ -265,7 +265,7 @@ class Executor:
             calls=calls,
             outputs=outputs,
             failure=failure,
-            ends=joined(*(value.sources for value in results.values())),
+            ends=merge_addresses(*(value.sources for value in results.values())),
         )
 
     async def _graph(
@@ -298,7 +298,7 @@ class Executor:
                     for root in plan.roots:
                         group.create_task(work(root, group))
             except BaseExceptionGroup as errors:
-                raise first_of(errors) from None
+                raise first_leaf(errors) from None
         return {key: read_source(source, inputs, results) for key, source in system.outputs.items()}
 
     async def _node(
@@ -372,7 +372,7 @@ class Executor:
         try:
             driven = await component.drive(arguments, values, body)
         except BaseExceptionGroup as errors:
-            raise first_of(errors) from None
+            raise first_leaf(errors) from None
         except CallError as error:
             return Failure(error.kind, f"{address}: {error}")
         if driven is None and skipped and not failed:
@@ -474,13 +474,16 @@ def _check_inputs(system: System, inputs: Mapping[str, object]) -> None:
     unknown = [name for name in inputs if name not in system.inputs]
     if unknown:
         raise DeclarationError(
-            f"system {system.name!r} has no input {unknown[0]!r}", hint=nearest(unknown[0], system.inputs)
+            f"system {system.name!r} has no input {unknown[0]!r}",
+            hint=suggest_name(unknown[0], system.inputs),
         )
     for name, kind in system.inputs.items():
         if name not in inputs:
             raise DeclarationError(
-                f"system {system.name!r} needs input {name!r}: {spell(kind)}",
+                f"system {system.name!r} needs input {name!r}: {format_type(kind)}",
                 hint=f"got {', '.join(map(repr, sorted(inputs))) or 'no inputs'}",
             )
         if not accepts(kind, inputs[name]):
-            raise DeclarationError(f"input {name!r} must be {spell(kind)}, but got {inputs[name]!r:.200}")
+            raise DeclarationError(
+                f"input {name!r} must be {format_type(kind)}, but got {inputs[name]!r:.200}"
+            )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 from compound.execution.trace import Call, Trace
 from compound.graph.component import Component
 from compound.graph.composite import Composite
 from compound.graph.system import System
-from compound.graph.types import accepts, spell
+from compound.graph.types import accepts, format_type
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ def make_fork(
         )
     kept = {call.address: call for call in trace.calls}
     if address not in kept:
-        raise DeclarationError(f"the trace has no call at {address!r}", hint=nearest(address, kept))
+        raise DeclarationError(f"the trace has no call at {address!r}", hint=suggest_name(address, kept))
     component = system.components.get(kept[address].component)
     if component is None or isinstance(component, Composite):
         raise DeclarationError(
@@ -67,7 +67,7 @@ def make_fork(
     unknown = sorted(set(settings or ()) - set(component.settings))
     if unknown:
         raise DeclarationError(
-            f"{address} has no setting {unknown[0]!r}", hint=nearest(unknown[0], component.settings)
+            f"{address} has no setting {unknown[0]!r}", hint=suggest_name(unknown[0], component.settings)
         )
     return Fork(kept, address, outputs, resample or 0, dict(settings or {}))
 
@@ -83,5 +83,5 @@ def _check_outputs(component: Component, address: str, outputs: Mapping[str, obj
     for name, value in outputs.items():
         if not accepts(ports[name].type, value):
             raise DeclarationError(
-                f"fork at {address!r}: {name} must be {spell(ports[name].type)}, but got {value!r:.200}"
+                f"fork at {address!r}: {name} must be {format_type(ports[name].type)}, but got {value!r:.200}"
             )

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from compound.errors import first_of
+from compound.errors import first_leaf
 from compound.execution.executor import Executor
 
 T = TypeVar("T")
@@ -50,10 +50,10 @@ async def gather_ordered(
             return found
 
     try:
-        with executor.batch():
+        with executor.sharing_failures():
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(run_one(i, make)) for i, make in enumerate(factories)]
     except BaseExceptionGroup as errors:
         executor.meter.release_runs()
-        raise first_of(errors) from None
+        raise first_leaf(errors) from None
     return [task.result() for task in tasks]

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compound.execution.trace import Call, Failure
-from compound.graph.component import Component, Input, Node, Output, Source, Value, joined
+from compound.graph.component import Component, Input, Node, Output, Source, Value, merge_addresses
 from compound.graph.composite import Composite
 from compound.graph.space import Space
 from compound.graph.system import System
-from compound.graph.types import accepts, spell
+from compound.graph.types import accepts, format_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def prepare(system: System, bound: System) -> ExecutionPlan:
             place=place,
             wires=tuple(node.wires.items()),
             wired_settings=tuple(port for port in node.wires if port in node.component.settings),
-            values=values_of(node.component, bound),
+            values=setting_values(node.component, bound),
         )
         for place, (name, node) in enumerate(system.nodes.items())
     }
@@ -65,11 +65,11 @@ def setting_type_error(step: Step, values: Mapping[str, object]) -> str:
     for name in step.wired_settings:
         kind = step.node.inputs[name].type
         if not accepts(kind, values[name]):
-            return f"{step.node.name}.{name} must be {spell(kind)}, but got {values[name]!r:.200}"
+            return f"{step.node.name}.{name} must be {format_type(kind)}, but got {values[name]!r:.200}"
     return ""
 
 
-def values_of(component: Component, bound: System) -> dict[str, object]:
+def setting_values(component: Component, bound: System) -> dict[str, object]:
     """Return the values of a component's settings: configured, fixed, or the system's default."""
     values: dict[str, object] = {}
     for name, setting in component.settings.items():
@@ -110,7 +110,7 @@ def gather_inputs(
     mark: Mark | None = None
     for port, source in step.wires:
         value = read_source(source, inputs, results)
-        sources = joined(sources, value.sources)
+        sources = merge_addresses(sources, value.sources)
         if value.data is FAILED:
             mark = FAILED
         elif value.data is not ABSENT:
@@ -119,13 +119,15 @@ def gather_inputs(
             mark = mark or ABSENT
     if node.when is not None:
         guard = read_source(node.when.source, inputs, results)
-        sources = joined(sources, guard.sources)
+        sources = merge_addresses(sources, guard.sources)
         if guard.data is FAILED:
             mark = FAILED
         elif guard.data is ABSENT or guard.data != node.when.value:
             mark = ABSENT
         if isinstance(node.component, Composite):  # the condition also applies to the body
-            arguments = {p: Value(v.data, joined(v.sources, guard.sources)) for p, v in arguments.items()}
+            arguments = {
+                p: Value(v.data, merge_addresses(v.sources, guard.sources)) for p, v in arguments.items()
+            }
     for port, declared in node.inputs.items():
         if port not in arguments:
             arguments[port] = Value(declared.default)

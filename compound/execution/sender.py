@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from compound.engine import NO_USAGE, Completion, Engine, Request, Usage
-from compound.errors import CallError, CompoundError, DeclarationError, RateLimited, nearest
-from compound.execution.budget import Meter, bounded
+from compound.errors import CallError, CompoundError, DeclarationError, RateLimited, suggest_name
+from compound.execution.budget import Meter, clip_usage
 from compound.execution.throttle import NeverAdmitted, Throttle
 from compound.registry.engine_checks import checked_engine, worst_case
 from compound.registry.engine_checks import completion as completion_of
-from compound.security.sanitize import safe
+from compound.security.sanitize import sanitize_text
 
 MAX_WAIT = 600.0  # default maximum seconds that a call waits for rate limits
 WAIT_HINT = "lower the engine's concurrency, or raise its max_wait"
@@ -141,10 +141,10 @@ class Sender:
     def _charge_failure(self, error: BaseException, engine: Engine, worst: Usage, meter: Meter) -> Usage:
         """Return the usage charged for a failed request, and sanitize its error."""
         if isinstance(error, CompoundError):
-            error.message, error.hint = safe(error.message), safe(error.hint)
+            error.message, error.hint = sanitize_text(error.message), sanitize_text(error.hint)
             error.args = (error.message,)
         if isinstance(error, CallError) and error.charged is not None:
-            return bounded(error.charged, worst)[0]
+            return clip_usage(error.charged, worst)[0]
         if not engine.remote:
             return IN_PROCESS
         meter.incidents["lost"] += 1
@@ -152,7 +152,7 @@ class Sender:
 
     def _charge_completion(self, completion: Completion, lm: str, worst: Usage, meter: Meter) -> Completion:
         """Return an answer with sanitized text, charged at most its reservation."""
-        usage, wrong = bounded(completion.usage, worst)
+        usage, wrong = clip_usage(completion.usage, worst)
         if wrong:
             meter.incidents["usage_corrected"] += 1
             if lm not in self._corrected:
@@ -160,7 +160,7 @@ class Sender:
                 self._notify(
                     f"{lm} reports impossible usage ({wrong}); charging the reserved maximum instead"
                 )
-        return replace(completion, text=safe(completion.text), usage=usage)
+        return replace(completion, text=sanitize_text(completion.text), usage=usage)
 
     def _throttle(self, engine: Engine) -> Throttle:
         """Return the throttle of an engine, one per event loop and engine object."""
@@ -191,7 +191,7 @@ def unpriced(lm: str) -> DeclarationError:
 def _waited_too_long(error: RateLimited, lm: str, waited: float, ahead: float, most: float) -> CallError:
     return CallError(
         f"{lm}: rate limit: waited {_seconds(waited)}, and the server requests another {_seconds(ahead)}, "
-        f"but max_wait is {_seconds(most)} ({safe(error.message)})",
+        f"but max_wait is {_seconds(most)} ({sanitize_text(error.message)})",
         hint=WAIT_HINT,
         kind=error.kind,
         charged=NO_USAGE,
@@ -209,7 +209,7 @@ def _finder(engines: Engines | None) -> Callable[[str], Engine]:
 
     def find(lm: str) -> Engine:
         if lm not in known:
-            raise DeclarationError(f"no engine for the model {lm!r}", hint=nearest(lm, known))
+            raise DeclarationError(f"no engine for the model {lm!r}", hint=suggest_name(lm, known))
         return known[lm]
 
     return find

@@ -13,9 +13,9 @@ from typing import NotRequired, TypedDict
 from compound.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument, UsageRow
 from compound.errors import RunFailed
 from compound.execution.exchange import Exchange, ExchangeDocument
-from compound.formatting import format_names, format_repr, short
-from compound.graph.configuration import readable, readable_values
-from compound.security.sanitize import safe
+from compound.formatting import format_names, format_repr, short_repr
+from compound.graph.configuration import to_readable_json, to_readable_values
+from compound.security.sanitize import sanitize_text
 
 FailureRow = Sequence[str]  # kind and message
 
@@ -32,7 +32,7 @@ class Failure:
     message: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "message", safe(self.message))
+        object.__setattr__(self, "message", sanitize_text(self.message))
 
     @property
     def row(self) -> FailureRow:
@@ -121,7 +121,7 @@ class Trace:
             return 1.0
         return sum(not call.reused for call in counted) / len(counted)
 
-    def share(self, call: Call) -> float:
+    def run_fraction(self, call: Call) -> float:
         """Return the fraction of a run that one executed call represents."""
         counted = sum(other.counted for other in self.calls)
         return call.counted / counted if counted else 1 / max(1, len(self.calls))
@@ -156,7 +156,7 @@ class Trace:
             hint="the error's `trace` holds every call; pass check=False to return the trace instead",
         )
 
-    def scored(self, value: float, feedback: str = "", parts: Mapping[str, float] | None = None) -> Trace:
+    def with_score(self, value: float, feedback: str = "", parts: Mapping[str, float] | None = None) -> Trace:
         """Return a copy with a score."""
         return replace(self, score=value, feedback=feedback, parts=parts or {})
 
@@ -172,8 +172,8 @@ class Trace:
 
 def _outcome(failure: Failure | None, outputs: Mapping[str, object]) -> dict[str, str]:
     if failure is None:
-        return {"outputs": short(outputs)}
-    return {"failure": short(f"{failure.kind}: {failure.message}")}
+        return {"outputs": short_repr(outputs)}
+    return {"failure": short_repr(f"{failure.kind}: {failure.message}")}
 
 
 def as_text(trace: Trace) -> str:
@@ -185,9 +185,9 @@ def _call_as_text(call: Call) -> str:
     usage = call.usage
     facts = [f"{call.seconds:.2f} s", *([f"{usage.tokens} tokens"] if usage.tokens else [])]
     lines = [f"== {call.address} ({', '.join([*facts, *['from the cache'] * call.reused])})"]
-    lines += [f"{name} <- {readable(value)}" for name, value in call.inputs.items()]
+    lines += [f"{name} <- {to_readable_json(value)}" for name, value in call.inputs.items()]
     lines += [str(exchange) for exchange in call.exchanges]
-    lines += [f"{name} -> {readable(value)}" for name, value in call.outputs.items()]
+    lines += [f"{name} -> {to_readable_json(value)}" for name, value in call.outputs.items()]
     if call.failure is not None:
         lines.append(f"failed: {call.failure.kind}: {call.failure.message}")
     return "\n".join(lines)
@@ -240,8 +240,8 @@ def to_json(trace: Trace) -> TraceDocument:
         "configuration": trace.configuration,
         "seed": trace.seed,
         "sample": trace.sample,
-        "inputs": readable_values(trace.inputs),
-        "outputs": readable_values(trace.outputs),
+        "inputs": to_readable_values(trace.inputs),
+        "outputs": to_readable_values(trace.outputs),
         "failure": trace.failure.row if trace.failure else None,
         "score": trace.score,
         "feedback": trace.feedback,
@@ -260,8 +260,8 @@ def call_to_json(call: Call) -> CallDocument:
         "component": call.component,
         "invocation": call.invocation,
         "parents": list(call.parents),
-        "inputs": readable_values(call.inputs),
-        "outputs": readable_values(call.outputs),
+        "inputs": to_readable_values(call.inputs),
+        "outputs": to_readable_values(call.outputs),
         "failure": call.failure.row if call.failure else None,
         "usage": usage.to_json(),
         "seconds": round(call.seconds, 6),

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, get_args, get_origin
 
-from compound.graph.configuration import canonical, readable
+from compound.graph.configuration import canonical_json, to_readable_json
 
 if TYPE_CHECKING:
     from compound.graph.space import Text
@@ -32,40 +32,44 @@ class Extent:
         tokens: length of the part written by a model.
         items: number of items of a list.
         values: possible values, or the minimum and maximum; empty if unknown.
-        why: reason for an infinite length.
+        unbounded_reason: reason for an infinite length.
 
     >>> Extent(bytes=10) + Extent(tokens=5)
-    Extent(bytes=10, tokens=5, items=inf, values=(), why='')
+    Extent(bytes=10, tokens=5, items=inf, values=(), unbounded_reason='')
     """
 
     bytes: float = 0
     tokens: float = 0
     items: float = math.inf
     values: tuple[object, ...] = ()
-    why: str = ""
+    unbounded_reason: str = ""
 
     def __add__(self, other: Extent) -> Extent:
-        return Extent(self.bytes + other.bytes, self.tokens + other.tokens, why=self.why or other.why)
+        return Extent(
+            self.bytes + other.bytes,
+            self.tokens + other.tokens,
+            unbounded_reason=self.unbounded_reason or other.unbounded_reason,
+        )
 
     def times(self, n: float) -> Extent:
         """Return the extent of the concatenation of ``n`` such texts."""
-        return Extent(scaled(self.bytes, n), scaled(self.tokens, n), why=self.why)
+        return Extent(scaled(self.bytes, n), scaled(self.tokens, n), unbounded_reason=self.unbounded_reason)
 
-    def joined(self, other: Extent) -> Extent:
+    def union(self, other: Extent) -> Extent:
         """Return the extent of a value that is one of the two."""
         return Extent(
             max(self.bytes, other.bytes),
             max(self.tokens, other.tokens),
             max(self.items, other.items),
             (*self.values, *other.values) if self.values and other.values else (),
-            self.why or other.why,
+            self.unbounded_reason or other.unbounded_reason,
         )
 
-    def cut(self, characters: int) -> Extent:
+    def truncated(self, characters: int) -> Extent:
         """Return the extent of the text truncated to a number of characters.
 
-        >>> Extent(bytes=math.inf, why="a function").cut(10)
-        Extent(bytes=40, tokens=0, items=inf, values=(), why='')
+        >>> Extent(bytes=math.inf, unbounded_reason="a function").truncated(10)
+        Extent(bytes=40, tokens=0, items=inf, values=(), unbounded_reason='')
         """
         longest = CHARACTER * characters
         if self.bytes + self.tokens <= longest:
@@ -89,10 +93,10 @@ def scaled(a: float, n: float) -> float:
     return 0 if not a or not n else a * n
 
 
-def of_values(values: Iterable[object]) -> Extent:
+def extent_of_values(values: Iterable[object]) -> Extent:
     """Return the extent of a value that is one of the given values, such as a column of the data.
 
-    >>> of_values(["a", "bcd"]).bytes, of_values([["a", "b"], []]).items
+    >>> extent_of_values(["a", "bcd"]).bytes, extent_of_values([["a", "b"], []]).items
     (3, 2)
     """
     found = list(values)
@@ -104,32 +108,32 @@ def of_values(values: Iterable[object]) -> Extent:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else canonical(readable(value))
+    return value if isinstance(value, str) else canonical_json(to_readable_json(value))
 
 
-def of_setting(setting: object) -> Extent:
+def extent_of_setting(setting: object) -> Extent:
     """Return the extent of a setting: of its options, or of its bounds for a numeric range."""
     options = getattr(setting, "options", None)
     if options is None and hasattr(setting, "low") and hasattr(setting, "high"):
         options = (setting.low, setting.high)
     if options is None:
         options = (getattr(setting, "value", setting),)
-    found = of_values(options)
+    found = extent_of_values(options)
     bytes_ = max(found.bytes, SCALAR) if hasattr(setting, "low") else found.bytes
     return replace(found, bytes=bytes_, values=tuple(options))
 
 
-def of_type(kind: object, why: str) -> Extent:
+def extent_of_type(kind: object, why: str) -> Extent:
     """Return the extent of any value of a type; infinite for text and collections.
 
-    >>> of_type(Literal["yes", "no"], "").bytes, of_type(str, "a function").why
+    >>> extent_of_type(Literal["yes", "no"], "").bytes, extent_of_type(str, "a function").unbounded_reason
     (3, 'a function')
     """
     if get_origin(kind) is Literal:
-        return replace(of_values(get_args(kind)), values=get_args(kind))
+        return replace(extent_of_values(get_args(kind)), values=get_args(kind))
     if isinstance(kind, type) and issubclass(kind, bool | int | float):
         return Extent(SCALAR, items=1)
-    return Extent(math.inf, why=why)
+    return Extent(math.inf, unbounded_reason=why)
 
 
 @dataclass(frozen=True)

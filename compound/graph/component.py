@@ -16,13 +16,13 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from compound.engine import Completion, Request
-from compound.errors import DeclarationError, WiringError, nearest
+from compound.errors import DeclarationError, WiringError, suggest_name
 from compound.example import CallValues
-from compound.formatting import MOST_NAMES, format_names, format_repr, short
-from compound.graph.bounds import Extent, Limits, Reach, of_type
+from compound.formatting import MOST_NAMES, format_names, format_repr, short_repr
+from compound.graph.bounds import Extent, Limits, Reach, extent_of_type
 from compound.graph.configuration import Configuration
 from compound.graph.space import Space
-from compound.graph.types import Port, accepts, fits, format_ports, spell, union
+from compound.graph.types import Port, accepts, format_ports, format_type, is_assignable, union
 from compound.storage.artifacts import Reference
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -79,7 +79,7 @@ class Output:
         return f"${self.node.name}" if single else f"${self.node.name}.{self.field}"
 
     def __repr__(self) -> str:
-        return f"Output({self.label}: {spell(self.type)})"
+        return f"Output({self.label}: {format_type(self.type)})"
 
     def equals(self, value: object) -> Condition:
         """Return the condition that this output equals ``value``."""
@@ -97,7 +97,7 @@ class Condition:
     value: object = True
 
     def __repr__(self) -> str:
-        return f"Condition({self.source.label} == {short(self.value)})"
+        return f"Condition({self.source.label} == {short_repr(self.value)})"
 
 
 class Outputs:
@@ -109,7 +109,7 @@ class Outputs:
     def __getitem__(self, name: str) -> Output:
         ports = self._node.component.outputs
         if name not in ports:
-            raise WiringError(f"{self._node.name} has no output {name!r}", hint=nearest(name, ports))
+            raise WiringError(f"{self._node.name} has no output {name!r}", hint=suggest_name(name, ports))
         return Output(self._node, name)
 
     def __getattr__(self, name: str) -> Output:
@@ -236,7 +236,7 @@ class Component(ABC):
     def longest_outputs(self) -> dict[str, Extent]:
         """Return the extents that the output types allow."""
         why = f"{self.kind} {self.name!r} can return a value of any length"
-        return {name: of_type(port.type, why) for name, port in self.outputs.items()}
+        return {name: extent_of_type(port.type, why) for name, port in self.outputs.items()}
 
     def __call__(
         self,
@@ -277,10 +277,10 @@ class Value:
     sources: tuple[str, ...] = ()
 
 
-def joined(*sources: tuple[str, ...]) -> tuple[str, ...]:
+def merge_addresses(*sources: tuple[str, ...]) -> tuple[str, ...]:
     """Return the union of several address lists, in order of first occurrence.
 
-    >>> joined(("a", "b"), ("b", "c"))
+    >>> merge_addresses(("a", "b"), ("b", "c"))
     ('a', 'b', 'c')
     """
     return tuple(dict.fromkeys(address for group in sources for address in group))
@@ -374,7 +374,7 @@ def _ports(component: Component, name: str, wires: Mapping[str, Source]) -> dict
         if unknown:
             raise WiringError(
                 f"{name} has no input {unknown[0]!r}",
-                hint=f"{nearest(unknown[0], [*ports, *settings])} ({name} takes {format_ports(ports)})",
+                hint=f"{suggest_name(unknown[0], [*ports, *settings])} ({name} takes {format_ports(ports)})",
             )
     for port in wires:
         if port in settings:
@@ -387,14 +387,15 @@ def _ports(component: Component, name: str, wires: Mapping[str, Source]) -> dict
 def _check_edge(component: Component, name: str, port: str, expected: Port, source: Source) -> None:
     if port in component.settings and not isinstance(source.type, type):
         return  # Literal or Any into a setting is checked at run time
-    if fits(source.type, expected.type) or (
-        expected.optional and fits(source.type, union(expected.type, None))
+    if is_assignable(source.type, expected.type) or (
+        expected.optional and is_assignable(source.type, union(expected.type, None))
     ):
         return
-    possible = [label for label, kind in _node_outputs(source) if fits(kind, expected.type)]
+    possible = [label for label, kind in _node_outputs(source) if is_assignable(kind, expected.type)]
     hint = f"connect {' or '.join(possible)}" if possible else "change one of the two declarations"
     raise WiringError(
-        f"{name}.{port} expects {spell(expected.type)}, but {source.label} is {spell(source.type)}",
+        f"{name}.{port} expects {format_type(expected.type)}, but {source.label} is "
+        f"{format_type(source.type)}",
         hint=f"{hint} ({name} takes {format_ports(component.inputs or {})})",
     )
 
@@ -409,9 +410,9 @@ def _check_condition(name: str, condition: Condition | None) -> None:
     if condition is None:
         return
     source = condition.source
-    if not fits(type(condition.value), source.type) and not accepts(source.type, condition.value):
+    if not is_assignable(type(condition.value), source.type) and not accepts(source.type, condition.value):
         raise WiringError(
             f"{name}: when expects {source.label} to equal {condition.value!r}, "
-            f"but it is {spell(source.type)}",
+            f"but it is {format_type(source.type)}",
             hint="use when=output.equals(value) with a possible value of the output",
         )

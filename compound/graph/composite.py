@@ -19,7 +19,7 @@ class Composite(CompositeBase):
 
     body: System
 
-    def most_turns(self, given: Mapping[str, Extent]) -> float:
+    def max_turns_bound(self, given: Mapping[str, Extent]) -> float:
         """Return the maximum number of body runs; infinite if unknown."""
         return math.inf
 

@@ -14,10 +14,17 @@ from pathlib import Path
 from typing import NoReturn
 
 from compound.errors import ConfigurationError
-from compound.formatting import MOST_NAMES, short
+from compound.formatting import MOST_NAMES, short_repr
 from compound.security.sanitize import replace_surrogates
 from compound.security.untrusted import UntrustedFolder
-from compound.storage.artifacts import addressed, check_inside, is_reference, kept, located, verified
+from compound.storage.artifacts import (
+    check_inside,
+    copy_into,
+    is_reference,
+    verify_reference,
+    with_absolute_path,
+    without_path,
+)
 from compound.storage.records import Damaged, parse, to_encodable_json
 
 FORMAT = 1
@@ -37,10 +44,10 @@ def components_of(keys: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(map(component_of, keys)))
 
 
-def canonical(value: object) -> str:
+def canonical_json(value: object) -> str:
     """Return canonical JSON, equal for equal values: sorted keys, no spaces, no NaN.
 
-    >>> canonical({"b": 1, "a": (2,)})
+    >>> canonical_json({"b": 1, "a": (2,)})
     '{"a":[2],"b":1}'
     """
     return json.dumps(
@@ -53,30 +60,30 @@ def to_json_types(value: object) -> object:
     return json.loads(json.dumps(value, allow_nan=False, default=_plain))
 
 
-def plain_values(values: Mapping[str, object]) -> dict[str, object]:
+def to_json_values(values: Mapping[str, object]) -> dict[str, object]:
     """Convert values by name to JSON types; no NaN."""
     return {name: to_json_types(value) for name, value in values.items()}
 
 
-def readable(value: object) -> object:
+def to_readable_json(value: object) -> object:
     """Convert ``value`` to JSON types; replace unsupported objects by their repr without the address.
 
-    >>> readable({"f": object(), "x": float("inf")})
+    >>> to_readable_json({"f": object(), "x": float("inf")})
     {'f': '<object object>', 'x': 'inf'}
     """
     try:
         return replace_surrogates(to_json_types(value))
     except (TypeError, ValueError):
         if isinstance(value, Mapping):
-            return {str(key): readable(item) for key, item in value.items()}
+            return {str(key): to_readable_json(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [readable(item) for item in value]
+            return [to_readable_json(item) for item in value]
         return re.sub(r" at 0x[0-9a-f]+", "", replace_surrogates(repr(value)))  # addresses differ by process
 
 
-def readable_values(values: Mapping[str, object]) -> dict[str, object]:
+def to_readable_values(values: Mapping[str, object]) -> dict[str, object]:
     """Convert values by name to JSON types; replace unsupported objects by text."""
-    return {name: readable(value) for name, value in values.items()}
+    return {name: to_readable_json(value) for name, value in values.items()}
 
 
 def _plain(value: object) -> object:
@@ -93,7 +100,7 @@ def _plain(value: object) -> object:
 def digest(value: object) -> str:
     """Return the SHA-256 of the canonical JSON, in hex."""
     return hashlib.sha256(
-        canonical(value).encode("utf-8", "surrogatepass")
+        canonical_json(value).encode("utf-8", "surrogatepass")
     ).hexdigest()  # lone surrogates must not prevent hashing
 
 
@@ -163,7 +170,7 @@ class Configuration(Mapping[str, object]):
     def __repr__(self) -> str:
         items = [*self._values.items()][:MOST_NAMES]
         more = len(self._values) - len(items)
-        shown = [f"{key!r}: {short(value)}" for key, value in items] + [f"… {more} more"] * bool(more)
+        shown = [f"{key!r}: {short_repr(value)}" for key, value in items] + [f"… {more} more"] * bool(more)
         return f"Configuration({{{', '.join(shown)}}})"
 
     @property
@@ -173,7 +180,7 @@ class Configuration(Mapping[str, object]):
         A folder counts by its content, not by its path.
         """
         if not self._digest:
-            self._digest = digest({key: addressed(value) for key, value in self._values.items()})
+            self._digest = digest({key: without_path(value) for key, value in self._values.items()})
         return self._digest
 
     def replace(self, values: Mapping[str, object]) -> Configuration:
@@ -183,15 +190,21 @@ class Configuration(Mapping[str, object]):
     def diff(self, other: Configuration) -> list[Change]:
         """Return the differences by key; a missing value is ``None``."""
         changes = [Change(key, self.get(key), other.get(key)) for key in sorted({*self, *other})]
-        return [c for c in changes if canonical(addressed(c.before)) != canonical(addressed(c.after))]
+        return [
+            c
+            for c in changes
+            if canonical_json(without_path(c.before)) != canonical_json(without_path(c.after))
+        ]
 
     def located(self, folder: str | Path) -> Configuration:
         """Return a copy with folder paths made absolute, relative to ``folder``."""
-        return Configuration({key: located(value, Path(folder)) for key, value in self._values.items()})
+        return Configuration(
+            {key: with_absolute_path(value, Path(folder)) for key, value in self._values.items()}
+        )
 
     def to_json(self) -> dict[str, object]:
         """Return the values as plain JSON types."""
-        values: dict[str, object] = json.loads(canonical(self._values))
+        values: dict[str, object] = json.loads(canonical_json(self._values))
         return values
 
     def save(self, path: str | Path, **provenance: object) -> None:
@@ -205,7 +218,7 @@ class Configuration(Mapping[str, object]):
         """
         target = Path(path)
         folder = UntrustedFolder(target.parent, error=ConfigurationError).make()
-        values = {key: kept(value, target.parent) for key, value in self.to_json().items()}
+        values = {key: copy_into(value, target.parent) for key, value in self.to_json().items()}
         document = {"format": FORMAT, "digest": self.digest, "values": values, **provenance}
         folder.write(target.name, to_encodable_json(document, indent=2) + "\n")
 
@@ -246,5 +259,5 @@ def load(path: str | Path) -> Configuration:
     for key, value in configuration.items():
         if is_reference(value):
             check_inside(f"{key} in {path}", value["path"])
-            verified(value, target.parent)
+            verify_reference(value, target.parent)
     return configuration.located(target.parent)

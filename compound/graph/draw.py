@@ -8,7 +8,7 @@ from typing import TypedDict, cast
 from compound.graph.component import Input, Node, Source
 from compound.graph.composite import Composite
 from compound.graph.system import System
-from compound.graph.types import spell
+from compound.graph.types import format_type
 
 
 class GraphDocument(TypedDict):
@@ -31,7 +31,7 @@ def as_document(system: System) -> GraphDocument:
 
 def as_text(system: System) -> str:
     """Return one line per input, node and output, in execution order."""
-    lines = [f"${name}: {spell(kind)}" for name, kind in system.inputs.items()]
+    lines = [f"${name}: {format_type(kind)}" for name, kind in system.inputs.items()]
     lines += _nodes(system, "")
     lines += [f"=> {name}: {source.label}" for name, source in system.outputs.items()]
     return "\n".join(lines)
@@ -49,7 +49,7 @@ def _nodes(system: System, indent: str) -> list[str]:
 def _line(node: Node) -> str:
     component = node.component
     wires = ", ".join(f"{port}={source.label}" for port, source in node.wires.items())
-    outputs = ", ".join(f"{name}: {spell(port.type)}" for name, port in component.outputs.items())
+    outputs = ", ".join(f"{name}: {format_type(port.type)}" for name, port in component.outputs.items())
     free = [name for name in component.parameters if name not in node.wires]
     tuned = f"  [{', '.join(free)}]" if free else ""
     use = "" if component.name == node.name else f" = {component.name}"

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from types import CellType, CodeType
 
-from compound.graph.configuration import readable
+from compound.graph.configuration import to_readable_json
 
 PLAIN = (str, int, float, bool, bytes, type(None))
 
@@ -25,7 +25,7 @@ def code_digest(function: Callable[..., object]) -> str:
     target = function if hasattr(function, "__code__") else type(function).__call__
     code = getattr(target, "__code__", None)
     if code is None:  # a builtin is identified by its name alone
-        return hashlib.sha256(repr(readable(function)).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr(to_readable_json(function)).encode()).hexdigest()[:16]
     held = [
         getattr(target, "__defaults__", None),
         getattr(target, "__kwdefaults__", None),
@@ -51,7 +51,7 @@ def describe_code(value: object) -> object:
         return sorted((describe_code(item) for item in value), key=str)
     if isinstance(value, list | tuple):
         return [describe_code(item) for item in value]
-    return readable(value)
+    return to_readable_json(value)
 
 
 def _cell_value(cell: CellType) -> object:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 from compound.storage.artifacts import Reference, is_reference
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Text(Space):
     """A text, usually a prompt.
 
     >>> Text("Answer in a few words.").problem(3)
-    'must be a text, but got 3'
+    'must be a string, but got 3'
     """
 
     value: str
@@ -66,7 +66,7 @@ class Text(Space):
 
     def problem(self, value: object) -> str:  # noqa: D102
         if not isinstance(value, str):
-            return f"must be a text, but got {value!r}"
+            return f"must be a string, but got {value!r}"
         if len(value) > self.max_length:
             return f"must have at most {self.max_length} characters, but has {len(value)}"
         return ""
@@ -211,7 +211,7 @@ class Int(Space):
 
     def problem(self, value: object) -> str:  # noqa: D102
         if type(value) is not int:
-            return f"must be a whole number, but got {value!r}"
+            return f"must be an integer, but got {value!r}"
         return _outside(self, value)
 
     @property
@@ -306,7 +306,7 @@ class Weights(Space):
                 raise DeclarationError(
                     f"LoRA: targets must be {' or '.join(map(repr, TARGETS))}, or a list of names of linear "
                     f"layers, but got {self.targets!r}",
-                    hint=f"{nearest(self.targets, TARGETS)}; write a single layer as a list: [q_proj]",
+                    hint=f"{suggest_name(self.targets, TARGETS)}; write a single layer as a list: [q_proj]",
                 )
         else:
             object.__setattr__(self, "targets", tuple(self.targets))

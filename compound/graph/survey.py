@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from compound.example import Example
-from compound.graph.bounds import CallBound, Extent, Reach, Use, of_values
+from compound.graph.bounds import CallBound, Extent, Reach, Use, extent_of_values
 from compound.graph.component import Component, Input, Source
 from compound.graph.composite import Composite
 from compound.graph.space import Text
@@ -16,7 +16,7 @@ from compound.graph.system import System
 
 
 @dataclass(frozen=True)
-class Limits:
+class RunLimits:
     """Implements `compound.graph.bounds.Limits` for a run.
 
     Attributes:
@@ -38,7 +38,7 @@ class Limits:
     def text(self, key: str, space: Text) -> Extent:
         """Return the extent of a text parameter."""
         start = max(len(space.value.encode()), len(str(self.start.get(key, "")).encode()))
-        return Extent(start + self.growth, self.written).cut(max(space.max_length, start))
+        return Extent(start + self.growth, self.written).truncated(max(space.max_length, start))
 
     def value(self, key: str, default: object) -> object:
         """Return the initial value of a parameter."""
@@ -47,7 +47,7 @@ class Limits:
     @cached_property
     def gold(self) -> Extent:
         """Extent of the longest gold value of the examples."""
-        return of_values(value for example in self.examples for value in example.gold.values())
+        return extent_of_values(value for example in self.examples for value in example.gold.values())
 
 
 @dataclass
@@ -91,7 +91,7 @@ def _merge_requests(
         replace(
             a,
             calls=max(a.calls, b.calls),
-            prompt=a.prompt.joined(b.prompt),
+            prompt=a.prompt.union(b.prompt),
             max_tokens=max(a.max_tokens, b.max_tokens),
             lms=tuple(dict.fromkeys((*a.lms, *b.lms))),
             messages=max(a.messages, b.messages),
@@ -101,20 +101,20 @@ def _merge_requests(
 
 
 def _merge_extents(some: Mapping[str, Extent], others: Mapping[str, Extent]) -> dict[str, Extent]:
-    both = {name: some[name].joined(others[name]) for name in some if name in others}
+    both = {name: some[name].union(others[name]) for name in some if name in others}
     return {**some, **others, **both}
 
 
-def survey(system: System, limits: Limits) -> Survey:
+def survey(system: System, limits: RunLimits) -> Survey:
     """Compute the upper bounds of one system run."""
     found = Survey()
-    inputs = {name: of_values(e.inputs[name] for e in limits.examples) for name in system.inputs}
+    inputs = {name: extent_of_values(e.inputs[name] for e in limits.examples) for name in system.inputs}
     found.outputs = _walk(system, inputs, limits, found, 1.0)
     return found
 
 
 def _walk(
-    system: System, inputs: Mapping[str, Extent], limits: Limits, found: Survey | None, times: float
+    system: System, inputs: Mapping[str, Extent], limits: RunLimits, found: Survey | None, times: float
 ) -> dict[str, Extent]:
     """Return the extents of a graph's outputs, and add its calls to ``found``, each ``times``."""
     known: dict[str, Mapping[str, Extent]] = {}
@@ -135,10 +135,10 @@ def _walk(
 
 
 def _walk_composite(
-    composite: Composite, given: Mapping[str, Extent], limits: Limits, found: Survey | None, times: float
+    composite: Composite, given: Mapping[str, Extent], limits: RunLimits, found: Survey | None, times: float
 ) -> Mapping[str, Extent]:
     """Return the extents of a composite's outputs, iterating since a turn may read the previous outputs."""
-    turns = composite.most_turns(given)
+    turns = composite.max_turns_bound(given)
     state = composite.first_inputs(given)
     for _ in range(len(composite.body.nodes) + 1):
         outputs = _walk(composite.body, state, limits, None, 0)
@@ -148,6 +148,6 @@ def _walk_composite(
         state = wider
     else:
         why = f"every turn of {composite.name!r} may lengthen the input of the next one"
-        state = dict.fromkeys(state, Extent(math.inf, why=why))
+        state = dict.fromkeys(state, Extent(math.inf, unbounded_reason=why))
     outputs = _walk(composite.body, state, limits, found, times * turns)
     return composite.all_outputs(outputs, turns)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import networkx as nx
 
 from compound.engine import Engine
-from compound.errors import ConfigurationError, WiringError, nearest
+from compound.errors import ConfigurationError, WiringError, suggest_name
 from compound.formatting import format_names, format_repr
 from compound.graph.component import (
     Component,
@@ -26,9 +26,9 @@ from compound.graph.component import (
     Source,
     check_name,
 )
-from compound.graph.configuration import Configuration, canonical, digest, readable
+from compound.graph.configuration import Configuration, canonical_json, digest, to_readable_json
 from compound.graph.space import Space
-from compound.graph.types import Port, names, spell
+from compound.graph.types import Port, format_type, quote_names
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -139,7 +139,7 @@ class System:
     def settings(self) -> Mapping[str, object]:
         """Settings that are not tunable, by ``component.setting``, as JSON types."""
         return {
-            f"{name}.{setting}": readable(value)
+            f"{name}.{setting}": to_readable_json(value)
             for name, component in sorted(self.components.items())
             for setting, value in component.settings.items()
             if not isinstance(value, Space)
@@ -179,7 +179,7 @@ class System:
         for key, value in values.items():
             if key not in self.parameters:
                 raise ConfigurationError(
-                    f"system {self.name!r} has no parameter {key!r}", hint=nearest(key, self.parameters)
+                    f"system {self.name!r} has no parameter {key!r}", hint=suggest_name(key, self.parameters)
                 )
             problem = self.parameters[key].problem(value)
             if problem:
@@ -320,14 +320,14 @@ def _check_inputs_used(system: str, inputs: Sequence[Input], used: Mapping[str, 
     unused = [name for name in declared if name not in used]
     if unused:
         raise WiringError(
-            f"system {system!r} declares unused inputs: {names(unused)}",
+            f"system {system!r} declares unused inputs: {quote_names(unused)}",
             hint="connect them or remove them",
         )
     undeclared = sorted(set(used) - set(declared))
     if undeclared:
         raise WiringError(
-            f"system {system!r} reads undeclared inputs: {names(undeclared)}",
-            hint=f"declared: {names(declared)}",
+            f"system {system!r} reads undeclared inputs: {quote_names(undeclared)}",
+            hint=f"declared: {quote_names(declared)}",
         )
     for item in inputs:
         _check_same_type(used[item.name], item)
@@ -336,7 +336,7 @@ def _check_inputs_used(system: str, inputs: Sequence[Input], used: Mapping[str, 
 def _check_same_type(known: Input, other: Input) -> None:
     if known.type != other.type:
         raise WiringError(
-            f"input {known.name!r} is declared as {spell(known.type)} and as {spell(other.type)}"
+            f"input {known.name!r} is declared as {format_type(known.type)} and as {format_type(other.type)}"
         )
 
 
@@ -347,7 +347,7 @@ def _check_nodes_used(
     lost = [node.name for node in nodes if reached.get(node.name) is not node]
     if lost:
         raise WiringError(
-            f"system {system!r} has nodes that no output depends on: {names(lost)}",
+            f"system {system!r} has nodes that no output depends on: {quote_names(lost)}",
             hint="use their outputs or remove them",
         )
 
@@ -361,7 +361,7 @@ def _node(item: Node | Output | Outputs) -> Node:
 def _graph(inputs: Mapping[str, object], nodes: Mapping[str, Node]) -> nx.DiGraph:
     graph = nx.DiGraph()
     for name, kind in inputs.items():
-        graph.add_node(f"${name}", kind="input", type=spell(kind))
+        graph.add_node(f"${name}", kind="input", type=format_type(kind))
     for name, node in nodes.items():
         graph.add_node(name, kind=node.component.kind, component=node.component.name)
     for name, node in nodes.items():
@@ -400,14 +400,14 @@ def _all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
 
 def _structure(system: System) -> dict[str, object]:
     return {
-        "inputs": {name: spell(kind) for name, kind in system.inputs.items()},
+        "inputs": {name: format_type(kind) for name, kind in system.inputs.items()},
         "outputs": {name: source.label for name, source in system.outputs.items()},
         "nodes": {
             name: {
                 "component": node.component.name,
                 "version": node.component.version,
                 "wires": {port: source.label for port, source in node.wires.items()},
-                "when": [node.when.source.label, canonical(node.when.value)] if node.when else None,
+                "when": [node.when.source.label, canonical_json(node.when.value)] if node.when else None,
             }
             for name, node in system.nodes.items()
         },

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origi
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -68,7 +68,7 @@ def parse(text: str) -> object:
     try:
         tree = ast.parse(stripped, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise DeclarationError(f"{text!r} is not a type", hint=nearest(stripped, NAMES)) from None
+        raise DeclarationError(f"{text!r} is not a type", hint=suggest_name(stripped, NAMES)) from None
     return _from_tree(tree, text)
 
 
@@ -89,7 +89,7 @@ def _from_tree(tree: ast.expr, text: str) -> object:
         if tree.value.id == "dict" and len(inner) == 2:
             return dict[inner[0], inner[1]]  # type: ignore[valid-type]
     name = tree.id if isinstance(tree, ast.Name) else text
-    raise DeclarationError(f"{name!r} is not a type", hint=nearest(name, NAMES))
+    raise DeclarationError(f"{name!r} is not a type", hint=suggest_name(name, NAMES))
 
 
 def union(first: object, second: object) -> object:
@@ -101,10 +101,10 @@ def union(first: object, second: object) -> object:
     return operator.or_(first, second)
 
 
-def spell(kind: object) -> str:
+def format_type(kind: object) -> str:
     """Return the spelling of a type in YAML and messages.
 
-    >>> spell(list[str]), spell(Literal["yes", "no"]), spell(str | None)
+    >>> format_type(list[str]), format_type(Literal["yes", "no"]), format_type(str | None)
     ('list[str]', 'one of yes, no', 'str | None')
     """
     if kind is Any:
@@ -127,31 +127,33 @@ def _inner(kind: object) -> str:
     """Spell a type inside another, where ``one of`` would absorb the text after it."""
     if get_origin(kind) is Literal:
         return f"Literal[{', '.join(map(repr, get_args(kind)))}]"
-    return spell(kind)
+    return format_type(kind)
 
 
-def fits(source: object, target: object) -> bool:
+def is_assignable(source: object, target: object) -> bool:
     """Return whether ``target`` accepts every value of ``source``.
 
-    >>> fits(int, float), fits(Literal["a"], str), fits(list[int], list[str]), fits(str, Any)
-    (True, True, False, True)
+    >>> is_assignable(int, float), is_assignable(Literal["a"], str), is_assignable(str, Any)
+    (True, True, True)
+    >>> is_assignable(list[int], list[str])
+    False
     """
     if target is Any or source is Any or source == target:
         return True
     source_origin, target_origin = get_origin(source), get_origin(target)
     if source_origin in (Union, types.UnionType):
-        return all(fits(a, target) for a in get_args(source))
+        return all(is_assignable(a, target) for a in get_args(source))
     if target_origin in (Union, types.UnionType):
-        return any(fits(source, a) for a in get_args(target))
+        return any(is_assignable(source, a) for a in get_args(target))
     if source_origin is Literal:
         if target_origin is Literal:
             return set(get_args(source)) <= set(get_args(target))
-        return all(fits(type(a), target) for a in get_args(source))
+        return all(is_assignable(type(a), target) for a in get_args(source))
     if target_origin is Literal:
         return False
     if (source_origin or source) is (target_origin or target):
         pairs = zip(get_args(source), get_args(target), strict=False)
-        return all(fits(a, b) for a, b in pairs)
+        return all(is_assignable(a, b) for a, b in pairs)
     # bool is a subclass of int, but not a number here
     if source is bool or target is bool:
         return False
@@ -165,7 +167,7 @@ def _adapter(kind: object) -> TypeAdapter[object]:
     try:
         return TypeAdapter(_form(kind), config=ConfigDict(strict=True, arbitrary_types_allowed=True))
     except PydanticSchemaGenerationError as error:
-        raise DeclarationError(f"{spell(kind)!r} cannot be used as a port type") from error
+        raise DeclarationError(f"{format_type(kind)!r} cannot be used as a port type") from error
     except Exception:  # noqa: BLE001 - pydantic rejects a config for models, which have their own
         return TypeAdapter(_form(kind))
 
@@ -198,18 +200,18 @@ def convert(kind: object, value: object) -> object:
     try:
         return TypeAdapter(_form(kind)).validate_python(value, strict=False)
     except ValidationError as error:
-        raise ValueError(f"{value!r} is not {spell(kind)}") from error
+        raise ValueError(f"{value!r} is not {format_type(kind)}") from error
 
 
 def format_ports(ports: Mapping[str, Port]) -> str:
     """Format ports for messages: ``question: str, k: int (optional)``."""
     spelled = [
-        f"{name}: {spell(port.type)}" + (" (optional)" if port.optional else "")
+        f"{name}: {format_type(port.type)}" + (" (optional)" if port.optional else "")
         for name, port in ports.items()
     ]
     return ", ".join(spelled) or "none"
 
 
-def names(values: Iterable[str]) -> str:
+def quote_names(values: Iterable[str]) -> str:
     """Quote and join names for messages."""
     return ", ".join(repr(value) for value in values)

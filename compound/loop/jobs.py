@@ -8,8 +8,8 @@ from compound.loop.context import RunContext
 from compound.optimization.allowance import is_within, proposal_caps, requests_allowed
 from compound.optimization.budget_plan import job_minibatch
 from compound.optimization.method import Job, JobContext, JobRecord, Progress, Proposal, Task
-from compound.optimization.proposals import described, since
-from compound.optimization.role_checks import Proposing, choose_job
+from compound.optimization.proposals import describe_requests, requests_since
+from compound.optimization.role_checks import RunningOptimizer, choose_job
 from compound.optimization.scorer import JobScorer
 from compound.runs.state import JobState
 
@@ -108,7 +108,7 @@ class Jobs:
             self._finish(job, Proposal({}, note=note), scorer)
             return
         proposal: Proposal | None = None
-        proposing = Proposing(job.optimizer, context.problem.method.optimizers[job.optimizer])
+        proposing = RunningOptimizer(job.optimizer, context.problem.method.optimizers[job.optimizer])
         try:
             async for event in proposing.events(self._task(job, number, scorer)):
                 if isinstance(event, Progress):
@@ -164,10 +164,10 @@ class Jobs:
         """Apply the proposal to the working configuration and record the job."""
         context, search = self._context, self._context.search
         number = len(search.history)
-        requests = since(context.proposals.snapshot(), job.ledger_before)
+        requests = requests_since(context.proposals.snapshot(), job.ledger_before)
         notes = [proposal.note] if proposal.note else []
         if any(tally["failed"] or tally["unusable"] for tally in requests.values()):
-            notes.append(f"proposals: {described(requests)}")
+            notes.append(f"proposals: {describe_requests(requests)}")
         record = JobRecord(
             job=number,
             optimizer=job.optimizer,
@@ -184,7 +184,7 @@ class Jobs:
         )
         is_opening = context.problem.method.opening is not None and not search.history
         search.working = {**search.working, **proposal.values}
-        search.tried = [*search.tried, *scorer.tried(job.keys)]
+        search.tried = [*search.tried, *scorer.scored_for(job.keys)]
         search.history = [*search.history, record]
         search.jobs_in_round += not is_opening
         search.job = None

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from compound.errors import BudgetExhausted
-from compound.evaluation.evaluate import Evaluation, Row, evaluate
+from compound.evaluation.evaluate import Evaluation, ScoredRun, evaluate
 from compound.example import Example
 from compound.execution.executor import Executor
 from compound.graph.system import System
@@ -27,11 +27,12 @@ EVENT = "retry"
 ANSWERED_KINDS = ("parse", "type")  # failures of an answer that was received
 
 
-def failed_rows(evaluation: Evaluation) -> list[Row]:
+def failed_rows(evaluation: Evaluation) -> list[ScoredRun]:
     """Return the rows that may be rerun.
 
     >>> from compound.execution.trace import Failure
-    >>> rows = (Row("a", 0, 0.0, Failure("transient", "gone")), Row("b", 0, 0.0, Failure("parse", "?")))
+    >>> failures = {"a": Failure("transient", "gone"), "b": Failure("parse", "?")}
+    >>> rows = tuple(ScoredRun(name, 0, 0.0, failure) for name, failure in failures.items())
     >>> [row.example for row in failed_rows(Evaluation("digest", rows))]
     ['a']
     """
@@ -100,7 +101,7 @@ async def _retry(
     )  # fmt: skip
 
 
-def _by_sample(rows: Sequence[Row], examples: Sequence[Example]) -> Mapping[int, list[Example]]:
+def _by_sample(rows: Sequence[ScoredRun], examples: Sequence[Example]) -> Mapping[int, list[Example]]:
     """Return the examples to rerun, by sample index."""
     known = {example.id: example for example in examples}
     found: dict[int, list[Example]] = {}

@@ -15,7 +15,7 @@ from compound.engine import Engine, Usage
 from compound.execution.budget import MARGIN, Budget, Meter
 from compound.graph.bounds import CallBound, scaled
 from compound.graph.space import Text
-from compound.graph.survey import Limits, Survey, survey
+from compound.graph.survey import RunLimits, Survey, survey
 from compound.optimization.bounds import Amount, Bounded, JobBound, Outlook, amount_of
 from compound.optimization.method import Job
 from compound.optimization.proposals import Proposals
@@ -84,7 +84,7 @@ def allowance(
         lms: the system's default model.
     """
     examples = [*problem.train, *problem.valid, *problem.test]
-    limits = Limits(examples, lms, problem.system.configuration, read_corpora=read_corpora)
+    limits = RunLimits(examples, lms, problem.system.configuration, read_corpora=read_corpora)
     planned = _planned(problem, free, decisions)
     first = [_bound(problem, job, share, _outlook(problem, limits)) for job, _, share in planned]
     growth = max((bound.growth for bound in first if bound), default=0)
@@ -108,7 +108,7 @@ def _planned(problem: Problem, free: float, decisions: int) -> list[tuple[Job, i
     return [*opening, *((job, times, free * job.weight / weights / times) for job in jobs)]
 
 
-def _outlook(problem: Problem, limits: Limits) -> Outlook:
+def _outlook(problem: Problem, limits: RunLimits) -> Outlook:
     found = survey(problem.system, limits)
     texts = {
         key: limits.text(key, space)
@@ -142,7 +142,7 @@ def max_request_cost(
     found = Amount()
     for request in requests:
         for lm in request.lms or own:
-            found = found.joined(amount_of(find(lm), request))
+            found = found.maximum(amount_of(find(lm), request))
     return found
 
 

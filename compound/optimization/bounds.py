@@ -109,7 +109,7 @@ class Amount:
             cost, self.why,
         )  # fmt: skip
 
-    def joined(self, other: Amount) -> Amount:
+    def maximum(self, other: Amount) -> Amount:
         """Return the component-wise maximum."""
         cost = None if self.cost is None or other.cost is None else max(self.cost, other.cost)
         return Amount(
@@ -134,7 +134,7 @@ def unbounded(why: str) -> Amount:
 def amount_of(engine: Engine, bound: CallBound) -> Amount:
     """Return the maximum cost of one request of a bound, by the engine's own worst case."""
     if not bound.prompt.finite or not math.isfinite(bound.max_tokens):
-        why = bound.prompt.why or "the maximum answer length is set by a wire"
+        why = bound.prompt.unbounded_reason or "the maximum answer length is set by a wire"
         cost = math.inf if engine.priced else None
         return Amount(1, math.inf, bound.max_tokens, cost, (why,))
     worst = worst_case(engine, _longest(bound, int(bound.prompt.bytes)))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from compound.errors import DeclarationError
 from compound.evaluation.power import least_p
-from compound.execution.schedule import values_of
+from compound.execution.schedule import setting_values
 from compound.graph.component import Component
 from compound.graph.space import Choice, Float, Int
 from compound.graph.system import System
 from compound.optimization.method import Job
-from compound.optimization.scorer import free_repeats
+from compound.optimization.scorer import has_free_repeats
 
 if TYPE_CHECKING:
     from compound.optimization.problem import Problem
@@ -48,7 +48,7 @@ def make_plan(problem: Problem, left: float, jobs: int) -> BudgetPlan:
     """
     settings = problem.settings
     repeats = settings.repeats if stochastic(problem.system) else 1
-    fresh = stochastic(problem.system) or not free_repeats(problem.system)
+    fresh = stochastic(problem.system) or not has_free_repeats(problem.system)
     cost = len(problem.valid) * repeats * (2 if fresh else 1)
     least = 2 * cost + jobs * problem.method.least * settings.minibatch
     affordable = settings.iterations if left == float("inf") else int(left // least)
@@ -63,7 +63,7 @@ def stochastic(system: System) -> bool:
     return any(
         not component.deterministic({**values, **change})
         for component in system.components.values()
-        for values in [values_of(component, system)]
+        for values in [setting_values(component, system)]
         for change in [{}, *_extremes(component), *_wired(component, system)]
     )
 

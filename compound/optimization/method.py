@@ -15,12 +15,12 @@ from typing import Any, Final, Protocol
 from pydantic import Field
 
 from compound.engine import Completion, Request
-from compound.evaluation.evaluate import Evaluation, Rules
+from compound.evaluation.evaluate import Evaluation, EvaluationRules
 from compound.example import Example, Metric
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.graph.system import System
-from compound.optimization.proposals import Outcome
+from compound.optimization.proposals import ProposalOutcome
 from compound.settings.base import Settings
 from compound.storage.state import State
 
@@ -169,12 +169,12 @@ class Scorer(Protocol):
     """Scores candidates by the global reward, within the job's share of the budget."""
 
     @property
-    def left(self) -> float:
+    def runs_left(self) -> float:
         """System runs that this job may still spend (infinity without a limit)."""
         ...
 
     @property
-    def free_repeats(self) -> bool:
+    def has_free_repeats(self) -> bool:
         """Whether rescoring a candidate on the same examples costs no system runs."""
         ...
 
@@ -204,7 +204,7 @@ class Scorer(Protocol):
         """
         ...
 
-    def judge(self, outcome: Outcome, lm: str | None = None) -> None:
+    def record_outcome(self, outcome: ProposalOutcome, lm: str | None = None) -> None:
         """Record the usefulness of the last answer of `generate`."""
         ...
 
@@ -240,7 +240,7 @@ class JobContext:
 
     executor: Executor
     metric: Metric
-    rules: Rules
+    rules: EvaluationRules
     memory: Memory
     folder: Path = Path()
 

@@ -7,14 +7,14 @@ from contextlib import suppress
 
 from compound.engine import Engine
 from compound.errors import CompoundError, MissingExtra
-from compound.execution.schedule import values_of
+from compound.execution.schedule import setting_values
 from compound.execution.sender import Sender, unpriced
 from compound.graph.bounds import CallBound
 from compound.graph.space import Choice
 from compound.optimization.allowance import allowance
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import plan_by_runs
-from compound.security.sanitize import safe
+from compound.security.sanitize import sanitize_text
 from compound.settings.references import references
 
 
@@ -45,7 +45,7 @@ def _settings(problem: Problem, component: str) -> Iterator[str]:
     """Yield the models that the ``lm`` setting of a component may name."""
     declared = problem.system.components[component]
     setting = declared.settings.get("lm")
-    own = values_of(declared, problem.system).get("lm")
+    own = setting_values(declared, problem.system).get("lm")
     values = setting.options if isinstance(setting, Choice) else [own]
     yield from (value for value in values if isinstance(value, str))
 
@@ -67,7 +67,7 @@ def engine_names(problem: Problem) -> dict[str, str]:
     found = {}
     for lm, engine in open_engines(problem).items():
         with suppress(CompoundError):  # the name depends on a missing library
-            found[lm] = safe(engine.name)
+            found[lm] = sanitize_text(engine.name)
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from compound.evaluation.evaluate import Rules
+from compound.evaluation.evaluate import EvaluationRules
 from compound.example import Example, Metric
 from compound.execution.sender import Engines
 from compound.graph.system import System
@@ -34,10 +34,10 @@ class Problem:
     outlook: Mapping[str, object] = field(default_factory=dict)
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> EvaluationRules:
         """Rules of evaluations: concurrency and the treatment of failures."""
         s = self.settings
-        return Rules(s.concurrency, s.failure_score, s.max_failed)
+        return EvaluationRules(s.concurrency, s.failure_score, s.max_failed)
 
     def bind(self, values: Mapping[str, object]) -> System:
         """Return the system bound to a configuration."""

@@ -21,8 +21,8 @@ from compound.errors import CallError
 from compound.execution.budget import Meter
 from compound.storage.state import State
 
-Outcome = Literal["proposed", "unusable", "duplicate", "failed"]
-OUTCOMES: Sequence[Outcome] = ("proposed", "unusable", "duplicate", "failed")
+ProposalOutcome = Literal["proposed", "unusable", "duplicate", "failed"]
+OUTCOMES: Sequence[ProposalOutcome] = ("proposed", "unusable", "duplicate", "failed")
 UNUSABLE_FACTOR = 4  # consecutive unusable replies that weigh as much as one failed call
 REASONS = 3  # maximum number of distinct failure messages per model
 
@@ -55,7 +55,7 @@ class Tally:
     reasons: dict[str, int] = field(default_factory=dict)
     stopped: str = ""
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: ProposalOutcome) -> None:
         """Count an outcome."""
         self.counts[outcome] += 1
         if outcome == "unusable":
@@ -192,7 +192,7 @@ class Proposals:
         if not self._fits(self.usage + worst):
             raise NotAsked("another proposal request would exceed the share of the budget for proposals")
 
-    def judge(self, lm: str, outcome: Outcome) -> None:
+    def record_outcome(self, lm: str, outcome: ProposalOutcome) -> None:
         """Record the usefulness of an answer.
 
         Args:
@@ -238,10 +238,10 @@ def difference(after: Usage, before: Usage) -> Usage:
     )
 
 
-def since(state: LedgerState, earlier: LedgerState | None = None) -> dict[str, dict[str, Any]]:
+def requests_since(state: LedgerState, earlier: LedgerState | None = None) -> dict[str, dict[str, Any]]:
     """Return the requests of a ledger that an earlier one does not have, by model, as JSON types.
 
-    >>> since(LedgerState(models={"lm": Tally(2, counts={"failed": 2}, reasons={"401": 2})}))
+    >>> requests_since(LedgerState(models={"lm": Tally(2, counts={"failed": 2}, reasons={"401": 2})}))
     {'lm': {'asked': 2, 'failed': 2, 'reasons': {'401': 2}}}
     """
     known = earlier.models if earlier else {}
@@ -255,12 +255,12 @@ def since(state: LedgerState, earlier: LedgerState | None = None) -> dict[str, d
     return found
 
 
-def described(models: Mapping[str, Mapping[str, Any]]) -> str:
+def describe_requests(models: Mapping[str, Mapping[str, Any]]) -> str:
     """Format requests as text: all outcomes of each model, and the reasons of failed calls.
 
-    >>> described({"lm": {"asked": 5, "failed": 5, "proposed": 0, "reasons": {"401 wrong key": 5}}})
+    >>> describe_requests({"lm": {"asked": 5, "failed": 5, "proposed": 0, "reasons": {"401 wrong key": 5}}})
     "5 of 5 calls to 'lm' failed (401 wrong key)"
-    >>> described({"lm": {"asked": 5, "failed": 0, "proposed": 3, "unusable": 2}})
+    >>> describe_requests({"lm": {"asked": 5, "failed": 0, "proposed": 3, "unusable": 2}})
     "5 calls to 'lm': 3 proposed, 2 unusable"
     """
     parts = []

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from compound.errors import DeclarationError, nearest
-from compound.formatting import short
+from compound.errors import DeclarationError, suggest_name
+from compound.formatting import short_repr
 from compound.graph.system import System
 from compound.optimization.method import Method
 from compound.registry.methods import method_of
@@ -106,7 +106,7 @@ def check_settings(settings: object, base: type[Settings], role: str) -> None:
     if not (inspect.isclass(settings) and issubclass(settings, base)):
         place = "cp.Settings" if base is Settings else f"{base.__module__}.{base.__name__}"
         raise UserCodeError(
-            f"the settings of {role} are {short(settings)}, which is not a subclass of {base.__name__}",
+            f"the settings of {role} are {short_repr(settings)}, which is not a subclass of {base.__name__}",
             hint=f"write class MySettings({place})",
         )
 
@@ -144,23 +144,23 @@ def _check(found: object, name: str, place: str, system: System) -> None:
     """Validate the return value of a method's function."""
     role = f"method {name!r} at {place}"
     if not isinstance(found, Method):
-        raise UserCodeError(f"{role} returned {short(found)}", hint="it must return a cp.Method")
+        raise UserCodeError(f"{role} returned {short_repr(found)}", hint="it must return a cp.Method")
     for part, value, kind in (("optimizers", found.optimizers, Mapping), ("jobs", found.jobs, Sequence)):
         if not isinstance(value, kind):
             raise UserCodeError(
-                f"{role}: {part} of its Method are {short(value)}",
+                f"{role}: {part} of its Method are {short_repr(value)}",
                 hint="write Method(name, {optimizer: Optimizer()}, [Job(optimizer, keys)], scheduler)",
             )
     if inspect.isclass(found.scheduler) or not callable(getattr(found.scheduler, "choose", None)):
         raise UserCodeError(
-            f"{role}: the scheduler of its Method is {short(found.scheduler)}, which is not a scheduler",
+            f"{role}: the scheduler of its Method is {short_repr(found.scheduler)}, which is not a scheduler",
             hint="give an object with a method choose, such as Uniform()",
         )
     for job in (*([found.opening] if found.opening else []), *found.jobs):
         if job.optimizer not in found.optimizers:
             raise UserCodeError(
                 f"{role}: a job names the optimizer {job.optimizer!r}, which is not one of its optimizers",
-                hint=nearest(job.optimizer, found.optimizers),
+                hint=suggest_name(job.optimizer, found.optimizers),
             )
         keys: object = job.keys
         if isinstance(keys, str):
@@ -169,5 +169,5 @@ def _check(found: object, name: str, place: str, system: System) -> None:
             if key not in system.parameters:
                 raise UserCodeError(
                     f"{role}: a job names {key!r}, which is not a parameter of system {system.name!r}",
-                    hint=nearest(key, system.parameters),
+                    hint=suggest_name(key, system.parameters),
                 )

@@ -6,17 +6,17 @@ import inspect
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from compound.errors import CompoundError, nearest
-from compound.formatting import short
+from compound.errors import CompoundError, suggest_name
+from compound.formatting import short_repr
 from compound.graph.system import System
 from compound.optimization.method import Job, JobRecord, Method, Optimizer, Progress, Proposal, Task
 from compound.registry.user_code import UserCodeError, check_signature, definition, reported
 
-__all__ = ["Proposing", "choose_job", "json_problem"]
+__all__ = ["RunningOptimizer", "choose_job", "json_problem"]
 
 
 @dataclass(frozen=True)
-class Proposing:
+class RunningOptimizer:
     """An optimizer in execution.
 
     Attributes:
@@ -72,29 +72,30 @@ class Proposing:
             for name, score in (("before", event.before), ("after", event.after)):
                 if not isinstance(score, int | float | None):
                     raise UserCodeError(
-                        f"{self._role}: {name} of Proposal is {short(score)}, which is not a number",
+                        f"{self._role}: {name} of Proposal is {short_repr(score)}, which is not a number",
                         hint="give the mean score, such as evaluation.mean",
                     )
         else:
-            raise UserCodeError(f"{self._role} yielded {short(event)}", hint=_ASYNC_GENERATOR)
+            raise UserCodeError(f"{self._role} yielded {short_repr(event)}", hint=_ASYNC_GENERATOR)
         return event
 
     def _check_fields(self, event: str, note: object, **counts: object) -> None:
         if not isinstance(note, str):
             raise UserCodeError(
-                f"{self._role}: note of {event} is {short(note)}, which is not a string", hint="give one line"
+                f"{self._role}: note of {event} is {short_repr(note)}, which is not a string",
+                hint="give one line",
             )
         for name, count in counts.items():
             if not isinstance(count, int | None):
                 raise UserCodeError(
-                    f"{self._role}: {name} of {event} is {short(count)}, which is not an integer",
+                    f"{self._role}: {name} of {event} is {short_repr(count)}, which is not an integer",
                     hint=f"give a number of type int, or leave {name} out",
                 )
 
     def _check_json(self, what: str, value: object) -> None:
         if not isinstance(value, Mapping):
             raise UserCodeError(
-                f"{self._role}: {what} must be a dictionary, but is {short(value)}", hint=_JSON
+                f"{self._role}: {what} must be a dictionary, but is {short_repr(value)}", hint=_JSON
             )
         if problem := json_problem(value):
             raise UserCodeError(f"{self._role}: {what} must be JSON, but {problem}", hint=_JSON)
@@ -116,14 +117,14 @@ class Proposing:
             )
         if not isinstance(proposal.values, Mapping):
             raise UserCodeError(
-                f"{self._role} proposed {short(proposal.values)}, which is not a dictionary of values",
+                f"{self._role} proposed {short_repr(proposal.values)}, which is not a dictionary of values",
                 hint="yield Proposal({key: value}), or Proposal({}) where nothing better was found",
             )
         for key in proposal.values:
             if key not in working.parameters:
                 raise UserCodeError(
                     f"{self._role} proposed {key!r}, which is not a parameter of the system",
-                    hint=nearest(str(key), working.parameters),
+                    hint=suggest_name(str(key), working.parameters),
                 )
         try:
             working.bind({**working.configuration, **proposal.values})
@@ -153,7 +154,7 @@ def json_problem(value: object, place: str = "") -> str:
         return next(filter(None, problems), "")
     if value is None or isinstance(value, str | int | float | bool):
         return ""
-    return f"{place or 'it'} is {short(value)}"
+    return f"{place or 'it'} is {short_repr(value)}"
 
 
 def choose_job(method: Method, history: Sequence[JobRecord], seed: int) -> Job:
@@ -172,7 +173,7 @@ def choose_job(method: Method, history: Sequence[JobRecord], seed: int) -> Job:
     known = [(each.optimizer, each.keys) for each in method.jobs]
     if not isinstance(job, Job) or (job.optimizer, job.keys) not in known:
         raise UserCodeError(
-            f"the scheduler at {definition(method.scheduler)} chose {short(job)}",
+            f"the scheduler at {definition(method.scheduler)} chose {short_repr(job)}",
             hint="choose must return one of the given jobs",
         )
     return job

@@ -13,10 +13,10 @@ from compound.evaluation.statistics import binomial_tail
 from compound.example import Example
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.system import System
 from compound.optimization.method import ScoredCandidate
-from compound.optimization.proposals import Outcome, Proposals
+from compound.optimization.proposals import ProposalOutcome, Proposals
 from compound.registry.engine_checks import worst_case
 from compound.settings.references import references
 
@@ -28,7 +28,7 @@ TRAIN_SAMPLE = -1  # one sample index for the whole search, so that equal runs c
 CHANCE = 0.01  # significance level of the test for systematic failure
 
 
-def free_repeats(system: System) -> bool:
+def has_free_repeats(system: System) -> bool:
     """Return whether repeating a run costs nothing, because its counted calls come from the cache."""
     return any(component.cacheable for component in system.components.values())
 
@@ -76,15 +76,15 @@ class JobScorer:
         self._runs_left = runs_left or executor.meter.remaining_runs
 
     @property
-    def left(self) -> float:
+    def runs_left(self) -> float:
         """System runs that this job may still spend."""
         used = self._executor.meter.system_runs - self._spent
         return max(0.0, min(self._share - used, self._runs_left()))
 
     @property
-    def free_repeats(self) -> bool:
+    def has_free_repeats(self) -> bool:
         """Whether rescoring a candidate on the same examples costs no system runs."""
-        return free_repeats(self._incumbent)
+        return has_free_repeats(self._incumbent)
 
     async def score(
         self, candidates: Sequence[Mapping[str, Any]], examples: Sequence[Example]
@@ -93,7 +93,7 @@ class JobScorer:
         evaluations = await self._evaluate(candidates, examples, None)
         for values, evaluation in zip(candidates, evaluations, strict=True):
             full = {**self._incumbent.configuration.to_json(), **values}
-            self._scores[canonical(full)] = ScoredCandidate(full, evaluation.mean, len(examples))
+            self._scores[canonical_json(full)] = ScoredCandidate(full, evaluation.mean, len(examples))
         return evaluations
 
     async def traces(self, values: Mapping[str, Any], examples: Sequence[Example]) -> list[Trace]:
@@ -133,15 +133,15 @@ class JobScorer:
         chosen = self._writer(lm)
         worst = worst_case(self._executor.engine(chosen), request)
         async with self._proposals.request(chosen, worst):
-            return await self._executor.ask(chosen, request)
+            return await self._executor.request(chosen, request)
 
     def may_ask(self, lm: str | None = None) -> bool:
         """Return whether `generate` would send another request to a model."""
         return self._proposals.may_ask(self._writer(lm))
 
-    def judge(self, outcome: Outcome, lm: str | None = None) -> None:
+    def record_outcome(self, outcome: ProposalOutcome, lm: str | None = None) -> None:
         """Record the usefulness of a model's last answer."""
-        self._proposals.judge(self._writer(lm), outcome)
+        self._proposals.record_outcome(self._writer(lm), outcome)
 
     def _writer(self, lm: str | None) -> str:
         chosen = lm or self._incumbent.defaults.get("lm")
@@ -155,9 +155,9 @@ class JobScorer:
 
     def restore(self, scored: Sequence[ScoredCandidate]) -> None:
         """Continue from a `snapshot` of the same job."""
-        self._scores = {canonical(candidate.values): candidate for candidate in scored}
+        self._scores = {canonical_json(candidate.values): candidate for candidate in scored}
 
-    def tried(self, keys: Sequence[str]) -> list[ScoredCandidate]:
+    def scored_for(self, keys: Sequence[str]) -> list[ScoredCandidate]:
         """Return scored candidates that differ from the incumbent only in ``keys``, for later jobs."""
         start = self._incumbent.configuration.to_json()
         return [

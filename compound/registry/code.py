@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from compound.errors import CompoundError, DeclarationError, nearest
+from compound.errors import CompoundError, DeclarationError, suggest_name
 from compound.registry.user_code import place_of_error
 
 _LOCK = threading.RLock()
@@ -41,7 +41,9 @@ def find_code(spec: str, folder: Path) -> Any:  # noqa: ANN401 - whatever the us
             found = getattr(found, name)
         except AttributeError:
             public = [known for known in dir(found) if not known.startswith("_")]
-            raise DeclarationError(f"{module_name} has no {name!r}", hint=nearest(name, public)) from None
+            raise DeclarationError(
+                f"{module_name} has no {name!r}", hint=suggest_name(name, public)
+            ) from None
         except Exception as error:  # noqa: BLE001 - a module's own __getattr__ may raise anything
             raise _failed(module_name, error) from None
     return found
@@ -109,7 +111,7 @@ def import_hint(error: BaseException) -> str:
 
 def _known(name: str, folder: Path) -> str:
     beside = [path.stem for path in folder.glob("*.py") if path.stem.isidentifier()]
-    return f"looked beside the file and on sys.path; {nearest(name, beside)}"
+    return f"looked beside the file and on sys.path; {suggest_name(name, beside)}"
 
 
 @contextmanager

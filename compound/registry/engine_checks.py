@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from compound.engine import Completion, Engine, Request, Usage
-from compound.formatting import short
+from compound.formatting import short_repr
 from compound.registry.user_code import UserCodeError, check_signature, definition, reported
 
 __all__ = ["checked_engine", "completion", "worst_case"]
@@ -79,4 +79,6 @@ def _checked_signature(engine: Engine, method: str) -> Iterator[None]:
 
 def _wrong(engine: Engine, method: str, found: object, hint: str) -> UserCodeError:
     place = definition(getattr(type(engine), method, engine))
-    return UserCodeError(f"{method} of engine {engine.name!r} at {place} returned {short(found)}", hint=hint)
+    return UserCodeError(
+        f"{method} of engine {engine.name!r} at {place} returned {short_repr(found)}", hint=hint
+    )

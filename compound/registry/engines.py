@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from compound.engine import Engine
-from compound.errors import DeclarationError, nearest
-from compound.formatting import short
+from compound.errors import DeclarationError, suggest_name
+from compound.formatting import short_repr
 from compound.graph.space import Weights
 from compound.graph.system import System
 from compound.registry.code import find_code
@@ -92,7 +92,7 @@ def engine_class(kind: str) -> Callable[..., Engine]:
         built_in: Callable[..., Engine] = getattr(importlib.import_module(module), name)
         return built_in
     if kind not in installed():
-        raise DeclarationError(f"no kind of engine {kind!r}", hint=nearest(kind, [*KINDS, *installed()]))
+        raise DeclarationError(f"no kind of engine {kind!r}", hint=suggest_name(kind, [*KINDS, *installed()]))
     return _made_by(kind, installed()[kind].load())
 
 
@@ -112,7 +112,7 @@ def own_engine(place: str, folder: Path) -> Callable[..., Engine]:
 def _made_by(kind: str, found: object) -> Callable[..., Engine]:
     if not callable(found):
         raise UserCodeError(
-            f"engine {kind!r} is {short(found)}, which is not a class",
+            f"engine {kind!r} is {short_repr(found)}, which is not a class",
             hint="name a class that implements Engine",
         )
     return _checked(kind, found)

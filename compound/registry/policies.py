@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from compound.example import CallValues
-from compound.storage.artifacts import Reference, verified
+from compound.storage.artifacts import Reference, verify_reference
 
 LOADER = "compound.rewards.policy:load_policy"
 LOADED = 8  # policies kept in memory
@@ -63,7 +63,7 @@ os.register_at_fork(after_in_child=_thread.cache_clear)  # a child process has n
 
 @functools.lru_cache(maxsize=LOADED)
 def _load(path: str, sha256: str) -> Policy:
-    folder = verified({"path": path, "sha256": sha256})
+    folder = verify_reference({"path": path, "sha256": sha256})
     module, _, name = LOADER.partition(":")
     policy: Policy = getattr(importlib.import_module(module), name)(folder)
     return policy

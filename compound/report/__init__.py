@@ -5,6 +5,6 @@ and `html` render the blocks. `figures` and `curve` draw.
 """
 
 from compound.report.facts.facts import summarize
-from compound.report.writing import closing, write
+from compound.report.writing import terminal_summary, write
 
-__all__ = ["closing", "summarize", "write"]
+__all__ = ["summarize", "terminal_summary", "write"]

@@ -371,7 +371,7 @@ def _budget(limits: Limits) -> str:
     return ", ".join(found) or "no limit"
 
 
-def closing(facts: SweepFacts) -> str:
+def terminal_summary(facts: SweepFacts) -> str:
     """Return the summary that a terminal shows at the end of a sweep."""
     blocks = [[_sentence(facts)]]
     for file in facts["files"]:

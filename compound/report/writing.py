@@ -14,7 +14,7 @@ from compound.report.rendering.tables import brief, methods, versus
 from compound.report.rewards.section import reward_facts
 from compound.report.sections import sections, spending
 from compound.report.training.steps import training_facts
-from compound.runs.directory import understood
+from compound.runs.directory import inconsistency_errors
 from compound.security.untrusted import UntrustedFolder
 
 SHOWN = ("method", "validation", "test", "gain on test", "search runs")  # columns that fit in a terminal
@@ -36,21 +36,21 @@ def write(path: str | Path) -> None:
         "rewards": reward_facts(path),
         "training": training_facts(path),
     }
-    with understood(path):
+    with inconsistency_errors(path):
         parts = sections(facts)
         pages = {"report.md": markdown(facts, parts), "report.html": page(facts, parts)}
     for name, text in pages.items():
         folder.write(name, escape_invisible(text))
 
 
-def closing(path: str | Path) -> str:
+def terminal_summary(path: str | Path) -> str:
     """Return the summary that a terminal shows at the end of a run: result, changes, cost and files.
 
     Raises:
         RunDirectoryError: the folder is not a run directory, or one of its files is broken.
     """
     facts, folder = summarize(path), Path(path)
-    with understood(path):
+    with inconsistency_errors(path):
         blocks = [
             [f"{facts['system']}: {facts['title']}", facts["sentence"], *facts["notes"]],
             _compared(facts),

@@ -11,9 +11,9 @@ from typing import Any
 
 from compound.errors import FRESH, RunDirectoryError
 from compound.graph.component import Component
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.system import System
-from compound.graph.types import Port, spell
+from compound.graph.types import Port, format_type
 from compound.runs.directory import read_json
 
 FORMAT = 3  # of config.json; until 2, `prompts`, `rewards` and `weights` held the settings of all methods
@@ -26,13 +26,13 @@ _WHOLE = re.compile(r"(structure\.(?:parameters\.[^.]+\.[^.]+|(?:components|wire
 def describe_structure(system: System) -> dict[str, Any]:
     """Return the content of a system's signature in readable form."""
     return {
-        "inputs": {name: spell(kind) for name, kind in system.inputs.items()},
+        "inputs": {name: format_type(kind) for name, kind in system.inputs.items()},
         "outputs": {name: source.label for name, source in system.outputs.items()},
         "components": {name: _declared(component) for name, component in system.components.items()},
         "wires": {
             node.name: {
                 "in": {port: source.label for port, source in node.wires.items()},
-                "when": [node.when.source.label, canonical(node.when.value)] if node.when else None,
+                "when": [node.when.source.label, canonical_json(node.when.value)] if node.when else None,
             }
             for node in system.all_nodes()
         },
@@ -48,8 +48,8 @@ def _declared(component: Component) -> dict[str, Any]:
 def _spelled(outputs: Mapping[str, Port]) -> str:
     """Format outputs as declared in a file."""
     if list(outputs) == ["output"]:
-        return spell(outputs["output"].type)
-    return "{" + ", ".join(f"{name}: {spell(port.type)}" for name, port in outputs.items()) + "}"
+        return format_type(outputs["output"].type)
+    return "{" + ", ".join(f"{name}: {format_type(port.type)}" for name, port in outputs.items()) + "}"
 
 
 def list_changes(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...]) -> list[str]:

@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 from compound.errors import FRESH, CompoundError, RunDirectoryError
 from compound.runs.checkpoint import FORMAT, Checkpoint, read_checkpoint
 from compound.runs.state import RunState
-from compound.security.untrusted import FULL, UntrustedFolder, named
+from compound.security.untrusted import FULL, UntrustedFolder, os_errors_as
 from compound.storage.locking import FILE as LOCK
 from compound.storage.locking import Lock
-from compound.storage.records import Damaged, opened_document, read_lines, sealed_document, sealed_line
+from compound.storage.records import Damaged, read_document, read_lines, to_document, to_line
 
 FULL_MESSAGES = ("No space left", "disk is full")  # messages of safetensors and SQLite
 APPENDED = ("events.jsonl", "traces.jsonl", "memory.jsonl")
@@ -108,7 +108,7 @@ class RunDirectory:
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Replace a JSON file atomically, with a checksum."""
-        self.write(name, sealed_document(value))
+        self.write(name, to_document(value))
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Append a JSON line with its checksum, and flush it to the operating system."""
@@ -116,8 +116,8 @@ class RunDirectory:
         file = self._files.get(name)
         if file is None:
             file = self._files[name] = self.folder.appender(name)
-        line, checksum = sealed_line(record, self._checksums[name])
-        with named(self.path / name):
+        line, checksum = to_line(record, self._checksums[name])
+        with os_errors_as(self.path / name):
             file.write(line)
             file.flush()
         self._checksums[name] = checksum
@@ -140,7 +140,7 @@ class RunDirectory:
         """
         # sync first: the checkpoint must not cover records that are not on the disk
         for name, file in self._files.items():
-            with named(self.path / name):
+            with os_errors_as(self.path / name):
                 os.fsync(file.fileno())
         self.step += 1
         self.cached = cached
@@ -202,7 +202,7 @@ class RunDirectory:
 def _check_unused(folder: UntrustedFolder) -> None:
     """Reject a location with more than what a crash before writing the config leaves behind."""
     path = folder.path
-    with named(path):
+    with os_errors_as(path):
         used = path.exists() and (not path.is_dir() or not all(map(_BEFORE_CONFIG.fullmatch, folder.names())))
     if used:
         raise RunDirectoryError(
@@ -246,7 +246,7 @@ def report_full_disk(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def understood(path: object) -> Iterator[None]:
+def inconsistency_errors(path: object) -> Iterator[None]:
     """Report the run directory if its files, each readable by itself, are inconsistent.
 
     Files of earlier versions have no checksums, and files from other people may hold anything.
@@ -291,7 +291,7 @@ def read_json(place: str | Path | UntrustedFolder, name: str) -> dict[str, Any]:
             f"{folder} is not a run directory: it has no {name}", hint="`compound runs` lists run directories"
         )
     try:
-        return opened_document(folder.read(name))
+        return read_document(folder.read(name))
     except Damaged as error:
         raise RunDirectoryError(f"{folder}/{name} cannot be read: {error}") from None
 

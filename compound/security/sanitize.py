@@ -96,7 +96,7 @@ def redact_secrets(text: str) -> str:
     return text
 
 
-def safe(text: str) -> str:
+def sanitize_text(text: str) -> str:
     """Return text that is safe to record: without control characters and keys."""
     return redact_secrets(replace_controls(text))
 
@@ -107,7 +107,7 @@ def sanitize_for_terminal(text: str) -> str:
     >>> sanitize_for_terminal("fine\rbad\x1b]0;title\x07\n")
     'fine�bad�]0;title�\n'
     """
-    cleaned = safe(text)
+    cleaned = sanitize_text(text)
     if not cleaned.isascii():
         cleaned = _REORDERING.sub(REPLACEMENT, cleaned)
     return cleaned if text in {"\r", ""} else _RETURNS.sub(REPLACEMENT, cleaned)

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from compound.errors import ConfigurationError, DeclarationError, nearest
+from compound.errors import ConfigurationError, DeclarationError, suggest_name
 
 VARIABLE = "COMPOUND_TRUST"
 _ADDRESS = re.compile(
@@ -239,7 +239,7 @@ def _from_file(path: Path) -> Collection[str]:
         raise ConfigurationError(f"{path} cannot be read: {error}", hint="it must be a TOML file") from None
     for key in found:
         if key != "trust":
-            raise ConfigurationError(f"{path}: unknown setting {key!r}", hint=nearest(key, ["trust"]))
+            raise ConfigurationError(f"{path}: unknown setting {key!r}", hint=suggest_name(key, ["trust"]))
     entries = found.get("trust", [])
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         raise ConfigurationError(

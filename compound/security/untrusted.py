@@ -64,7 +64,7 @@ def error_text(error: OSError, place: object) -> str:
 
 
 @contextmanager
-def named(place: object, error: type[CompoundError] = RunDirectoryError) -> Iterator[None]:
+def os_errors_as(place: object, error: type[CompoundError] = RunDirectoryError) -> Iterator[None]:
     """Turn an `OSError` into an error with the location and advice.
 
     Raises:
@@ -243,7 +243,7 @@ class UntrustedFolder:
 
     def make(self) -> Self:
         """Create the folder, and missing folders above it."""
-        with named(self._root, self._error):
+        with os_errors_as(self._root, self._error):
             self._root.mkdir(parents=True, exist_ok=True)
         for depth in range(len(self._inside)):
             above = type(self)(self._root, self._inside[:depth], error=self._error, directory=self._directory)
@@ -403,5 +403,5 @@ class UntrustedFolder:
 
     @contextmanager
     def _report_errors(self, name: str = "") -> Iterator[None]:
-        with named(self._shown(name), self._error):
+        with os_errors_as(self._shown(name), self._error):
             yield

@@ -14,14 +14,14 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 from compound.registry.code import find_code
 from compound.registry.methods import installed, method_of, registered
 from compound.settings.base import NoSettings, Settings
 from compound.settings.common import CommonSettings
 from compound.settings.renamed import OLD_SECTIONS, new_names, renamed_path
 
-Own = tuple[tuple[str, type[Settings] | None], ...]  # user-defined methods; None if not importable
+UserSections = tuple[tuple[str, type[Settings] | None], ...]  # user-defined methods; None if not importable
 
 
 class _DynamicSettings(CommonSettings):
@@ -31,7 +31,7 @@ class _DynamicSettings(CommonSettings):
 
 
 @functools.cache
-def optimize_model(own: Own = ()) -> type[CommonSettings]:
+def optimize_model(own: UserSections = ()) -> type[CommonSettings]:
     """Build the model of ``optimize:``, with one field per section.
 
     Args:
@@ -152,11 +152,11 @@ def validate_sections(values: Mapping[str, object]) -> dict[str, object]:
 def _outdated(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for section in OLD_SECTIONS:
         if section in values:
-            for leaf, now in outdated(section, values):
+            for leaf, now in renamed_settings(section, values):
                 yield f"{section}.{leaf}" if leaf else section, now
 
 
-def outdated(section: str, values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+def renamed_settings(section: str, values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Yield each setting of an old section with its current name.
 
     Args:
@@ -186,10 +186,10 @@ def _problem(error: ErrorDetails, root: type[BaseModel]) -> str:
     if error["type"] != "extra_forbidden":
         message = error["msg"].removeprefix("Value error, ")
         return f"{where}: {message}" if where else message
-    return f"unknown setting {where}; {hint(loc, root)}"
+    return f"unknown setting {where}; {suggest_key(loc, root)}"
 
 
-def hint(loc: Sequence[str | int], root: type[BaseModel]) -> str:
+def suggest_key(loc: Sequence[str | int], root: type[BaseModel]) -> str:
     """Return a suggestion for an unknown key below ``optimize:``.
 
     Args:
@@ -200,7 +200,7 @@ def hint(loc: Sequence[str | int], root: type[BaseModel]) -> str:
     model = model_at(root, parents)
     if not parents:
         has_none = name in registered()  # a method with settings is a field of the model
-        return f"method {name!r} has no settings" if has_none else nearest(name, model.model_fields)
+        return f"method {name!r} has no settings" if has_none else suggest_name(name, model.model_fields)
     section, *path = parents
     if (now := renamed_path(section, name, lambda place: _has(root, place))) is not None:
         return f"use optimize.{now}"
@@ -211,7 +211,7 @@ def hint(loc: Sequence[str | int], root: type[BaseModel]) -> str:
     near = get_close_matches(name, [*model.model_fields, *inner], 1)
     if near and near[0] in inner:
         return f"did you mean {'.'.join((*path, *inner[near[0]]))}?"
-    return nearest(name, model.model_fields)
+    return suggest_name(name, model.model_fields)
 
 
 def _inner(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import networkx as nx
 
-from compound.errors import nearest
+from compound.errors import suggest_name
 from compound.graph.component import NAME, Component, Condition, Input, Node, connect
 from compound.graph.system import System
 from compound.spec.context import Context
@@ -119,7 +119,9 @@ class Graph:
         if isinstance(used, str) and NAME.match(used):
             component = self._find(used)
             if used not in visible:
-                self._document.report((*address, "use"), f"no component {used!r}", nearest(used, visible))
+                self._document.report(
+                    (*address, "use"), f"no component {used!r}", suggest_name(used, visible)
+                )
         return read_use(self._document, name, address, component)
 
     def _check_input(self, name: str, address: Address) -> None:

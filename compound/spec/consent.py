@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compound.components.engines.credentials import SERVERS, Connection
+from compound.components.engines.credentials import CONFIGURABLE_PROVIDERS, Connection
 from compound.errors import DeclarationError
 from compound.registry.engines import KINDS
 from compound.security.trust import Trust, refusal
@@ -71,8 +71,8 @@ def _check_provider(model: str, server: str | None) -> None:
     """Refuse a URL in a model's name, and a custom server of a provider that is not known to be safe."""
     Connection(model, server, None)
     provider = model.partition("/")[0]
-    if server is not None and provider not in SERVERS:
+    if server is not None and provider not in CONFIGURABLE_PROVIDERS:
         raise DeclarationError(
             f"a file cannot name the server of a model of {provider!r}",
-            hint=f"most servers are openai/NAME; possible: {', '.join(sorted(SERVERS))}",
+            hint=f"most servers are openai/NAME; possible: {', '.join(sorted(CONFIGURABLE_PROVIDERS))}",
         )

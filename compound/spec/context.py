@@ -9,12 +9,12 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from compound.components.engines.credentials import is_model_name
-from compound.errors import CompoundError, DeclarationError, nearest
+from compound.errors import CompoundError, DeclarationError, suggest_name
 from compound.registry.code import find_code
 from compound.registry.engines import EMBEDDED
 from compound.security.untrusted import UntrustedFolder
 from compound.spec.yaml.document import Address, Document, format_address, format_value
-from compound.storage.artifacts import Reference, located
+from compound.storage.artifacts import Reference, with_absolute_path
 
 T = TypeVar("T")
 _ENGINES = ("local/", "vllm/")  # engine prefixes of a model's folder or hub id
@@ -102,7 +102,7 @@ class Context:
     def resolve_stored(self, value: Reference, address: Address) -> Reference:
         """Return a reference to a stored folder with an absolute path; report a path that is refused."""
         self.resolve_path(value["path"], (*address, "path"))
-        return located(value, self.folder)
+        return with_absolute_path(value, self.folder)
 
     def may_read(self, given: str, address: Address, *, key: bool = False) -> bool:
         """Return whether a path or model may be read; report one outside the folder without imports."""
@@ -122,7 +122,7 @@ class Context:
             if isinstance(name, str) and name not in self.models and not self.may_read(name, address):
                 continue
             if not isinstance(name, str) or not self._is_model(name):
-                close = nearest(str(name), [*self.models, *EMBEDDED])
+                close = suggest_name(str(name), [*self.models, *EMBEDDED])
                 hint = close if close.endswith("?") else f"{close}, a folder, local/HUB-ID, provider/model"
                 self.document.report(address, f"no engine for the model {format_value(name)}", hint)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from compound.components.llm import LLM
-from compound.errors import DeclarationError, WiringError, nearest
+from compound.errors import DeclarationError, WiringError, suggest_name
 from compound.graph.component import Component, Condition, Input, Node, Output, Source, connect
 from compound.spec.context import Context
 from compound.spec.uses import Use
@@ -41,7 +41,9 @@ class Names:
             return self.inputs[name]
         if name not in self.nodes:
             possible = {f"${known}" for known in (*self.inputs, *self.nodes)}
-            raise WiringError(f"{reference} names no input and no node", hint=nearest(f"${name}", possible))
+            raise WiringError(
+                f"{reference} names no input and no node", hint=suggest_name(f"${name}", possible)
+            )
         node = self.nodes[name]
         return ANYTHING if node is None else _output(node, field)
 
@@ -52,7 +54,7 @@ def _output(node: Node, field: str) -> Output:
         choices = ", ".join(f"${node.name}.{known}" for known in fields)
         raise WiringError(f"${node.name} has {len(fields)} outputs", hint=f"write one of {choices}")
     if field and field not in fields:
-        raise WiringError(f"{node.name} has no output {field!r}", hint=nearest(field, fields))
+        raise WiringError(f"{node.name} has no output {field!r}", hint=suggest_name(field, fields))
     return Output(node, field or next(iter(fields)))
 
 

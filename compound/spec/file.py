@@ -17,7 +17,7 @@ from compound.registry.engines import KINDS as ENGINES
 from compound.registry.engines import engine_class
 from compound.registry.engines import installed as installed_engines
 from compound.settings.common import CommonSettings
-from compound.settings.sections import Own, optimize_model
+from compound.settings.sections import UserSections, optimize_model
 from compound.spec.kinds.body import BUILT_IN, Body
 from compound.spec.kinds.installed import KINDS as KINDS_INSTALLED
 from compound.spec.schema.installed import MARK, Installed
@@ -130,7 +130,7 @@ class File(Body):
 
 
 @functools.cache
-def file_model(own: Own = ()) -> type[File]:
+def file_model(own: UserSections = ()) -> type[File]:
     """Return the model of a file whose ``optimize:`` has a section for each method.
 
     Args:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compound.engine import Engine
-from compound.errors import DeclarationError, SpecError, nearest
+from compound.errors import DeclarationError, SpecError, suggest_name
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.hub import HUB, hub_id
 from compound.evaluation.metrics import custom
@@ -31,7 +31,7 @@ from compound.security.trust import Trust
 from compound.settings.base import Settings
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.references import references
-from compound.settings.sections import Own, optimize_model, own_sections
+from compound.settings.sections import UserSections, optimize_model, own_sections
 from compound.spec.build import Graph
 from compound.spec.consent import check_consent
 from compound.spec.context import OUTSIDE, Context, is_outside
@@ -242,7 +242,7 @@ def _engines(context: Context) -> dict[str, EngineSettings]:
         ):  # otherwise it names a model on the server
             model = settings.given.get("model", "")
             context.may_read(model, ("engines", name, kind, "model"))
-        for key in getattr(inspect.unwrap(engine_class(kind)), "runs", ()):
+        for key in getattr(inspect.unwrap(engine_class(kind)), "code_settings", ()):
             if key in settings.given and not context.allow_import:
                 address = ("engines", name, kind, key)
                 context.document.report(address, "is a command to run, and imports are not allowed")
@@ -263,13 +263,13 @@ def _own_engine(context: Context, found: ClassEngine, address: Address) -> Engin
     return context.attempt((*address, "class"), check)
 
 
-def _own_sections(document: Document, folder: Path, imports: bool) -> Own:
+def _own_sections(document: Document, folder: Path, imports: bool) -> UserSections:
     """Return the sections of custom methods, with the models of their settings."""
     values = document.at(("optimize",))
     return tuple(own_sections(values, folder, imports=imports).items()) if isinstance(values, dict) else ()
 
 
-def _optimize(context: Context, own: Own) -> OptimizeSettings:
+def _optimize(context: Context, own: UserSections) -> OptimizeSettings:
     address = ("optimize",)
     found = (
         parse_at(context.document, optimize_model(own), address) if context.document.has(address) else None
@@ -314,7 +314,9 @@ def _check_method(context: Context, name: str, address: Address) -> None:
         if found is not None:
             context.attempt(address, lambda: as_factory(found, name))
     elif name not in known:
-        context.document.report(address, f"no method {name!r}", f"{nearest(name, known)}, or module:function")
+        context.document.report(
+            address, f"no method {name!r}", f"{suggest_name(name, known)}, or module:function"
+        )
 
 
 def _data(context: Context) -> Dataset | None:
@@ -357,7 +359,7 @@ def _metric(context: Context) -> Metric | None:
         return context.attempt((*address, "bounds"), make)
     outputs, output = _keys(document, "outputs"), getattr(settings, "output", None)
     if outputs and output is not None and output not in outputs:
-        document.report((*address, "output"), f"no output {output!r}", nearest(str(output), outputs))
+        document.report((*address, "output"), f"no output {output!r}", suggest_name(str(output), outputs))
     return context.attempt(address, functools.partial(metric_factory(name), **settings.given))
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from compound.errors import nearest
+from compound.errors import suggest_name
 from compound.settings.renamed import OLD_SECTIONS
-from compound.settings.sections import hint, model_at, outdated
+from compound.settings.sections import model_at, renamed_settings, suggest_key
 from compound.spec.file import INSTALLED, POSSIBLE, TAGGED, File
 from compound.spec.schema.settings import SPACES
 from compound.spec.schema.wiring import WIRING_KEYS
@@ -98,7 +98,7 @@ def _note(document: Document, detail: ErrorDetails, model: type[File]) -> None:
         must = _MUST.get(detail["type"])
         what = must.format(**context) if must else str(context.get("what", context["message"]))
         if detail["type"] == "form" and isinstance(value, dict) and not set(value) & set(SPACES):
-            hint = nearest(next(iter(value), ""), SPACES)
+            hint = suggest_name(next(iter(value), ""), SPACES)
         document.report(address, f"{what}, but got {format_value(value)}" if must else what, hint)
 
 
@@ -125,23 +125,23 @@ def _bad_key(document: Document, detail: ErrorDetails, address: Address) -> None
 
 def _expected(detail: ErrorDetails, name: str) -> str:
     listed = str(detail.get("ctx", {}).get("expected", "")).replace(" or ", ", ")
-    return nearest(name, [item.strip("'") for item in listed.split(", ")])
+    return suggest_name(name, [item.strip("'") for item in listed.split(", ")])
 
 
 def _unknown_key(document: Document, detail: ErrorDetails, address: Address) -> None:
     fields = _model_at(detail["loc"][:-1]).model_fields
     possible = [field.alias or name for name, field in fields.items()]
-    document.report(address, "unknown key", nearest(str(address[-1]), possible), key=True)
+    document.report(address, "unknown key", suggest_name(str(address[-1]), possible), key=True)
 
 
 def _unknown_setting(document: Document, address: Address, model: type[File]) -> None:
     """Report a key under ``optimize:`` that does not exist or was renamed."""
     values = document.at(("optimize",))
     if len(address) == 2 and address[1] in OLD_SECTIONS and isinstance(values, Mapping):
-        for leaf, now in outdated(str(address[1]), values):
+        for leaf, now in renamed_settings(str(address[1]), values):
             document.report((*address, leaf) if leaf else address, now, key=True)
         return
-    document.report(address, "unknown key", hint(address[1:], model_at(model, ["optimize"])), key=True)
+    document.report(address, "unknown key", suggest_key(address[1:], model_at(model, ["optimize"])), key=True)
 
 
 def _not_listed(document: Document, detail: ErrorDetails, address: Address) -> None:
@@ -174,7 +174,7 @@ def _one_key(document: Document, detail: ErrorDetails, address: Address) -> None
         kinds = " and ".join(map(repr, found))
         document.report((*address, found[1]), f"names several: {kinds}", f"keep one {noun}", key=True)
     elif others:
-        document.report((*address, others[0]), f"unknown {noun}", nearest(others[0], possible), key=True)
+        document.report((*address, others[0]), f"unknown {noun}", suggest_name(others[0], possible), key=True)
     else:
         document.report(address, f"names no {noun}", _all(possible), key=True)
 
@@ -188,7 +188,9 @@ def _one_label(document: Document, detail: ErrorDetails, address: Address) -> No
         document.report(address, f"{key!r} is missing", _all(labels), key=True)
     else:
         label = value[key]
-        document.report((*address, key), f"unknown {key} {format_value(label)}", nearest(str(label), labels))
+        document.report(
+            (*address, key), f"unknown {key} {format_value(label)}", suggest_name(str(label), labels)
+        )
 
 
 def _all(names: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from compound.errors import DeclarationError
 from compound.graph.component import Component
 from compound.graph.space import Choice, Demos, Float, Int, LoRA, Space, Text, Weights
-from compound.graph.types import parse, spell
+from compound.graph.types import format_type, parse
 from compound.registry.code import place_of
 from compound.spec.yaml.text import Flow
 
@@ -14,7 +14,7 @@ Tree = dict[str, object]
 
 def spell_type(kind: object, where: str) -> str:
     """Return the YAML form of a port type."""
-    text = spell(kind)
+    text = format_type(kind)
     try:
         same = parse(text) == kind
     except DeclarationError:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeGuard, overload
 
 from compound.errors import ConfigurationError
-from compound.security.untrusted import UntrustedFolder, named
+from compound.security.untrusted import UntrustedFolder, os_errors_as
 
 Reference = Mapping[str, str]
 SHOWN = 16  # digits of a digest in a folder name
@@ -35,20 +35,20 @@ def is_reference(value: object) -> TypeGuard[Reference]:
     )
 
 
-def addressed(value: object) -> object:
+def without_path(value: object) -> object:
     """Return a reference without its path; any other value unchanged.
 
-    >>> addressed({"path": "adapter", "sha256": "9f"}), addressed("adapter")
+    >>> without_path({"path": "adapter", "sha256": "9f"}), without_path("adapter")
     ({'sha256': '9f'}, 'adapter')
     """
     return {"sha256": value["sha256"]} if is_reference(value) else value
 
 
 @overload
-def located(value: Reference, folder: Path) -> Reference: ...
+def with_absolute_path(value: Reference, folder: Path) -> Reference: ...
 @overload
-def located(value: object, folder: Path) -> object: ...
-def located(value: object, folder: Path) -> object:
+def with_absolute_path(value: object, folder: Path) -> object: ...
+def with_absolute_path(value: object, folder: Path) -> object:
     """Return a reference with its path made absolute, relative to ``folder``; any other value unchanged."""
     return {**value, "path": str(folder.absolute() / value["path"])} if is_reference(value) else value
 
@@ -72,7 +72,7 @@ def folder_digest(folder: Path) -> str:
     return UntrustedFolder(folder, error=ConfigurationError).digest()
 
 
-def verified(reference: Reference, folder: Path | None = None) -> Path:
+def verify_reference(reference: Reference, folder: Path | None = None) -> Path:
     """Return the folder of a reference, relative to ``folder``, after verifying its digest.
 
     Raises:
@@ -115,7 +115,7 @@ def check_inside(entry: str, path: str) -> None:
         )
 
 
-def put(write: Callable[[Path], object], folder: Path, name: str) -> dict[str, str]:
+def store_folder(write: Callable[[Path], object], folder: Path, name: str) -> dict[str, str]:
     """Store what ``write`` writes into an empty folder, and return its reference, relative to ``folder``.
 
     Equal content is stored once. A crash leaves either all of it or nothing.
@@ -124,7 +124,7 @@ def put(write: Callable[[Path], object], folder: Path, name: str) -> dict[str, s
         RunDirectoryError: the folder cannot be written.
     """
     with (
-        named(folder),
+        os_errors_as(folder),
         tempfile.TemporaryDirectory(prefix=".artifact-", dir=folder) as temporary,
     ):
         made = Path(temporary) / "made"
@@ -155,7 +155,7 @@ UMASK = _umask()
 
 
 def discard(name: str, folder: Path) -> None:
-    """Delete a folder stored by `put`; anything else is kept, whatever its name.
+    """Delete a folder stored by `store_folder`; anything else is kept, whatever its name.
 
     The name may come from an untrusted file.
     """
@@ -164,10 +164,10 @@ def discard(name: str, folder: Path) -> None:
 
 
 @overload
-def kept(value: Reference, folder: Path) -> dict[str, str]: ...
+def copy_into(value: Reference, folder: Path) -> dict[str, str]: ...
 @overload
-def kept(value: object, folder: Path) -> object: ...
-def kept(value: object, folder: Path) -> object:
+def copy_into(value: object, folder: Path) -> object: ...
+def copy_into(value: object, folder: Path) -> object:
     """Return a reference relative to ``folder``, copying its folder if it is outside.
 
     Any other value is returned unchanged.
@@ -177,8 +177,8 @@ def kept(value: object, folder: Path) -> object:
     """
     if not is_reference(value):
         return value
-    source, here = verified(value).resolve(), folder.resolve()
+    source, here = verify_reference(value).resolve(), folder.resolve()
     if source.is_relative_to(here):
         return {**value, "path": source.relative_to(here).as_posix()}
     name = source.name.removesuffix(f"-{value['sha256'][:SHOWN]}")
-    return put(lambda made: shutil.copytree(source, made, dirs_exist_ok=True), folder, name)
+    return store_folder(lambda made: shutil.copytree(source, made, dirs_exist_ok=True), folder, name)

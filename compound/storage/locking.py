@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from compound.errors import RunDirectoryError
 from compound.security.directory import DescriptorDirectory, Directory, open_directory
-from compound.security.untrusted import UntrustedFolder, named
+from compound.security.untrusted import UntrustedFolder, os_errors_as
 
 if sys.platform == "win32":
     import msvcrt
@@ -39,7 +39,7 @@ class Lock:
 
     def __init__(self, unlocked: UntrustedFolder) -> None:
         path = unlocked.path
-        with named(path):
+        with os_errors_as(path):
             self._directory: Directory | None = open_directory(path)
         self.folder = UntrustedFolder(path, directory=self._directory)
         self._file: BinaryIO | None = None

@@ -95,10 +95,10 @@ def to_encodable_json(value: object, indent: int | None = None) -> str:
     return text
 
 
-def sealed_line(record: Mapping[str, object], before: str = "") -> tuple[bytes, str]:
+def to_line(record: Mapping[str, object], before: str = "") -> tuple[bytes, str]:
     """Return a record as a line with its checksum, and the checksum.
 
-    >>> sealed_line({"event": "start"})
+    >>> to_line({"event": "start"})
     (b'{"event": "start", "checksum": "6d044fb50f6e5c00"}\\n', '6d044fb50f6e5c00')
     """
     body = to_encodable_json(dict(record))[:-1].encode()
@@ -154,10 +154,10 @@ def _parse_line(raw: bytes) -> object:
         raise Damaged(f"not a JSON line: {error}") from None
 
 
-def sealed_document(value: Mapping[str, object]) -> str:
+def to_document(value: Mapping[str, object]) -> str:
     """Return a JSON document with its checksum as the last member.
 
-    >>> print(sealed_document({"seed": 0}), end="")
+    >>> print(to_document({"seed": 0}), end="")
     {
      "seed": 0,
      "checksum": "1676c829f0263237"
@@ -169,7 +169,7 @@ def sealed_document(value: Mapping[str, object]) -> str:
     return f'{body}{comma}\n "{NAME}": "{_checksum(body.encode())}"\n}}\n'
 
 
-def opened_document(raw: bytes) -> dict[str, object]:
+def read_document(raw: bytes) -> dict[str, object]:
     """Return the content of a document, without its checksum.
 
     Raises:

@@ -14,17 +14,17 @@ from compound.engine import Completion, Engine, Request
 from compound.errors import CompoundError, DeclarationError
 from compound.example import CallValues, Example, Values
 from compound.execution.executor import Executor
-from compound.execution.schedule import values_of
+from compound.execution.schedule import setting_values
 from compound.execution.trace import Trace
-from compound.formatting import short
-from compound.graph.bounds import Extent, of_values
+from compound.formatting import short_repr
+from compound.graph.bounds import Extent, extent_of_values
 from compound.graph.component import NAME, Component, Input, Operation, Output, Outputs
 from compound.graph.composite import Composite
-from compound.graph.configuration import canonical, readable
+from compound.graph.configuration import canonical_json, to_readable_json
 from compound.graph.space import Choice, Space
-from compound.graph.survey import Limits, Survey, survey
+from compound.graph.survey import RunLimits, Survey, survey
 from compound.graph.system import System
-from compound.graph.types import Port, accepts, spell
+from compound.graph.types import Port, accepts, format_type
 from compound.optimization.bounds import amount_of
 from compound.registry.code import place_of
 from compound.spec import dump, loads
@@ -114,7 +114,7 @@ class ComponentKit:
         )
         for what in ("kind", "version"):
             value = getattr(component, what)
-            assert isinstance(value, str), f"{what} must be a string, but is {short(value)}"
+            assert isinstance(value, str), f"{what} must be a string, but is {short_repr(value)}"
             assert value, f"{what} is empty"
         assert ADDRESS not in component.version, (
             f"the version {component.version!r} contains the address of an object, which differs between "
@@ -134,7 +134,9 @@ class ComponentKit:
         component = self.make("tested")
         for name, space in component.parameters.items():
             assert NAME.match(name), f"the parameter {name!r} must be a name of letters, digits, underscores"
-            assert isinstance(space, Space), f"the parameter {name!r} must be a Space, but is {short(space)}"
+            assert isinstance(space, Space), (
+                f"the parameter {name!r} must be a Space, but is {short_repr(space)}"
+            )
             problem = space.problem(space.value)
             assert not problem, f"the value of the parameter {name!r} {problem}"
             problem = json_problem(space.to_json())
@@ -168,8 +170,8 @@ class ComponentKit:
             for name, port in component.outputs.items():
                 value = trace.outputs[name]
                 assert accepts(port.type, value), (
-                    f"on inputs {number} the output {name!r} must be {spell(port.type)}, but is "
-                    f"{short(value)}"
+                    f"on inputs {number} the output {name!r} must be {format_type(port.type)}, but is "
+                    f"{short_repr(value)}"
                 )
 
     def test_equal_inputs_and_streams_give_equal_outputs(self) -> None:
@@ -177,8 +179,8 @@ class ComponentKit:
         found = [self._outputs(self.make("tested")) for _ in range(2)]
         for number, (one, other) in enumerate(zip(*found, strict=True), 1):
             assert _same(one, other), (
-                f"on equal inputs {number} two instances return {short(one)} and {short(other)}; depend only "
-                "on inputs, values and call.rng"
+                f"on equal inputs {number} two instances return {short_repr(one)} and {short_repr(other)}; "
+                "depend only on inputs, values and call.rng"
             )
 
     def test_a_deterministic_component_ignores_its_stream(self) -> None:
@@ -186,13 +188,13 @@ class ComponentKit:
         component = self.make("tested")
         if not isinstance(component, Operation):
             raise SkipTest("the components in the body declare whether they are deterministic")
-        if not component.deterministic(values_of(component, self._system(component))):
+        if not component.deterministic(setting_values(component, self._system(component))):
             raise SkipTest("the component is not deterministic")
         found = [self._outputs(component, sample) for sample in (0, 1)]
         for number, (one, other) in enumerate(zip(*found, strict=True), 1):
             assert _same(one, other), (
-                f"deterministic(values) is True, but on inputs {number} two random streams give {short(one)} "
-                f"and {short(other)}; let deterministic() return False"
+                f"deterministic(values) is True, but on inputs {number} two random streams give "
+                f"{short_repr(one)} and {short_repr(other)}; let deterministic() return False"
             )
 
     def test_global_generators_are_not_used(self) -> None:
@@ -202,8 +204,8 @@ class ComponentKit:
             with without_global_generators("the component", seed):
                 found.append(self._outputs(self.make("tested")))
         assert _same(*found), (
-            f"the outputs {short(found[0])} and {short(found[1])} depend on the seed of a global generator; "
-            "draw from call.rng"
+            f"the outputs {short_repr(found[0])} and {short_repr(found[1])} depend on the seed of a global "
+            "generator; draw from call.rng"
         )
 
     def test_inputs_are_not_changed(self) -> None:
@@ -216,7 +218,7 @@ class ComponentKit:
                 read = {name: inputs.get(name, port.default) for name, port in node.inputs.items()}
                 given = copy.deepcopy(read)
                 wired = {name: value for name, value in given.items() if name in component.settings}
-                values = {**values_of(component, system), **wired}
+                values = {**setting_values(component, system), **wired}
                 before = copy.deepcopy((given, values))
                 asyncio.run(_run(component, given, values, self.engine()))
                 after = (given, values)
@@ -225,8 +227,8 @@ class ComponentKit:
                 before, after = (copy.deepcopy(given), {}), (given, {})
                 self._trace(system, given)
             assert _same(before, after), (
-                f"the component modified its inputs or values {number}: {short(before)} became "
-                f"{short(after)}; copy values before modifying them"
+                f"the component modified its inputs or values {number}: {short_repr(before)} became "
+                f"{short_repr(after)}; copy values before modifying them"
             )
 
     def test_copies_behave_alike(self) -> None:
@@ -240,7 +242,7 @@ class ComponentKit:
         component = self.make("tested")
         system = self._system(component)
         examples = [Example(f"e{number}", inputs) for number, inputs in enumerate(self._inputs(), 1)]
-        limits = Limits(examples, (LM,), system.configuration, read_corpora=True)
+        limits = RunLimits(examples, (LM,), system.configuration, read_corpora=True)
         found = survey(system, limits)
         for example in examples:
             engine = _Watched(self.engine())
@@ -268,8 +270,8 @@ class ComponentKit:
         for what in ("signature", "configuration", "settings"):
             one, other = getattr(system, what), getattr(read, what)
             assert one == other, (
-                f"after a round trip through YAML, the system has the {what} {short(other)} instead of "
-                f"{short(one)}; the file is\n{text}"
+                f"after a round trip through YAML, the system has the {what} {short_repr(other)} instead of "
+                f"{short_repr(one)}; the file is\n{text}"
             )
 
     # -- parts -----------------------------------------------------------------------------------------
@@ -320,7 +322,7 @@ class ComponentKit:
                 await executor.aclose()
 
         trace = asyncio.run(run())
-        assert trace.failure is None, f"on {short(inputs)} the call failed: {trace.failure.message}"
+        assert trace.failure is None, f"on {short_repr(inputs)} the call failed: {trace.failure.message}"
         return trace
 
     def _traces(self, component: Component, sample: int = 0) -> Iterator[Trace]:
@@ -336,11 +338,17 @@ class ComponentKit:
         """Check that another component has the same declarations and outputs as the first one."""
         for what in ("name", "kind", "version", "inputs", "outputs"):
             one, two = getattr(component, what), getattr(other, what)
-            assert one == two, f"after {how} the component has {what} {short(two)} instead of {short(one)}"
+            assert one == two, (
+                f"after {how} the component has {what} {short_repr(two)} instead of {short_repr(one)}"
+            )
         spaces = [{name: space.to_json() for name, space in c.parameters.items()} for c in (component, other)]
-        assert spaces[0] == spaces[1], f"after {how} the component has other parameters: {short(spaces[1])}"
+        assert spaces[0] == spaces[1], (
+            f"after {how} the component has other parameters: {short_repr(spaces[1])}"
+        )
         found = [self._outputs(c) for c in (component, other)]
-        assert _same(*found), f"after {how} the component returns {short(found[1])}, not {short(found[0])}"
+        assert _same(*found), (
+            f"after {how} the component returns {short_repr(found[1])}, not {short_repr(found[0])}"
+        )
 
 
 class _Call:
@@ -383,13 +391,13 @@ async def _run(component: Operation, given: Values, values: Values, engine: Engi
 
 
 def _check_ports(what: str, ports: object) -> None:
-    assert isinstance(ports, Mapping), f"{what} must map names to ports, but is {short(ports)}"
+    assert isinstance(ports, Mapping), f"{what} must map names to ports, but is {short_repr(ports)}"
     for name, port in ports.items():
         assert isinstance(name, str), f"{what} must have strings as names, but has {name!r}"
         assert NAME.match(name), (
             f"{what} must have names of letters, digits and underscores, but has {name!r}"
         )
-        assert isinstance(port, Port), f"{name!r} of {what} must be a Port, but is {short(port)}"
+        assert isinstance(port, Port), f"{name!r} of {what} must be a Port, but is {short_repr(port)}"
         try:
             accepts(port.type, None)
         except DeclarationError as error:
@@ -398,12 +406,13 @@ def _check_ports(what: str, ports: object) -> None:
 
 def _check_extent(name: str, value: object, extent: Extent) -> None:
     """Check that a value is within its bound; bounds in tokens are skipped, since tokens are not counted."""
-    length = len((value if isinstance(value, str) else canonical(readable(value))).encode())
+    length = len((value if isinstance(value, str) else canonical_json(to_readable_json(value))).encode())
     if extent.finite and not extent.tokens:
         assert length <= extent.bytes, (
-            f"the output {name!r} has {length} bytes, but reach declares {extent.bytes:g}: {short(value)}"
+            f"the output {name!r} has {length} bytes, but reach declares {extent.bytes:g}: "
+            f"{short_repr(value)}"
         )
-    items = of_values([value]).items
+    items = extent_of_values([value]).items
     if isinstance(value, list | tuple):
         assert items <= extent.items, (
             f"the output {name!r} has {items:g} items, but reach declares {extent.items:g}"
@@ -412,7 +421,8 @@ def _check_extent(name: str, value: object, extent: Extent) -> None:
         numbers = [v for v in extent.values if isinstance(v, int | float)]
         between = isinstance(value, int | float) and numbers and min(numbers) <= value <= max(numbers)
         assert value in extent.values or between, (
-            f"the output {name!r} is {short(value)}, but reach declares the values {short(extent.values)}"
+            f"the output {name!r} is {short_repr(value)}, but reach declares the values "
+            f"{short_repr(extent.values)}"
         )
 
 
@@ -452,4 +462,4 @@ def _models(system: System) -> list[str]:
 
 def _same(one: object, other: object) -> bool:
     """Return whether two values have the same JSON form; NaN equals itself."""
-    return canonical(readable(one)) == canonical(readable(other))
+    return canonical_json(to_readable_json(one)) == canonical_json(to_readable_json(other))

@@ -11,7 +11,7 @@ from unittest import SkipTest
 
 from compound.engine import Completion, Engine, Message, Request, TokenRecord, Usage
 from compound.errors import CompoundError
-from compound.formatting import short
+from compound.formatting import short_repr
 
 __all__ = ["EngineKit"]
 
@@ -88,7 +88,7 @@ class EngineKit:
             ("remote", "True or False", isinstance(engine.remote, bool)),
             ("priced", "True or False", isinstance(engine.priced, bool)),
         ):
-            assert holds, f"{name} must be {what}, but is {short(getattr(engine, name))}"
+            assert holds, f"{name} must be {what}, but is {short_repr(getattr(engine, name))}"
         assert engine.name == again.name, (
             f"two equivalent engines are named {engine.name!r} and {again.name!r}; the name is part of cache "
             "keys, so it must depend only on the model and the settings that change answers"
@@ -279,9 +279,9 @@ async def _answer(engine: Engine, request: Request) -> Completion:
         await warm_up()
     completion = await engine.generate(request)
     assert isinstance(completion, Completion), (
-        f"generate must return a Completion, but returned {short(completion)}"
+        f"generate must return a Completion, but returned {short_repr(completion)}"
     )
-    assert isinstance(completion.text, str), f"the text of the answer is {short(completion.text)}"
+    assert isinstance(completion.text, str), f"the text of the answer is {short_repr(completion.text)}"
     assert completion.finish_reason in FINISHED, (
         f"the finish_reason is {completion.finish_reason!r}; it must be {' or '.join(map(repr, FINISHED))}"
     )
@@ -313,7 +313,7 @@ def _check_usage(usage: Usage, what: str, request: Request) -> None:
         assert type(value) in kinds, f"{name} of {what} must be a number, but is {value!r}"
         assert math.isfinite(value), f"{name} of {what} is {value}; it must be finite"
         assert value >= 0, f"{name} of {what} is {value}; it must not be negative"
-    assert usage.calls >= 1, f"{what} of {short(request)} counts no calls"
+    assert usage.calls >= 1, f"{what} of {short_repr(request)} counts no calls"
 
 
 def _check_within(usage: Usage, worst: Usage, request: Request) -> None:
@@ -321,8 +321,8 @@ def _check_within(usage: Usage, worst: Usage, request: Request) -> None:
         found, most = getattr(usage, name), getattr(worst, name)
         slack = 1e-12 + 1e-9 * most if name == "cost" else 0
         assert found <= most + slack, (
-            f"an answer used {name}={found}, but worst_case is {most} for {short(request)}; budgets reserve "
-            "the worst case, so it must be an upper bound"
+            f"an answer used {name}={found}, but worst_case is {most} for {short_repr(request)}; budgets "
+            "reserve the worst case, so it must be an upper bound"
         )
 
 

@@ -13,9 +13,9 @@ from typing import SupportsFloat
 import numpy as np
 
 from compound.errors import CompoundError
-from compound.evaluation.metrics import Scoring, apply, as_metric, bounds_of
+from compound.evaluation.metrics import Scoring, apply_metric, as_metric, bounds_of
 from compound.example import Example, Metric, Score, Values
-from compound.formatting import short
+from compound.formatting import short_repr
 
 __all__ = ["MetricKit"]
 
@@ -81,7 +81,7 @@ class MetricKit:
                 continue
             assert _is_finite(score.value), f"case {number} scores {score.value!r}; it must be finite"
             assert isinstance(score.feedback, str), (
-                f"the feedback on case {number} must be a string, but is {short(score.feedback)}"
+                f"the feedback on case {number} must be a string, but is {short_repr(score.feedback)}"
             )
             wrong = {name: part for name, part in score.parts.items() if not _is_finite(part)}
             assert not wrong, f"case {number} has the parts {wrong!r}; they must be finite numbers"
@@ -102,8 +102,8 @@ class MetricKit:
         for number, outputs, example in self._arguments():
             found = [asyncio.run(_scored(m, outputs, example)) for m in (metric, metric, self._metric())]
             assert found[0] == found[1] == found[2], (
-                f"case {number} scores {short(found[0])}, then {short(found[1])}, and with a new metric "
-                f"{short(found[2])}; a score must depend only on outputs and example"
+                f"case {number} scores {short_repr(found[0])}, then {short_repr(found[1])}, and with a new "
+                f"metric {short_repr(found[2])}; a score must depend only on outputs and example"
             )
 
     def test_arguments_are_not_changed(self) -> None:
@@ -169,7 +169,7 @@ async def _scored(metric: Metric, outputs: Values, example: Example) -> object:
 
 
 async def _applied(metric: Metric, outputs: Values, example: Example) -> Score:
-    return await apply(metric, outputs, example)
+    return await apply_metric(metric, outputs, example)
 
 
 def _is_finite(value: object) -> bool:

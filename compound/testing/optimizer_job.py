@@ -16,7 +16,7 @@ from compound.engine import Completion, Engine, Request
 from compound.example import Example, Metric
 from compound.execution.budget import MeterState
 from compound.execution.executor import Executor
-from compound.formatting import short
+from compound.formatting import short_repr
 from compound.graph.system import System
 from compound.optimization.method import (
     Job,
@@ -30,7 +30,7 @@ from compound.optimization.method import (
 )
 from compound.optimization.problem import Problem
 from compound.optimization.proposals import LedgerState, Proposals
-from compound.optimization.role_checks import Proposing
+from compound.optimization.role_checks import RunningOptimizer
 from compound.optimization.scorer import JobScorer
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.settings.optimize import OptimizeSettings
@@ -243,7 +243,7 @@ class OptimizerJob:
         checkpoints: list[Checkpoint] = []
         events: list[Progress | Proposal] = []
         try:
-            async for event in Proposing(NAME, optimizer).events(self.task):
+            async for event in RunningOptimizer(NAME, optimizer).events(self.task):
                 events.append(event)
                 if isinstance(event, Progress):
                     checkpoints.append(self._checkpoint(event))
@@ -332,7 +332,9 @@ def _check_equal(where: str, found: Mapping[str, object], expected: Mapping[str,
     for name in dict.fromkeys((*expected, *found)):
         one, other = found.get(name), expected.get(name)
         if not _same(one, other):
-            raise AssertionError(f"{where}, {what} has {name} {short(one)} instead of {short(other)}; {KEEP}")
+            raise AssertionError(
+                f"{where}, {what} has {name} {short_repr(one)} instead of {short_repr(other)}; {KEEP}"
+            )
 
 
 def _same(one: object, other: object) -> bool:

@@ -14,9 +14,9 @@ from compound.engine import Engine
 from compound.errors import CompoundError
 from compound.evaluation.metrics import custom
 from compound.example import Example, Metric, Values
-from compound.formatting import short
+from compound.formatting import short_repr
 from compound.graph.component import Input
-from compound.graph.configuration import readable
+from compound.graph.configuration import to_readable_json
 from compound.graph.space import Choice, Demos, Float, Text
 from compound.graph.system import System
 from compound.optimization.allowance import allowance
@@ -148,7 +148,8 @@ class OptimizerKit:
         assert proposals == 1, f"the optimizer yielded {proposals} Proposals; yield exactly one, at the end"
         after = events[-1]
         assert isinstance(after, Proposal), (
-            f"the optimizer yielded {short(after)} after its Proposal; the Proposal must be the last event"
+            f"the optimizer yielded {short_repr(after)} after its Proposal; the Proposal must be the last "
+            "event"
         )
         count = len(events) - 1
         assert count >= self.checkpoints, (
@@ -167,7 +168,9 @@ class OptimizerKit:
         events = self.job().events(self.make())
         numbered = [(e.step, e.of) for e in events if isinstance(e, Progress) and e.step is not None]
         steps = [step for step, _ in numbered]
-        assert steps == sorted(steps), f"Progress.step must not decrease, but the steps are {short(steps)}"
+        assert steps == sorted(steps), (
+            f"Progress.step must not decrease, but the steps are {short_repr(steps)}"
+        )
         for step, total in numbered:
             assert total is None or step <= total, (
                 f"Progress has step {step} of {total}; set Progress.of to the number of steps, or to None if "
@@ -199,12 +202,12 @@ class OptimizerKit:
         )
         for number, (first, second) in enumerate(zip(states, again, strict=True), 1):
             assert first == second, (
-                f"two runs with the same seed differ in Progress {number}: {short(first.state)} and "
-                f"{short(second.state)}; {hint}"
+                f"two runs with the same seed differ in Progress {number}: {short_repr(first.state)} and "
+                f"{short_repr(second.state)}; {hint}"
             )
         assert one[1] == other[1], (
-            f"two runs with the same seed proposed {short(one[1].values)} and {short(other[1].values)}; "
-            f"{hint}"
+            f"two runs with the same seed proposed {short_repr(one[1].values)} and "
+            f"{short_repr(other[1].values)}; {hint}"
         )
 
     def test_every_checkpoint_continues_to_the_same_end(self) -> None:
@@ -218,8 +221,8 @@ class OptimizerKit:
             job = self.job(share=share, minibatch=minibatch)
             job.run(self.make())
             assert job.spent <= share + ROUNDING, (
-                f"the optimizer spent {job.spent:g} of {share:g} system runs; check task.scorer.left before "
-                "every step, and start only steps that fit"
+                f"the optimizer spent {job.spent:g} of {share:g} system runs; check task.scorer.runs_left "
+                "before every step, and start only steps that fit"
             )
 
     def test_a_constant_metric_shows_no_gain(self) -> None:
@@ -241,9 +244,9 @@ class OptimizerKit:
     def test_examples_are_not_changed(self) -> None:
         """The examples are unchanged after the run."""
         job = self.job()
-        before = readable([[example.inputs, example.gold] for example in job.task.train])
+        before = to_readable_json([[example.inputs, example.gold] for example in job.task.train])
         job.run(self.make())
-        after = readable([[example.inputs, example.gold] for example in job.task.train])
+        after = to_readable_json([[example.inputs, example.gold] for example in job.task.train])
         assert after == before, (
             "the optimizer modified an example of task.train; copy values before modifying them"
         )

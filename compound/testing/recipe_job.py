@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from compound.components.llm import LLM
 from compound.engine import Completion, Request, TokenRecord
 from compound.errors import TransientError
-from compound.evaluation.evaluate import Rules
+from compound.evaluation.evaluate import EvaluationRules
 from compound.evaluation.metrics import custom
 from compound.example import Example, Metric, Score, Values
 from compound.execution.budget import Meter
@@ -26,8 +26,8 @@ from compound.optimization.problem import Problem
 from compound.optimization.scorer import JobScorer
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.weights.learner.samples import Sample
-from compound.optimizers.weights.recipes.recipe import Credited, Recipe, RecipeContext, credited_by
-from compound.optimizers.weights.recipes.rollouts import Fork, Rollout, Sampler, rolling
+from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe, RecipeContext, credited_by
+from compound.optimizers.weights.recipes.rollouts import Fork, Rollout, Sampler, rollout_rules
 from compound.settings.optimize import OptimizeSettings
 from compound.testing.checks import temporary_folder
 from compound.testing.doubles import PlainMemory, ScriptedLM
@@ -196,7 +196,7 @@ class RecipeJob:
         metric: Metric | None = None,
         meter: Meter | None = None,
         folder: Path = Path(),
-    ) -> Credited:
+    ) -> CreditedSamples:
         """Collect the samples of a step like the training loop does.
 
         Args:
@@ -227,7 +227,7 @@ class RecipeJob:
         folder: Path = Path(),
     ) -> RecipeContext:
         """Return the context of a step; the arguments are those of `collect`."""
-        rules = rolling(Rules(), self.system, self.trained, recipe.sampling)
+        rules = rollout_rules(EvaluationRules(), self.system, self.trained, recipe.sampling)
         executor = Executor({LM: self.lm}, cache=MemoryCache(), meter=meter, folder=self._files)
         metric = metric or custom(_digit, "digit", bounds=(0, 1))
         sampler = WatchedSampler(executor, present or self.system, metric, rules, step)

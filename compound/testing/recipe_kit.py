@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 from compound.errors import BudgetExhausted, TooManyFailures
 from compound.execution.budget import Meter
-from compound.formatting import short
-from compound.graph.configuration import canonical
+from compound.formatting import short_repr
+from compound.graph.configuration import canonical_json
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective
-from compound.optimizers.weights.recipes.recipe import Credited, Recipe, TrainingSettings
+from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe, TrainingSettings
 from compound.testing.checks import json_problem, through_json, without_global_generators
 from compound.testing.recipe_job import EXAMPLES, RecipeJob, WatchedSampler
 
@@ -86,7 +86,7 @@ class RecipeKit:
         ):
             kinds = kind if isinstance(kind, tuple) else (kind,)
             names = " or ".join(k.__name__ for k in kinds)
-            assert isinstance(value, kinds), f"{what} must be {names}, but is {short(value)}"
+            assert isinstance(value, kinds), f"{what} must be {names}, but is {short_repr(value)}"
         imitates = isinstance(recipe.loss, ImitationObjective)
         assert recipe.likelihood == imitates, (
             f"likelihood is {recipe.likelihood}, but the loss is {recipe.loss.name}"
@@ -188,7 +188,7 @@ class RecipeKit:
         cost = recipe.cost(len(EXAMPLES), len(self.trained))
         job = self.job(self.trained)
         try:
-            with meter.capped(cost):
+            with meter.cap_runs(cost):
                 job.collect(recipe, meter=meter)
         except BudgetExhausted as error:
             raise AssertionError(
@@ -237,8 +237,9 @@ class RecipeKit:
                 f"after an interruption the next step has different {what}; store what later steps depend on "
                 "with context.keep, and nothing in the recipe"
             )
-        assert canonical(job.state) == canonical(restored.state), (
-            f"after an interruption the recipe stores {short(restored.state)} instead of {short(job.state)}"
+        assert canonical_json(job.state) == canonical_json(restored.state), (
+            f"after an interruption the recipe stores {short_repr(restored.state)} instead of "
+            f"{short_repr(job.state)}"
         )
 
     def test_lost_rollouts_teach_nothing(self) -> None:
@@ -275,8 +276,8 @@ class RecipeKit:
             credited = job.collect(self.make())
         except TooManyFailures:
             assert not job.state, (
-                f"every request was lost, but the recipe stores {short(job.state)}; store state only at the "
-                "end of a step"
+                f"every request was lost, but the recipe stores {short_repr(job.state)}; store state only at "
+                "the end of a step"
             )
             return
         raise AssertionError(
@@ -292,7 +293,7 @@ class RecipeKit:
 
     # -- parts -----------------------------------------------------------------------------------------
 
-    def _collected(self, job: RecipeJob, recipe: Recipe | None = None, step: int = 0) -> Credited:
+    def _collected(self, job: RecipeJob, recipe: Recipe | None = None, step: int = 0) -> CreditedSamples:
         """Return a step, and check that it has samples."""
         credited = job.collect(recipe or self.make(), step=step)
         assert credited.samples, (
@@ -314,7 +315,7 @@ def _check_numbers(sample: Sample, name: str, count: int) -> None:
     assert not wrong, f"{name} of a sample contain {wrong[0]}; they must be finite"
 
 
-def _plain(credited: Credited, what: str) -> object:
+def _plain(credited: CreditedSamples, what: str) -> object:
     """Return a part of a step for comparison."""
     value = getattr(credited, what)
-    return canonical(dict(value)) if what == "facts" else list(value)
+    return canonical_json(dict(value)) if what == "facts" else list(value)

@@ -54,7 +54,7 @@ class CompassSearch:
         examples = task.train[: self.settings.examples]
         while state.step >= 1:
             candidates = [state.best, *neighbors(task, state)]
-            if task.scorer.left < len(candidates) * len(examples):
+            if task.scorer.runs_left < len(candidates) * len(examples):
                 break
             scored = await task.scorer.score(candidates, examples)
             best = max(range(len(scored)), key=lambda number: scored[number].mean)

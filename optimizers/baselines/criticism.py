@@ -53,9 +53,9 @@ def bounds(outlook: Outlook, steps: int, batch: int, lm: str | None) -> list[Cal
         run = inputs + longest_calls(outlook.uses[component.name]) + longest_run(outlook) + Extent(200)
         template = criticism_request(component, "", [], 0).messages[0].content
         request = Extent(len(template.encode())) + outlook.texts[key] + run.times(batch)
-        criticised = criticised.joined(request)
+        criticised = criticised.union(request)
         template = rewrite_request(component, "", "", 0).messages[0].content
-        rewritten = rewritten.joined(
+        rewritten = rewritten.union(
             Extent(len(template.encode())) + outlook.texts[key] + Extent(tokens=MAX_TOKENS)
         )
     lms = (lm,) if lm else ()

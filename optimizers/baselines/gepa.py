@@ -15,7 +15,7 @@ from statistics import fmean
 
 from pydantic import Field
 
-from compound.concurrency.questions import Questions
+from compound.concurrency.questions import CallbackQuestions
 from compound.errors import BudgetExhausted, MissingExtra
 from compound.execution.rng import derive_seed
 from compound.narrowing import entry
@@ -116,7 +116,7 @@ class GEPA:
             return
         else:
             most = min(self.held_out, len(examples) // 2)
-            size = pareto_size(most, task.minibatch, self.batch, task.scorer.left)
+            size = pareto_size(most, task.minibatch, self.batch, task.scorer.runs_left)
             if not size or not start:
                 yield Proposal({}, note="too few examples or system runs to compare candidates")
                 return
@@ -131,7 +131,7 @@ class GEPA:
             seed=derive_seed(task.seed, "gepa"),
         )  # fmt: skip
         try:
-            with Questions[Question](evolve, "gepa") as questions:
+            with CallbackQuestions[Question](evolve, "gepa") as questions:
                 async for question in questions:
                     if not isinstance(question, Proceed):
                         questions.answer(await answers.answer(question))
@@ -140,7 +140,7 @@ class GEPA:
                         best = {key: text for key, text in question.texts.items() if text != start[key]}
                         state = Evolution(answers=answers.all, best=best, mean=question.mean)
                         yield Progress(state.to_json(), _note(question), step=question.iterations)
-                    proceeds = self._affords(question, task.scorer.left, size)
+                    proceeds = self._affords(question, task.scorer.runs_left, size)
                     questions.answer(proceeds and task.scorer.may_ask(self.lm))
         except BudgetExhausted:
             if not state.best:

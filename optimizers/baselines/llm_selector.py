@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from compound.errors import TooManyFailures, first_of
+from compound.errors import TooManyFailures, first_leaf
 from compound.example import Example
 from compound.execution.trace import Trace
-from compound.graph.configuration import canonical, component_of
+from compound.graph.configuration import canonical_json, component_of
 from compound.graph.space import Choice
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
@@ -110,30 +110,30 @@ class LLMSelector:
             key = list(slots)[step % len(slots)]
             current = state.allocations[-1]
             arms = [{**current, key: option} for option in slots[key]]
-            known = [canonical(arm) in state.means and task.scorer.free_repeats for arm in arms]
+            known = [canonical_json(arm) in state.means and task.scorer.has_free_repeats for arm in arms]
             cost = (len(arms) - sum(known)) * len(rows)
-            if not rows or max(cost, 1) > task.scorer.left:  # even cached runs reserve one run
+            if not rows or max(cost, 1) > task.scorer.runs_left:  # even cached runs reserve one run
                 break
             means, scores = await self._scores(task, arms, rows, key)
-            chosen, votes = plurality(scores, [*map(canonical, arms)].index(canonical(current)))
+            chosen, votes = plurality(scores, [*map(canonical_json, arms)].index(canonical_json(current)))
             state.allocations.append(arms[chosen])
-            state.means.update(zip(map(canonical, arms), means, strict=True))
+            state.means.update(zip(map(canonical_json, arms), means, strict=True))
             note = f"{key}: {slots[key][chosen]!r} has {votes[chosen]} of {sum(votes)} votes"
             yield Progress(state.to_json(), note, step=step + 1)
         yield _proposal(state)
 
     def _affordable(self, task: Task, slots: Mapping[str, Sequence[object]], examples: int) -> int:
         """Return the number of voting examples: what the budget covers, but at least a minibatch."""
-        cached = 1 if task.scorer.free_repeats else 0  # the selected option was run in the previous step
+        cached = 1 if task.scorer.has_free_repeats else 0  # the selected option was run in the previous step
         runs = cached + AFFORDED * sum(len(options) - cached for options in slots.values())
         first = max(map(len, slots.values()), default=1)  # a minibatch must be affordable for one step
-        least = min(task.minibatch, task.scorer.left // first)
-        return int(min(self.rows, examples, max(task.scorer.left // max(runs, 1), least)))
+        least = min(task.minibatch, task.scorer.runs_left // first)
+        return int(min(self.rows, examples, max(task.scorer.runs_left // max(runs, 1), least)))
 
     def _is_done(self, allocations: Sequence[Allocation], slots: int) -> bool:
         """Return whether a whole round changed nothing, or all rounds are completed."""
         last = allocations[-slots - 1 :]
-        settled = len(last) == slots + 1 and len(set(map(canonical, last))) == 1
+        settled = len(last) == slots + 1 and len(set(map(canonical_json, last))) == 1
         return settled or len(allocations) > self.rounds * slots
 
     async def _scores(
@@ -168,7 +168,7 @@ class LLMSelector:
                     for trace, row in zip(traces, rows, strict=True)
                 ]
         except BaseExceptionGroup as errors:
-            raise first_of(errors) from None
+            raise first_leaf(errors) from None
         rewards = [trace.score or 0.0 for trace in traces]
         scores = [
             self.beta * reward + self.alpha * (1 - verdict.result())
@@ -217,6 +217,8 @@ def _proposal(state: Selection) -> Proposal:
     first, last, means = state.allocations[0], state.allocations[-1], state.means
     if not means:
         return Proposal({}, note="no options to choose from, or too few system runs to compare them")
-    changed = {key: value for key, value in last.items() if canonical(value) != canonical(first[key])}
+    changed = {
+        key: value for key, value in last.items() if canonical_json(value) != canonical_json(first[key])
+    }
     note = "" if changed else "the votes changed no choice"
-    return Proposal(changed, means[canonical(first)], means[canonical(last)], len(means), note)
+    return Proposal(changed, means[canonical_json(first)], means[canonical_json(last)], len(means), note)

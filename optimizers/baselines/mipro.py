@@ -15,7 +15,7 @@ from pydantic import Field
 
 from compound.execution.rng import generator
 from compound.formatting import plural
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.space import Demos, Text
 from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
@@ -97,15 +97,15 @@ class Mipro:
 
     async def _values(self, task: Task, key: str, pool: Sequence[WeightedDemo]) -> list[object]:
         """Return new values of a parameter, without the incumbent's."""
-        seen = {canonical(task.system.configuration[key])}
+        seen = {canonical_json(task.system.configuration[key])}
         values: list[object] = []
         count = self._new_values(task.candidates)
         for attempt in range(ATTEMPTS * count):
             if len(values) == count:
                 break
             value = await self._value(task, key, pool, attempt, [v for v in values if isinstance(v, str)])
-            if value and canonical(value) not in seen:
-                seen.add(canonical(value))
+            if value and canonical_json(value) not in seen:
+                seen.add(canonical_json(value))
                 values.append(value)
         return values
 
@@ -132,7 +132,9 @@ class Mipro:
         """Return the progress of a new search."""
         wanted = trials_for([len(some) + 1 for some in values.values()])
         least, most = min(task.minibatch, examples), min(self.minibatch, examples)
-        batch, larger = sizes(wanted, least, most, examples, task.scorer.left, task.scorer.free_repeats)
+        batch, larger = sizes(
+            wanted, least, most, examples, task.scorer.runs_left, task.scorer.has_free_repeats
+        )
         return JointSearch(values=dict(values), wanted=wanted, batch=batch, larger=larger)
 
 
@@ -147,5 +149,5 @@ def _proposal(state: JointSearch) -> Proposal:
         return Proposal({}, note="no new values to choose from, or too few system runs for a trial")
     before, best = state.scored[0].mean, max(state.scored, key=lambda trial: trial.mean)
     values = state.changes(best.point)
-    tried = len({canonical(trial.point) for trial in state.trials})
+    tried = len({canonical_json(trial.point) for trial in state.trials})
     return Proposal(values, before, best.mean, tried, "" if values else "no trial beat the incumbent")

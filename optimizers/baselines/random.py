@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compound.execution.rng import generator
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.space import Choice, Demos, Float, Int, Text
 from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
@@ -57,8 +57,8 @@ class RandomSearch:
             rng = generator(task.seed, "random", attempt)
             changed = [key for key in task.keys if rng.random() < 0.5]
             values = {key: v for key in changed if (v := _random_value(task, key, pools, rng)) is not None}
-            if values and canonical(values) not in seen:
-                seen.add(canonical(values))
+            if values and canonical_json(values) not in seen:
+                seen.add(canonical_json(values))
                 candidates.append(values)
         return candidates
 

@@ -127,7 +127,7 @@ def bound(outlook: Outlook, calls: float, batch: int, lm: str | None) -> CallBou
         if key in outlook.keys:
             record = longest_calls(outlook.uses[component_of(key)]) + longest_run(outlook) + expected
             request = Extent(template) + outlook.texts[key] + (record + Extent(HEADINGS)).times(batch)
-            prompt = prompt.joined(request)
+            prompt = prompt.union(request)
     return CallBound("reflections", calls, prompt, MAX_TOKENS, (lm,) if lm else ())
 
 

@@ -96,7 +96,7 @@ class TextGrad:
             return
         else:
             most = min(self.held_out, len(examples) // 2)
-            left, free = task.scorer.left, task.scorer.free_repeats
+            left, free = task.scorer.runs_left, task.scorer.has_free_repeats
             size = held_out_size(most, task.minibatch, self.steps, self.batch, left, free)
             if not size or not keys:
                 yield Proposal({}, note="too few examples or system runs to compare prompts")
@@ -107,7 +107,7 @@ class TextGrad:
             yield Progress(state.to_json(), note, step=0, of=self.steps)
         held, learn = examples[: state.held], examples[len(examples) // 2 :]
         while (step := state.step) < self.steps:
-            if step % EVERY == 0 and self._validation_cost(task, len(held)) > task.scorer.left:
+            if step % EVERY == 0 and self._validation_cost(task, len(held)) > task.scorer.runs_left:
                 break
             if not task.scorer.may_ask(self.lm) and state.values == state.best:
                 break  # there would be no new prompt to validate
@@ -123,7 +123,7 @@ class TextGrad:
 
     def _validation_cost(self, task: Task, held: int) -> float:
         """Return the maximum cost of the steps up to the next validation, including it, in system runs."""
-        return EVERY * self.batch + held * (1 if task.scorer.free_repeats else 2)
+        return EVERY * self.batch + held * (1 if task.scorer.has_free_repeats else 2)
 
     async def _rewrite(
         self, task: Task, key: str, state: Descent, learn: Sequence[Example]

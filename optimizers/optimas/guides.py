@@ -21,14 +21,14 @@ class Guidance:
     Attributes:
         scores: scores the component's calls.
         facts: numbers for the job's record.
-        distrust: why the scores must not be used; ``""`` if they may be used.
+        untrusted_reason: why the scores must not be used; ``""`` if they may be used.
         untrusted: all components whose scores must not be used.
         accuracy: the share of held-out pairs that the scores order correctly; ``None`` if unknown.
     """
 
     scores: Scores
     facts: Mapping[str, object] = field(default_factory=dict)
-    distrust: str = ""
+    untrusted_reason: str = ""
     untrusted: Sequence[str] = ()
     accuracy: float | None = None
 

@@ -14,14 +14,14 @@ import numpy as np
 from pydantic import Field
 
 from compound.example import CallValues
-from compound.graph.configuration import canonical, readable, readable_values
+from compound.graph.configuration import canonical_json, to_readable_json, to_readable_values
 from compound.optimization.method import Proposal
 from compound.optimizers.optimas.guides import Guidance, successful_calls
 from compound.optimizers.optimas.local_scoring import RecordedCalls
 from compound.optimizers.optimas.rewarding import RunRewards, shared_backbone
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.rewards.buffer import PairBuffer, input_key
-from compound.rewards.features import Embeds
+from compound.rewards.features import Embedder
 from compound.rewards.model import Vector
 from compound.rewards.template import Template, as_text
 
@@ -62,12 +62,12 @@ class Imitation:
 
     targets: Mapping[str, Target]
     labels: frozenset[str]
-    backbone: Embeds
+    backbone: Embedder
 
     def rewards(self, component: str, calls: Sequence[CallValues]) -> Vector:
         """Return similarity × gap / mean gap for each call; 0 for calls without a target."""
-        targets = [self.targets.get(canonical(readable(inputs))) for inputs, _ in calls]
-        written = [readable_values(outputs) for _, outputs in calls]
+        targets = [self.targets.get(canonical_json(to_readable_json(inputs))) for inputs, _ in calls]
+        written = [to_readable_values(outputs) for _, outputs in calls]
         texts = {text: None for outputs in written for text in self._texts(outputs)}
         texts |= {t: None for target in targets if target for y in target.preferred for t in self._texts(y)}
         vectors = self._embedded(list(texts))
@@ -134,9 +134,9 @@ class Cloning:
         settings = rewards.learning.backbone
         backbone = shared_backbone(settings.model, settings.max_length)
         # the backbone is shared in the process, and another method may have trained an adapter on it
-        drop_adapter = getattr(backbone, "drop_adapter", None)
-        if drop_adapter is not None:
-            drop_adapter()
+        remove_adapter = getattr(backbone, "remove_adapter", None)
+        if remove_adapter is not None:
+            remove_adapter()
         distrust = "" if targets else NO_TARGETS
         untrusted = [name for name in rewards.components if not targets_of(rewards.buffer, name)]
         return Guidance(Imitation(targets, labels, backbone), rewards.facts(None), distrust, untrusted)
@@ -153,7 +153,11 @@ class Cloning:
         start = CloningMemory.of(rewards.memory).start
         examples = [by_name[name] for name in names if among is None or name in among]
         recorded = await successful_calls(task, start, examples, component)
-        calls = [(trace, call) for trace, call in recorded if canonical(readable(call.inputs)) in targets]
+        calls = [
+            (trace, call)
+            for trace, call in recorded
+            if canonical_json(to_readable_json(call.inputs)) in targets
+        ]
         return RecordedCalls(task.system.bind(start), calls)
 
 

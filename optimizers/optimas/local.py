@@ -18,7 +18,7 @@ from pydantic import Field
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.formatting import plural
-from compound.graph.configuration import canonical, component_of, components_of
+from compound.graph.configuration import canonical_json, component_of, components_of
 from compound.graph.space import Choice, Demos, Float, Int, Text
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
@@ -45,7 +45,7 @@ from compound.optimizers.search.prompts import (
 )
 from compound.optimizers.search.racing import Race
 from compound.optimizers.search.sampling import enumerate_settings, suggest
-from compound.rewards.heads import LEAST_INPUTS
+from compound.rewards.heads import MIN_INPUTS
 from compound.rewards.settings import RewardLearning
 
 # Fractions of a job's share of the budget for collecting fresh pairs and for local scoring; the rest is for
@@ -124,8 +124,13 @@ class LocalSearch:
             if note:
                 yield Progress(state.to_json(), note)
         guidance = await self.guide.guidance(rewards, component)
-        steered = not guidance.distrust
-        facts = {**guidance.facts, "component": component, "steered": steered, "why": guidance.distrust}
+        steered = not guidance.untrusted_reason
+        facts = {
+            **guidance.facts,
+            "component": component,
+            "steered": steered,
+            "why": guidance.untrusted_reason,
+        }
         is_joint = not steered and (text_keys(task) or demo_keys(task))
         search = self._search_together if is_joint else self._search_alone
         async for event in search(task, rewards, guidance, state):
@@ -133,7 +138,7 @@ class LocalSearch:
 
     async def _start(self, task: Task, rewards: RunRewards, component: str) -> LocalProgress:
         """Return the progress of a new job, with the first round of candidates."""
-        share = None if task.scorer.left == float("inf") else task.scorer.left
+        share = None if task.scorer.runs_left == float("inf") else task.scorer.runs_left
         candidates = await self._first_candidates(task, rewards, split(task)[0])
         proposals = {component: settings_of(candidates)}
         return LocalProgress(
@@ -151,10 +156,10 @@ class LocalSearch:
         """
         if not self.guide.collects_online or rewards.is_constant(component):
             return None
-        enough = len({pair.example for pair, _ in rewards.buffer.pairs(component)}) >= LEAST_INPUTS
+        enough = len({pair.example for pair, _ in rewards.buffer.pairs(component)}) >= MIN_INPUTS
         wanted = self.fresh if enough else self.learning.pairs.inputs
         count = affordable_inputs(task, rewards, [component], wanted, ONLINE)
-        if not count or (not enough and count < LEAST_INPUTS):
+        if not count or (not enough and count < MIN_INPUTS):
             return None
         return await collect_pairs(rewards, [component], pairs, rewards.fresh(split(task)[1], count))
 
@@ -187,9 +192,9 @@ class LocalSearch:
     ) -> AsyncIterator[Progress | Proposal]:
         """Search one component by its local reward, if that is trusted, and test the finalists."""
         if state.phase == "searching":
-            if guidance.distrust:
+            if guidance.untrusted_reason:
                 state.finalists, state.phase = state.scoring.candidates, "testing"
-                note = f"by the global reward: {guidance.distrust}"
+                note = f"by the global reward: {guidance.untrusted_reason}"
             else:
                 async for round_note in self._score(task, rewards, guidance, state.scoring):
                     yield Progress(state.to_json(), round_note)
@@ -197,7 +202,7 @@ class LocalSearch:
                 note = f"{len(state.finalists)} to test"
             yield Progress(state.to_json(), note)
         tried = state.scoring.tried
-        facts = {} if guidance.distrust else {"local_gain": state.local_gain, "locally_tried": tried}
+        facts = {} if guidance.untrusted_reason else {"local_gain": state.local_gain, "locally_tried": tried}
         if state.phase == "decided":
             best = state.finalists[0] if state.finalists else {}
             note = (
@@ -241,7 +246,7 @@ class LocalSearch:
     def _is_worth_testing(self, task: Task, guidance: Guidance) -> bool:
         """Return whether to race finalists: the budget covers it, and the local reward may be wrong."""
         is_sure = guidance.accuracy is not None and guidance.accuracy >= self.learning.reward.check_below
-        return task.scorer.left >= 2 * task.minibatch and (self.verify or not is_sure)
+        return task.scorer.runs_left >= 2 * task.minibatch and (self.verify or not is_sure)
 
     async def _add_race(
         self,
@@ -269,7 +274,7 @@ class LocalSearch:
             return rewards.untried(task, grid)
         # more draws than candidates, since some draws are equal or were tried before
         draws = [_random_values(task, i) for i in range(8 * task.candidates)]
-        distinct = {canonical(values): values for values in draws if values}
+        distinct = {canonical_json(values): values for values in draws if values}
         return rewards.untried(task, list(distinct.values()))[: task.candidates]
 
     async def _next_candidates(self, task: Task, scored: Sequence[Gain]) -> list[dict[str, object]]:

@@ -14,9 +14,9 @@ from pydantic import Field
 from compound.example import CallValues
 from compound.execution.ordered import gather_ordered
 from compound.execution.rng import derive_seed, generator
-from compound.execution.schedule import values_of
+from compound.execution.schedule import setting_values
 from compound.execution.trace import Call, Trace
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.system import System
 from compound.optimization.method import JobContext, Task
 from compound.optimizers.search.prompts import demo_keys, text_keys
@@ -137,7 +137,7 @@ class LocalScorer:
     def _places(self, recorded: RecordedCalls) -> list[Place]:
         """Return the calls to make; several samples of each if the component is stochastic."""
         component = self.task.system.components[self.component]
-        is_stochastic = not component.deterministic(values_of(component, self.task.system))
+        is_stochastic = not component.deterministic(setting_values(component, self.task.system))
         return [
             (trace, call, call.sample + REPEAT_OFFSET * repeat)
             for repeat in range(REPEATS if is_stochastic else 1)
@@ -146,16 +146,16 @@ class LocalScorer:
 
     async def _next_round(self, state: Scoring, next_candidates: NextCandidates) -> list[dict[str, object]]:
         """Return candidates that were not scored yet."""
-        seen = {canonical(scored.values) for scored in state.scored}
+        seen = {canonical_json(scored.values) for scored in state.scored}
         task = replace(self.task, seed=derive_seed(self.task.seed, "round", state.rounds))
         candidates = await next_candidates(task, state.scored)
-        return [values for values in candidates if canonical(values) not in seen]
+        return [values for values in candidates if canonical_json(values) not in seen]
 
     def _is_affordable(self, state: Scoring, places: Sequence[Place]) -> bool:
         """Return whether the budget covers another round; the first round is always run."""
         if not state.tried or state.share is None:
             return True
-        spent = state.share - self.task.scorer.left
+        spent = state.share - self.task.scorer.runs_left
         trace, call, _ = places[0]
         counted = max(1, sum(other.counted for other in trace.calls))
         cost = self.task.candidates * len(places) / counted if call.counted else 0.0
@@ -226,7 +226,7 @@ async def run_alone(
         [partial(one, *job) for job in jobs],
         lambda number, call: executor.settle_call(call, jobs[number][0][0]),
         context.rules.concurrency,
-        [trace.share(call) for (trace, call, _), _ in jobs],
+        [trace.run_fraction(call) for (trace, call, _), _ in jobs],
     )
 
 
@@ -240,7 +240,7 @@ def finalists(task: Task, scored: Sequence[Gain], temperature: float) -> list[Ga
         scored: the scored candidates; the first one is the incumbent.
         temperature: the temperature of the draw.
     """
-    count = FINALISTS if task.scorer.left >= 5 * task.minibatch else 1
+    count = FINALISTS if task.scorer.runs_left >= 5 * task.minibatch else 1
     if text_keys(task) or demo_keys(task):
         better = [candidate for candidate in scored if candidate.gain > 0]
         return sorted(better, key=lambda candidate: -candidate.gain)[:count]

@@ -17,7 +17,7 @@ from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.optimas.guides import Guide, LearnedRewards
 from compound.optimizers.optimas.rewarding import RunRewards, tunable
 from compound.optimizers.search.prompts import PromptSearch, bootstrap_pools, demo_keys, split, text_keys
-from compound.rewards.heads import LEAST_INPUTS
+from compound.rewards.heads import MIN_INPUTS
 from compound.rewards.pairs import expected_cost
 from compound.rewards.settings import RewardLearning
 from compound.storage.state import State
@@ -84,8 +84,8 @@ class OfflineRewards:
         if state.inputs:
             yield await self.guide.finish_offline(rewards, tunable(task))
         else:
-            limit = "the train split" if len(examples) < LEAST_INPUTS else "the budget"
-            note = f"{limit} is too small: learning rewards requires {LEAST_INPUTS} inputs"
+            limit = "the train split" if len(examples) < MIN_INPUTS else "the budget"
+            note = f"{limit} is too small: learning rewards requires {MIN_INPUTS} inputs"
             yield Proposal({}, note=note, facts=rewards.facts(None))
 
     async def _wave(self, task: Task, rewards: RunRewards, done: int) -> Wave | None:
@@ -99,14 +99,14 @@ class OfflineRewards:
             rewards: the rewards of the run.
             done: the number of inputs that pairs were collected from.
         """
-        least = 1 if done else LEAST_INPUTS
+        least = 1 if done else MIN_INPUTS
         components = await self.guide.needing_pairs(rewards, tunable(task)) if done else tunable(task)
-        selected, left = list[str](), task.scorer.left - least
+        selected, left = list[str](), task.scorer.runs_left - least
         for name in sorted(components, key=rewards.cost_of_learning):
             left -= rewards.cost_of_learning(name)
             selected += [name] if left >= 0 else []
         most = min(self.learning.pairs.inputs, len(split(task)[1])) - done
-        count = affordable_inputs(task, rewards, selected, min(max(done, LEAST_INPUTS), most), 1.0)
+        count = affordable_inputs(task, rewards, selected, min(max(done, MIN_INPUTS), most), 1.0)
         return Wave(selected, count) if selected and count >= least else None
 
     async def _proposals(self, task: Task, pool: Sequence[Example]) -> dict[str, list[dict[str, object]]]:
@@ -145,7 +145,11 @@ def affordable_inputs(
     """
     sampling = rewards.buffer.sampling
     cost = 1 + sum(expected_cost(task.system, component, sampling) for component in components)
-    return wanted if task.scorer.left == float("inf") else min(wanted, int(part * task.scorer.left / cost))
+    return (
+        wanted
+        if task.scorer.runs_left == float("inf")
+        else min(wanted, int(part * task.scorer.runs_left / cost))
+    )
 
 
 async def collect_pairs(

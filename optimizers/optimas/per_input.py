@@ -6,14 +6,14 @@ reward would be biased. It is always tested by the global reward instead.
 
 from __future__ import annotations
 
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.space import PerInput
 from compound.optimization.method import Task
 from compound.optimizers.optimas.local_scoring import Scores
 from compound.optimizers.optimas.rewarding import RunRewards
 from compound.rewards.model import RewardModel
-from compound.rewards.policy import freeze
-from compound.storage.artifacts import addressed
+from compound.rewards.policy import store_reward
+from compound.storage.artifacts import without_path
 
 ARMS = 3  # candidates of the test: the incumbent, the best single option, and the per-input candidate
 
@@ -33,11 +33,11 @@ def per_input_candidates(
         scores: the scores of the job; only a reward model can be stored as a value.
     """
     keys = [key for key in task.keys if isinstance(task.system.parameters[key], PerInput)]
-    if not keys or not isinstance(scores, RewardModel) or task.scorer.left < ARMS * task.minibatch:
+    if not keys or not isinstance(scores, RewardModel) or task.scorer.runs_left < ARMS * task.minibatch:
         return []
-    reference = freeze(scores, component, rewards.memory.folder)
+    reference = store_reward(scores, component, rewards.memory.folder)
     current = task.system.configuration[keys[0]]
-    if canonical(addressed(current)) == canonical(addressed(reference)):
+    if canonical_json(without_path(current)) == canonical_json(without_path(reference)):
         return []
     candidates = rewards.untried(task, [{keys[0]: reference}])
     rewards.note_tried(task, candidates)

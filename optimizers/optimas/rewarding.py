@@ -19,16 +19,16 @@ from compound.errors import BudgetExhausted, TooManyFailures
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.execution.trace import Trace
-from compound.graph.configuration import canonical, components_of, digest
+from compound.graph.configuration import canonical_json, components_of, digest
 from compound.optimization.method import Memory, Task
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.racing import INCUMBENT, Race
 from compound.rewards.buffer import PairBuffer
-from compound.rewards.features import Embeds
-from compound.rewards.fit import Learned, learn, texts_of
-from compound.rewards.heads import LEAST_INPUTS
+from compound.rewards.features import Embedder
+from compound.rewards.fit import FittedRewards, component_pairs, fit_rewards
+from compound.rewards.heads import MIN_INPUTS
 from compound.rewards.model import LocalReward, make_backbone
-from compound.rewards.pairs import Collected, Draw, collect, compared, expected_cost
+from compound.rewards.pairs import Collection, Draw, collect, draws_from_runs, expected_cost
 from compound.rewards.settings import BackboneLoRASettings, RewardLearning
 from compound.storage.state import State
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 Traced = list[tuple[Example, Trace]]
 
-ENOUGH = 2 * LEAST_INPUTS  # inputs with pairs: to fit a reward and to evaluate it on held-out pairs
+ENOUGH = 2 * MIN_INPUTS  # inputs with pairs: to fit a reward and to evaluate it on held-out pairs
 # Fitted rewards of this process, by the digest of their data: most jobs change only one component's data.
 KNOWN: dict[str, LocalReward] = {}
 
 
 @functools.lru_cache(maxsize=2)
-def shared_backbone(name: str, max_length: int) -> Embeds:
+def shared_backbone(name: str, max_length: int) -> Embedder:
     """Return a backbone that all jobs of the process share, with its cached features."""
     return make_backbone(name, max_length)
 
@@ -134,12 +134,12 @@ class RunRewards:
         traced: Traced,
         proposals: Mapping[str, Sequence[Mapping[str, object]]],
         iteration: int,
-    ) -> Collected:
+    ) -> Collection:
         """Collect pairs of some components, and add them to the buffer and the memory."""
         context = self.task.context
         collected = await collect(
             context.executor, self.task.system, traced, components, context.metric,
-            sampling=self.buffer.sampling, rules=context.rules, round_=iteration, proposals=proposals,
+            sampling=self.buffer.sampling, rules=context.rules, round_index=iteration, proposals=proposals,
         )  # fmt: skip
         self._add(collected.draws, iteration, len({example.id for example, _ in traced}))
         return collected
@@ -161,7 +161,7 @@ class RunRewards:
             examples: the examples in the order of the race.
             iteration: the iteration of the pairs.
         """
-        if not race.standings or not self.task.scorer.free_repeats:
+        if not race.standings or not self.task.scorer.has_free_repeats:
             return
         count = max(standing.n for standing in race.standings)
         runs: list[list[tuple[Mapping[str, object], Trace]]] = [[] for _ in range(count)]
@@ -178,7 +178,9 @@ class RunRewards:
                 continue
             for i, trace in zip(succeeded, traces, strict=True):
                 runs[i].append((settings, trace))
-        draws = [draw for row in runs if row for draw in compared(component, row, self.buffer.sampling)]
+        draws = [
+            draw for row in runs if row for draw in draws_from_runs(component, row, self.buffer.sampling)
+        ]
         self._add(draws, iteration)
 
     def _add(self, draws: Sequence[Draw], iteration: int, inputs: int = 0) -> None:
@@ -196,7 +198,7 @@ class RunRewards:
         for record in self.buffer.add(draws, iteration):
             self.memory.append(record)
 
-    async def learn(self, components: Sequence[str] = ()) -> Learned:
+    async def learn(self, components: Sequence[str] = ()) -> FittedRewards:
         """Fit the reward models to the buffer, in the computing thread, so that the run is not blocked.
 
         Args:
@@ -204,13 +206,13 @@ class RunRewards:
         """
         return await compute(self._learn, components or self._known())
 
-    def _learn(self, components: Sequence[str]) -> Learned:
+    def _learn(self, components: Sequence[str]) -> FittedRewards:
         settings, reward = self.learning.backbone, self.learning.reward
         backbone = shared_backbone(settings.model, settings.max_length)
-        backbone.keep_in(self.memory.folder / f"features-{settings.max_length}.bin")
+        backbone.store_in(self.memory.folder / f"features-{settings.max_length}.bin")
         if reward.lora is not None:
             self._train(cast("Backbone", backbone), components, reward.lora)
-        learned = learn(
+        learned = fit_rewards(
             self.buffer, self.task.system, components, backbone, settings.model,
             weighting=reward.weighting, trained=reward.lora is not None,
             seed=self.task.pool_seed, known=KNOWN,
@@ -232,10 +234,12 @@ class RunRewards:
         if known and backbone.adapter != known.name:
             backbone.load_adapter(self.memory.folder / _folder(known.name), known.name)
         elif not known:
-            backbone.drop_adapter()
+            backbone.remove_adapter()
         if not known or known.data != self.buffer.digest:
-            texts = [texts_of(self.buffer, self.task.system, name, held_out=True) for name in components]
-            texts = [part for part in texts if part.enough()]
+            texts = [
+                component_pairs(self.buffer, self.task.system, name, held_out=True) for name in components
+            ]
+            texts = [part for part in texts if part.is_sufficient()]
             if not texts:
                 return
             training = Training(lora.rank, lora.alpha, lora.lr, lora.epochs, lora.batch, lora.patience)
@@ -255,14 +259,14 @@ class RunRewards:
         drawn = {draw.example for draw in self.draws(component)}
         useful = {pair.example for pair, _ in self.buffer.pairs(component)}
         share = (len(useful) + 1) / (len(drawn) + 2)
-        inputs = max(0, ENOUGH - len(useful)) / share if drawn else LEAST_INPUTS
+        inputs = max(0, ENOUGH - len(useful)) / share if drawn else MIN_INPUTS
         return inputs * expected_cost(self.task.system, component, self.buffer.sampling)
 
     def draws(self, component: str) -> list[Draw]:
         """Return the draws of a component in the buffer."""
         return [entry.draw for entry in self.buffer.of(component)]
 
-    def is_trusted(self, learned: Learned, component: str) -> bool:
+    def is_trusted(self, learned: FittedRewards, component: str) -> bool:
         """Return whether a component's reward is accurate enough to be used."""
         reward = learned.model.rewards_of.get(component)
         return reward is not None and reward.accuracy.mean >= self.learning.reward.min_accuracy
@@ -276,7 +280,7 @@ class RunRewards:
         draws = [draw for draw in self.draws(component) if draw.configuration == configuration]
         return bool(draws) and all(len(draw.candidates) == 1 for draw in draws)
 
-    def is_settled(self, learned: Learned, component: str) -> bool:
+    def is_settled(self, learned: FittedRewards, component: str) -> bool:
         """Return whether a reward needs no more pairs: it is accurate, or the component is constant.
 
         The lower confidence limit of the accuracy must reach ``check_below``.
@@ -289,8 +293,8 @@ class RunRewards:
     def untried(self, task: Task, candidates: Iterable[dict[str, object]]) -> list[dict[str, object]]:
         """Return the candidates that no earlier job scored locally under the same configuration."""
         tried = RewardMemory.of(self.memory).tried.get(_context_key(task), ())
-        known = {canonical(values) for values in tried}
-        return [values for values in candidates if canonical(values) not in known]
+        known = {canonical_json(values) for values in tried}
+        return [values for values in candidates if canonical_json(values) not in known]
 
     def note_tried(self, task: Task, candidates: Iterable[dict[str, object]]) -> None:
         """Store the candidates that were scored locally."""
@@ -299,14 +303,14 @@ class RunRewards:
         tried += [values for values in candidates if values]
         stored.store(self.memory)
 
-    def untrusted_reason(self, learned: Learned, component: str) -> str:
+    def untrusted_reason(self, learned: FittedRewards, component: str) -> str:
         """Return why a component's reward must not be used."""
         if component in learned.missing:
             return learned.missing[component]
         accuracy = learned.model.rewards_of[component].accuracy
         return f"the local reward orders only {accuracy.mean:.0%} of held-out pairs correctly"
 
-    def facts(self, learned: Learned | None) -> dict[str, object]:
+    def facts(self, learned: FittedRewards | None) -> dict[str, object]:
         """Return the numbers for a job's record: accuracies, gaps and pair counts by component."""
         known = dict.fromkeys(entry.draw.component for entry in self.buffer.entries)
         rewards_of = learned.model.rewards_of if learned else {}

@@ -26,7 +26,7 @@ from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, GRPOSettings
 from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings, estimate_advantages
-from compound.optimizers.weights.recipes.recipe import Credited, PolicyRecipe, RecipeContext
+from compound.optimizers.weights.recipes.recipe import CreditedSamples, PolicyRecipe, RecipeContext
 from compound.optimizers.weights.recipes.rollouts import is_lost
 from compound.optimizers.weights.training import WeightTraining
 from compound.rewards.settings import RewardLearning
@@ -105,7 +105,7 @@ class LocalDraws(PolicyRecipe):
         """Return the component's calls in the runs without failed calls."""
         return [(trace, call) for trace in traces if is_whole(trace) for call in trace.calls_of(component)]
 
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         """Sample answers to the inputs of the component in the incumbent's runs, and assign credit.
 
         Raises:
@@ -135,9 +135,9 @@ class LocalDraws(PolicyRecipe):
         ]
         if isinstance(self.settings, PPOSettings):
             valued, value_facts = await estimate_advantages(context, self.settings.critic, samples)
-            return Credited(valued, rewards, value_facts)
+            return CreditedSamples(valued, rewards, value_facts)
         trained, facts = advantages(samples, self.settings.scale)
-        return Credited(trained, rewards, asdict(facts))
+        return CreditedSamples(trained, rewards, asdict(facts))
 
     def _rewards(self, component: str, calls: Sequence[Call]) -> list[float]:
         """Return the local reward of each call; failed calls get less than the worst of the others."""
@@ -182,9 +182,9 @@ class LocalTraining:
         settings = self.training.settings
         counted = sum(c.cacheable for c in task.system.components.values())
         recipe: PolicyRecipe = LocalDraws(settings, guidance.scores, 1 / max(1, counted))
-        if guidance.distrust:
+        if guidance.untrusted_reason:
             recipe = PPO(settings) if isinstance(settings, PPOSettings) else MMGRPO(settings)
-        facts = {**guidance.facts, "component": component, "steered": not guidance.distrust}
-        facts["why"] = guidance.distrust
+        facts = {**guidance.facts, "component": component, "steered": not guidance.untrusted_reason}
+        facts["why"] = guidance.untrusted_reason
         async for event in WeightTraining(recipe, section=self.section).propose(task):
             yield replace(event, facts={**facts, **event.facts}) if isinstance(event, Proposal) else event

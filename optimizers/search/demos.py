@@ -11,7 +11,7 @@ from compound.evaluation.metrics import Comparison
 from compound.example import Example, Metric
 from compound.execution.trace import Call, Trace
 from compound.graph.component import Component, Output
-from compound.graph.configuration import canonical, plain_values
+from compound.graph.configuration import canonical_json, to_json_values
 from compound.graph.system import System
 from compound.graph.types import accepts
 
@@ -57,10 +57,10 @@ def bootstrap(
         if call.failure is None:
             inputs = {n: v for n, v in call.inputs.items() if n not in component.settings}
             try:
-                demo = {"inputs": plain_values(inputs), "outputs": plain_values(call.outputs)}
+                demo = {"inputs": to_json_values(inputs), "outputs": to_json_values(call.outputs)}
             except (TypeError, ValueError):  # values that a configuration cannot store
                 continue
-            text = canonical(demo)
+            text = canonical_json(demo)
             if len(text) <= MAX_CHARACTERS:
                 demos.setdefault(text, WeightedDemo(demo, (score / best) ** SHARPNESS))
     return list(demos.values())

@@ -17,7 +17,7 @@ from compound.example import Example
 from compound.execution.rng import generator
 from compound.execution.trace import Trace
 from compound.formatting import plural
-from compound.graph.configuration import canonical, component_of
+from compound.graph.configuration import canonical_json, component_of
 from compound.graph.space import Demos, Text
 from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
@@ -156,8 +156,8 @@ class PromptSearch:
         has_texts = bool(text_keys(task))
         is_usable = {"demos": any(pools.values()), "edits": has_texts, "opro": has_texts}
         active = [name for name in self.proposers if is_usable[name]]
-        seen = {canonical({k: task.system.configuration[k] for k in task.keys})}
-        seen |= {canonical(dict(t.values)) for t in task.tried}
+        seen = {canonical_json({k: task.system.configuration[k] for k in task.keys})}
+        seen |= {canonical_json(dict(t.values)) for t in task.tried}
         candidates: list[dict[str, object]] = []
         written: list[str] = []  # prompts that a model wrote in this round
         for attempt in range(ATTEMPTS * task.candidates if active else 0):
@@ -171,8 +171,8 @@ class PromptSearch:
                 other = active[(attempt + 1) % len(active)]
                 values = {**(await self._propose(other, task, pools, rng, attempt, written)), **values}
             full = {k: values.get(k, task.system.configuration[k]) for k in task.keys}
-            if values and canonical(full) not in seen:
-                seen.add(canonical(full))
+            if values and canonical_json(full) not in seen:
+                seen.add(canonical_json(full))
                 candidates.append(values)
         return candidates
 
@@ -234,7 +234,7 @@ async def _earlier_traces(task: Task, seen: Sequence[str], served: Sequence[str]
         is_current = source.configuration == current
         before += source.examples if is_current else []
         names = set(source.examples) - set(seen if is_current else ())
-        if names and task.scorer.free_repeats:
+        if names and task.scorer.has_free_repeats:
             repeated = [example for example in pool_order(task) if example.id in names]
             traces += await task.scorer.traces(source.configuration, repeated)
     known.sources = [source for source in known.sources if source.configuration != current]
@@ -262,7 +262,7 @@ def split(task: Task) -> tuple[Sequence[Example], Sequence[Example]]:
     ordered = pool_order(task)
     has_demos = any(isinstance(space, Demos) for space in task.system.parameters.values())
     most = len(ordered) // 2 if has_demos else 0
-    share = most if task.scorer.left == float("inf") else int(task.scorer.left * POOL_SHARE)
+    share = most if task.scorer.runs_left == float("inf") else int(task.scorer.runs_left * POOL_SHARE)
     count = min(most, max(share, task.minibatch), MAX_POOL) if demo_keys(task) else 0
     rest = ordered[most:]
     order = generator(task.seed, "examples").permutation(len(rest))

@@ -37,7 +37,7 @@ async def ask_for_proposal(
         return None
     proposal = read(reply.text)
     if proposal is None:
-        task.scorer.judge("unusable", lm)
+        task.scorer.record_outcome("unusable", lm)
     else:
-        task.scorer.judge("duplicate" if is_known(proposal) else "proposed", lm)
+        task.scorer.record_outcome("duplicate" if is_known(proposal) else "proposed", lm)
     return proposal

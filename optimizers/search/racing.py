@@ -112,7 +112,7 @@ async def race(
         resume: the race to resume; ``None`` starts a new one.
     """
     if resume is None:
-        plan = rungs(len(candidates), minibatch, len(examples), scorer.left, scorer.free_repeats)
+        plan = rungs(len(candidates), minibatch, len(examples), scorer.runs_left, scorer.has_free_repeats)
         resume = Race(plan=plan, alive=list(range(plan[0][0])) if plan else [])
     plan = resume.plan
     standings = {standing.candidate: standing for standing in resume.standings}

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from compound.example import Example
 from compound.execution.rng import generator
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.space import Choice, Float, Int, Space
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
@@ -83,7 +83,7 @@ class NumberSearch:
         total = 2 * task.candidates
         while (done := len(state.samples)) < total:
             # reserve a minibatch for each finalist and the incumbent
-            affordable = int(min(task.scorer.left / len(batch) - FINALISTS - 1, ROUND, total - done))
+            affordable = int(min(task.scorer.runs_left / len(batch) - FINALISTS - 1, ROUND, total - done))
             if affordable < 1:
                 return
             trials = [(sample.values, sample.mean) for sample in state.samples]
@@ -103,9 +103,9 @@ def race_order(task: Task, grid: Sequence[dict[str, object]], examples: int) -> 
     """
     if _first_rung_size(task, len(grid), examples) >= len(grid):
         return list(grid)
-    tried = {canonical(dict(known.values)) for known in task.tried}
+    tried = {canonical_json(dict(known.values)) for known in task.tried}
     shuffled = [grid[i] for i in generator(task.seed, "grid").permutation(len(grid))]
-    return sorted(shuffled, key=lambda setting: canonical(setting) in tried)
+    return sorted(shuffled, key=lambda setting: canonical_json(setting) in tried)
 
 
 def _random_settings(task: Task, examples: int) -> list[dict[str, object]]:
@@ -126,7 +126,7 @@ def _random_settings(task: Task, examples: int) -> list[dict[str, object]]:
 
 def _first_rung_size(task: Task, candidates: int, examples: int) -> int:
     """Return the number of candidates in the first rung of a race."""
-    plan = rungs(candidates, task.minibatch, examples, task.scorer.left, task.scorer.free_repeats)
+    plan = rungs(candidates, task.minibatch, examples, task.scorer.runs_left, task.scorer.has_free_repeats)
     return plan[0][0] if plan else 0
 
 

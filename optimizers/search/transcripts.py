@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from compound.execution.trace import Trace
 from compound.graph.bounds import Extent, Use
 from compound.graph.component import Component
-from compound.graph.configuration import canonical, readable
+from compound.graph.configuration import canonical_json, to_readable_json
 from compound.graph.system import System
 from compound.optimization.bounds import Outlook
 
@@ -71,7 +71,7 @@ def diagram(system: System) -> str:
 
 
 def _shortened(value: object) -> str:
-    return _cut(value if isinstance(value, str) else canonical(readable(value)), VALUE)
+    return _cut(value if isinstance(value, str) else canonical_json(to_readable_json(value)), VALUE)
 
 
 def _cut(text: str, longest: int) -> str:
@@ -86,7 +86,7 @@ def _cut_bytes(text: str, longest: int) -> str:
 def longest_fields(values: Mapping[str, Extent]) -> Extent:
     """Return a bound on the length of `fields` for values of the given extents."""
     named = Extent(MARKS + sum(len(name.encode()) + MARKS for name in values))
-    return sum((extent.cut(VALUE) for extent in values.values()), named)
+    return sum((extent.truncated(VALUE) for extent in values.values()), named)
 
 
 def longest_of(examples: Iterable[Mapping[str, object]]) -> Extent:

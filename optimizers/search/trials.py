@@ -14,7 +14,7 @@ from pydantic import Field
 
 from compound.example import Example
 from compound.execution.rng import generator
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.space import Choice
 from compound.optimization.method import Task
 from compound.optimizers.search.tpe import next_point
@@ -98,16 +98,16 @@ def sizes(
 
 async def rounds(task: Task, state: JointSearch, larger: Sequence[Example]) -> AsyncIterator[JointSearch]:
     """Advance a search; yield its progress after scoring the incumbent, and after each round of trials."""
-    repeats = 0 if task.scorer.free_repeats else 1
+    repeats = 0 if task.scorer.has_free_repeats else 1
     final = (1 + repeats) * len(larger)  # cost of scoring one more point on the larger set
     if not state.scored:
-        if task.scorer.left < len(larger) + final + (1 + repeats) * state.batch:
+        if task.scorer.runs_left < len(larger) + final + (1 + repeats) * state.batch:
             return
         (incumbent,) = await task.scorer.score([{}], larger)
         state.scored.append(Trial(point=dict.fromkeys(sorted(state.values), 0), mean=incumbent.mean))
         yield state
     while len(state.trials) < state.wanted:
-        spare = (task.scorer.left - final) / state.batch - repeats
+        spare = (task.scorer.runs_left - final) / state.batch - repeats
         count = int(min(spare, ROUND, state.wanted - len(state.trials)))
         if count < 1:
             return
@@ -151,11 +151,11 @@ def promising(trials: Sequence[Trial], scored: Sequence[Point]) -> Point | None:
     >>> promising(trials, scored=[{"a": 0}])
     {'a': 2}
     """
-    points = {canonical(trial.point): trial.point for trial in trials}
+    points = {canonical_json(trial.point): trial.point for trial in trials}
     means: dict[str, list[float]] = {}
     for trial in trials:
         if trial.point not in scored:
-            means.setdefault(canonical(trial.point), []).append(trial.mean)
+            means.setdefault(canonical_json(trial.point), []).append(trial.mean)
     if not means:
         return None
     return points[max(means, key=lambda name: sum(means[name]) / len(means[name]))]

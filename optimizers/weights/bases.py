@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from compound.engine import Engine
 from compound.errors import DeclarationError
-from compound.execution.schedule import values_of
+from compound.execution.schedule import setting_values
 from compound.graph.space import Weights
 from compound.graph.system import System
 
@@ -54,7 +54,7 @@ def check_sampling_engine(system: System, trained: Sequence[str], engine_of: Cal
         DeclarationError: extra request fields of an engine change the distribution.
     """
     for component, engine in _engines(system, trained, engine_of).items():
-        if fields := getattr(engine, "reshapes", ()):
+        if fields := getattr(engine, "distribution_options", ()):
             raise DeclarationError(
                 f"the weights of {component!r} cannot be trained: {engine.name} samples with "
                 f"{', '.join(fields)}, so its log-probabilities differ from those that the trainer computes",
@@ -80,7 +80,7 @@ def base_format(system: System, trained: Sequence[str], engine_of: Callable[[str
 def _engines(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> dict[str, Engine]:
     found = {}
     for component in trained:
-        lm = values_of(system.components[component], system).get("lm")
+        lm = setting_values(system.components[component], system).get("lm")
         if not isinstance(lm, str):
             raise DeclarationError(
                 f"{component!r} has weights, but no model", hint="set lm for the component or the system"

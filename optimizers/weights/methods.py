@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 from compound.graph.configuration import component_of, components_of
 from compound.graph.space import Weights
 from compound.graph.system import System
@@ -89,7 +89,7 @@ def check_component_names(section: str, keys: Sequence[str], settings: TrainingS
             if component not in trained:
                 raise DeclarationError(
                     f"{section}.{setting} names {component!r}, which is not trained",
-                    hint=nearest(component, trained),
+                    hint=suggest_name(component, trained),
                 )
     forks = settings.forks if isinstance(settings, MHGPORandomSettings) else {}
     if not sum(forks.get(component, 1.0) for component in trained):

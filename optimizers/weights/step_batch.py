@@ -10,7 +10,7 @@ from typing import Any
 
 from compound.engine import TokenRecord
 from compound.optimizers.weights.learner.samples import Sample
-from compound.optimizers.weights.recipes.recipe import Credited
+from compound.optimizers.weights.recipes.recipe import CreditedSamples
 
 FILE = "drawn.json"
 
@@ -24,7 +24,7 @@ class StepBatch:
         facts: statistics of sampling (tokens, runs, seconds, failures), as JSON.
     """
 
-    credited: Credited
+    credited: CreditedSamples
     facts: Mapping[str, Any]
 
     def write(self, folder: Path) -> None:
@@ -43,7 +43,7 @@ class StepBatch:
         """Read a batch from a folder that `write` wrote to."""
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
         samples = [_sample(row) for row in found["samples"]]
-        return cls(Credited(samples, found["scores"], found["credit"]), found["facts"])
+        return cls(CreditedSamples(samples, found["scores"], found["credit"]), found["facts"])
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:

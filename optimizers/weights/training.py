@@ -25,10 +25,10 @@ from compound.components.engines.local import loading
 from compound.components.engines.prefilled import Prefilled
 from compound.concurrency.threads import compute
 from compound.engine import Adapter
-from compound.errors import BudgetExhausted, DeclarationError, first_of
+from compound.errors import BudgetExhausted, DeclarationError, first_leaf
 from compound.example import Example
 from compound.execution.rng import derive_seed, generator
-from compound.execution.schedule import values_of
+from compound.execution.schedule import setting_values
 from compound.graph.configuration import components_of
 from compound.graph.system import System
 from compound.narrowing import entry
@@ -47,7 +47,7 @@ from compound.optimizers.weights.recipes.recipe import (
     TrainingSettings,
     credited_by,
 )
-from compound.optimizers.weights.recipes.rollouts import Sampler, rolling
+from compound.optimizers.weights.recipes.rollouts import Sampler, rollout_rules
 from compound.optimizers.weights.recipes.selection import held_out_size, is_better, split
 from compound.optimizers.weights.step_batch import StepBatch
 from compound.optimizers.weights.step_notes import (
@@ -56,7 +56,14 @@ from compound.optimizers.weights.step_notes import (
     peak_memory,
     reason_without_samples,
 )
-from compound.storage.artifacts import Reference, discard, folder_digest, is_reference, put, verified
+from compound.storage.artifacts import (
+    Reference,
+    discard,
+    folder_digest,
+    is_reference,
+    store_folder,
+    verify_reference,
+)
 
 RECORD = "training"  # the kind of a memory record
 WINDOW = 0.2  # share of the steps at each end whose mean reward is compared
@@ -190,7 +197,7 @@ class TrainingSession:
             return
         system, engine_of = self.task.system, self.task.context.executor.engine
         for name, some in self._groups.items():
-            engine = engine_of(entry(values_of(system.components[some[0]], system), "lm", str))
+            engine = engine_of(entry(setting_values(system.components[some[0]], system), "lm", str))
             if hasattr(engine, "admit"):
                 with tempfile.TemporaryDirectory(prefix=".shape-", dir=self.folder) as folder:
                     path = Path(folder)
@@ -223,7 +230,9 @@ class TrainingSession:
                 f"the loss dr_grpo divides by max_tokens, which is wired in {', '.join(wired)}",
                 hint=f"set max_tokens in the component, or choose another loss in {self.section}.loss",
             )
-        return max(entry(values_of(system.components[c], system), "max_tokens", int) for c in self.trained)
+        return max(
+            entry(setting_values(system.components[c], system), "max_tokens", int) for c in self.trained
+        )
 
     def close(self) -> None:
         """Release the model's memory."""
@@ -248,7 +257,7 @@ class TrainingSession:
         # + 1: a whole run is reserved even for the last run of a step, of which only a part may be charged
         needed = self.cost if max_runs <= self.cost else max_runs + 1.0
         held = evaluations * self.evaluation_cost
-        return number < self.settings.steps and self.task.scorer.left >= needed + held
+        return number < self.settings.steps and self.task.scorer.runs_left >= needed + held
 
     def has_next_step(self, state: TrainingState) -> bool:
         """Return whether another step follows: its samples are already drawn, or the budget covers it.
@@ -277,8 +286,8 @@ class TrainingSession:
         if not state.evaluated:
             # three evaluations: of the starting weights, of step `every`, and of the last step
             enough = (every + 1) * self.cost + 3 * self.evaluation_cost
-            return step == 0 and self.task.scorer.left >= enough
-        if state.evaluated[-1][0] == step or self.task.scorer.left < self.evaluation_cost:
+            return step == 0 and self.task.scorer.runs_left >= enough
+        if state.evaluated[-1][0] == step or self.task.scorer.runs_left < self.evaluation_cost:
             return False
         return step % every == 0 or not self.has_next_step(state)
 
@@ -286,7 +295,7 @@ class TrainingSession:
         """Score the weights of a state on the held-out train examples, and return the next state."""
         meter, step = self.task.context.executor.meter, state.step
         context = self._context(state, step, dict(state.kept))
-        with meter.capped(self.task.scorer.left):
+        with meter.cap_runs(self.task.scorer.runs_left):
             scores = await self.recipe.evaluate(context, self.values(state.saved), self.split.held_out)
         score, best = fmean(scores) if scores else None, state.best
         if score is not None and is_better(score, step, best):
@@ -326,7 +335,7 @@ class TrainingSession:
                     await asyncio.sleep(0)
                     ahead = await self._ahead(state, number + 1, kept)
         except BaseExceptionGroup as errors:
-            raise first_of(errors) from None
+            raise first_leaf(errors) from None
         saved, trained = training.result()
         credited = drawn.credited
         made = credited.facts.get("samples", len(credited.samples))  # including those of skipped groups
@@ -343,7 +352,7 @@ class TrainingSession:
     async def _drawn(self, state: TrainingState, kept: dict[str, object]) -> StepBatch:
         """Return the samples of the next step: those drawn ahead, or new ones."""
         if state.ahead:
-            return StepBatch.read(verified(state.ahead, self.folder))
+            return StepBatch.read(verify_reference(state.ahead, self.folder))
         return await self._draw(state, state.step, kept)
 
     async def _ahead(self, state: TrainingState, number: int, kept: dict[str, object]) -> Stored | None:
@@ -352,13 +361,13 @@ class TrainingSession:
             drawn = await self._draw(state, number, kept)
         except BudgetExhausted:
             return None
-        return put(drawn.write, self.folder, "ahead")
+        return store_folder(drawn.write, self.folder, "ahead")
 
     async def _draw(self, state: TrainingState, number: int, kept: dict[str, object]) -> StepBatch:
         """Sample with the weights of a state and assign credit, within the job's share of the budget."""
         meter, started = self.task.context.executor.meter, time.perf_counter()
         context, before, runs = self._context(state, number, kept), self._prefilled(), meter.system_runs
-        with meter.capped(self.task.scorer.left):
+        with meter.cap_runs(self.task.scorer.runs_left):
             credited = await credited_by(self.recipe, context, self.examples(number))
         context.sampler.check_failures()
         read, seconds = self._prefilled() - before, time.perf_counter() - started
@@ -378,13 +387,13 @@ class TrainingSession:
     def _prefilled(self) -> Prefilled:
         """Return the engine's counts of prompt tokens so far."""
         system = self.task.system
-        lm = entry(values_of(system.components[self.trained[0]], system), "lm", str)
+        lm = entry(setting_values(system.components[self.trained[0]], system), "lm", str)
         return getattr(self.task.context.executor.engine(lm), "prefill", Prefilled())
 
     def _context(self, state: TrainingState, number: int, kept: dict[str, object]) -> RecipeContext:
         """Return the inputs of the recipe for one step."""
         task = self.task
-        rules = rolling(task.context.rules, task.system, self.trained, self.recipe.sampling)
+        rules = rollout_rules(task.context.rules, task.system, self.trained, self.recipe.sampling)
         system = task.system.bind({**task.system.configuration, **self.values(state.saved)})
         sampler = Sampler(task.context.executor, system, task.context.metric, rules, self._index(number))
         seed = derive_seed(task.seed, "step", number)

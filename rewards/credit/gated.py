@@ -37,7 +37,7 @@ class Turn:
     exact: bool = False
 
     @property
-    def asks(self) -> bool:
+    def is_prompt(self) -> bool:
         """Whether the turn is a well-formed prompt for the environment."""
         return self.exact and bool(self.thought) and bool(self.prompt)
 
@@ -50,7 +50,7 @@ class Turn:
 def read_turn(text: str) -> Turn:
     """Parse the blocks of a turn.
 
-    >>> read_turn("<think>Who?</think> <interaction_prompt>Name it.</interaction_prompt>").asks
+    >>> read_turn("<think>Who?</think> <interaction_prompt>Name it.</interaction_prompt>").is_prompt
     True
     >>> read_turn("<think>Now I know.</think><answer>Lima</answer>").answer
     'Lima'
@@ -110,7 +110,7 @@ class Gate:
     def form(self, turns: Sequence[Turn]) -> float:
         """Return the points of the form, at most k."""
         last = turns[-1] if turns else Turn()
-        asked = self.alpha * sum(turn.asks for turn in turns)
+        asked = self.alpha * sum(turn.is_prompt for turn in turns)
         points = asked if self.surplus else min(asked, self.k - self._ending)
         points += self.beta * (last.answer is not None) + self.gamma * bool(last.answer)
         points += self.delta * last.is_final

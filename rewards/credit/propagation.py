@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 from compound.execution.trace import Call, Trace
 
 Aggregate = Callable[[Sequence[float]], float]
@@ -97,7 +97,7 @@ def propagate(
     rules = penalties or {}
     unknown = sorted(set(rules) - set(agents))
     if unknown:
-        raise DeclarationError(f"there is no agent {unknown[0]!r}", hint=nearest(unknown[0], agents))
+        raise DeclarationError(f"there is no agent {unknown[0]!r}", hint=suggest_name(unknown[0], agents))
     combine = _aggregator(aggregate)
     rewards = [run_reward(trace, fallback) for trace in traces]
     nodes = _unite(traces)
@@ -210,5 +210,7 @@ def _aggregator(aggregate: str | Aggregate) -> Aggregate:
     if not isinstance(aggregate, str):
         return aggregate
     if aggregate not in AGGREGATES:
-        raise DeclarationError(f"there is no aggregation {aggregate!r}", hint=nearest(aggregate, AGGREGATES))
+        raise DeclarationError(
+            f"there is no aggregation {aggregate!r}", hint=suggest_name(aggregate, AGGREGATES)
+        )
     return AGGREGATES[aggregate]

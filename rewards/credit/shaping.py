@@ -29,7 +29,7 @@ class TooMany:
 
     Attributes:
         output: the output with the list.
-        most: the maximum number of items without a penalty.
+        max_items: the maximum number of items without a penalty.
         penalty: the penalty for more items.
 
     >>> [TooMany("queries")({}, {"queries": ["a query"] * n}) for n in (4, 5)]
@@ -37,7 +37,7 @@ class TooMany:
     """
 
     output: str
-    most: int = 4
+    max_items: int = 4
     penalty: float = -0.5
 
     @property
@@ -47,7 +47,7 @@ class TooMany:
 
     def __call__(self, inputs: Values, outputs: Values) -> float:
         """Return the penalty, or 0."""
-        return self.penalty if _size(outputs.get(self.output, ())) > self.most else 0.0
+        return self.penalty if _size(outputs.get(self.output, ())) > self.max_items else 0.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class BadIds:
 
     Attributes:
         output: the output with the ids, a string or a list of numbers.
-        among: the input with the numbered items.
+        items: the input with the numbered items.
         penalty: the penalty, applied once even for several errors.
 
     >>> wrong = BadIds("ids", "candidates")
@@ -69,7 +69,7 @@ class BadIds:
     """
 
     output: str
-    among: str
+    items: str
     penalty: float = -1.0
 
     @property
@@ -80,7 +80,7 @@ class BadIds:
     def __call__(self, inputs: Values, outputs: Values) -> float:
         """Return the penalty, or 0."""
         ids = _ids(outputs.get(self.output, ""))
-        known = range(1, _size(inputs[self.among]) + 1)
+        known = range(1, _size(inputs[self.items]) + 1)
         right = bool(ids) and len(set(ids)) == len(ids) and all(i in known for i in ids)
         return 0.0 if right else self.penalty
 

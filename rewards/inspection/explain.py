@@ -275,7 +275,7 @@ def prequential_accuracies(
         seed: seeds the folds.
     """
     when, names = np.asarray(iterations), np.array(texts.inputs)
-    apart = np.array(texts.apart, bool) if texts.apart else None
+    apart = np.array(texts.held_out, bool) if texts.held_out else None
     found = []
     for iteration in np.unique(when)[1:]:
         earlier = when < iteration

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from compound.errors import ConfigurationError, DeclarationError, RunDirectoryError, nearest
+from compound.errors import ConfigurationError, DeclarationError, RunDirectoryError, suggest_name
 from compound.graph.configuration import components_of
 from compound.graph.system import System
 from compound.rewards.alignment import (
@@ -27,7 +27,7 @@ from compound.rewards.alignment import (
     reliability,
 )
 from compound.rewards.buffer import PairBuffer
-from compound.rewards.features import Embeds
+from compound.rewards.features import Embedder
 from compound.rewards.fit import PairTexts, read_pairs
 from compound.rewards.inspection.explain import (
     Attribution,
@@ -129,7 +129,7 @@ class Inspection:
         """
         if component not in self.stored.rewards_of:
             known = self.stored.rewards_of
-            hint = nearest(component, known) if known else "no component of this run has one"
+            hint = suggest_name(component, known) if known else "no component of this run has one"
             raise DeclarationError(f"no local reward for component {component!r}", hint=hint)
         return self.stored.rewards_of[component]
 
@@ -141,7 +141,7 @@ class Inspection:
     def margins(self, component: str) -> Vector:
         """Return each pair's held-out margin in log odds, in buffer order; ``nan`` for training pairs."""
         reward, texts = self.reward(component), self.texts(component)
-        judged = np.array(texts.apart or (True,) * len(texts.inputs), bool)
+        judged = np.array(texts.held_out or (True,) * len(texts.inputs), bool)
         found = np.full(len(judged), np.nan)
         found[judged] = reward.slope * reward.margins
         return found
@@ -162,7 +162,7 @@ class Inspection:
 
     # -- one component -----------------------------------------------------------------------------------
 
-    def head(self, component: str, *, backbone: Embeds | None = None) -> HeadView:
+    def head(self, component: str, *, backbone: Embedder | None = None) -> HeadView:
         """Return the recorded facts on a component's reward.
 
         Args:
@@ -224,7 +224,7 @@ class Inspection:
         self.reward(component)
         return attribute_reward(score, outputs)
 
-    def drift(self, component: str, backbone: Embeds | None = None) -> tuple[Judged, ...]:
+    def drift(self, component: str, backbone: Embedder | None = None) -> tuple[Judged, ...]:
         """Return the accuracy on each iteration's pairs of a head fitted only to earlier iterations."""
         texts, features = self.texts(component), self.reward(component).features
         rows = features.matrix([*texts.chosen, *texts.rejected], backbone or self.model.backbone)
@@ -263,7 +263,7 @@ class Inspection:
                 )
         return tuple(found)
 
-    def overview(self, *, backbone: Embeds | None = None) -> Overview:
+    def overview(self, *, backbone: Embedder | None = None) -> Overview:
         """Return all recorded facts on the local rewards."""
         reasons = {name: why for facts in self._facts() for name, why in facts.get("missing", {}).items()}
         known = dict.fromkeys([*(entry.draw.component for entry in self.buffer.entries), *reasons])
@@ -320,7 +320,7 @@ class Inspection:
         """Check that the checkpoint has a margin for every held-out pair."""
         for name in self.stored.rewards_of:
             texts = self.texts(name)
-            judged = sum(texts.apart) if texts.apart else len(texts.inputs)
+            judged = sum(texts.held_out) if texts.held_out else len(texts.inputs)
             if judged != len(self.reward(name).margins):
                 raise ConfigurationError(
                     f"{self.path / FOLDER} is a damaged reward checkpoint: it has "

@@ -13,7 +13,7 @@ import pytest
 
 import compound as cp
 from compound.errors import DeclarationError
-from compound.optimizers.methods import fitting, method
+from compound.optimizers.methods import applicable_methods, method
 from compound.settings.optimize import OptimizeSettings
 from compound.spec import load
 
@@ -55,7 +55,7 @@ def test_the_method_of_a_benchmark_file_has_something_to_tune(path: Path) -> Non
     made = method(program.optimize.method, program.system, program.optimize, program.folder)
     assert made.jobs
     assert list(made.notes) == []
-    assert program.optimize.method in fitting(program.system, program.optimize, program.folder)
+    assert program.optimize.method in applicable_methods(program.system, program.optimize, program.folder)
 
 
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
@@ -145,11 +145,11 @@ def test_check_does_not_look_for_data_on_the_hub(
 
 
 def test_the_methods_that_fit_a_system_follow_from_its_parameters() -> None:
-    found = fitting(trained(), OptimizeSettings())
+    found = applicable_methods(trained(), OptimizeSettings())
     assert set(found) >= {*TRAINED, "optimas"}
     assert not set(found) & {"search", "random", "mipro", "opro", "llm_selector"}
     prompt = cp.LLM("answerer", prompt=cp.Text("Answer."))(question=cp.Input("question"))
-    found = fitting(cp.System("tuned", outputs={"y": prompt}, lm="smollm2"), OptimizeSettings())
+    found = applicable_methods(cp.System("tuned", outputs={"y": prompt}, lm="smollm2"), OptimizeSettings())
     assert {"search", "mipro", "opro"} <= set(found)
     assert not set(found) & set(TRAINED)
 

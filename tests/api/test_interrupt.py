@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.concurrency.blocking import blocking
+from compound.concurrency.blocking import run_blocking
 from compound.testing import ScriptedLM
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +128,7 @@ def test_a_second_interrupt_does_not_wait_for_work_that_cannot_be_cancelled(
 
     async def cell() -> None:
         with pytest.raises(KeyboardInterrupt, match="told"):
-            blocking(stubborn(), interrupted="told")
+            run_blocking(stubborn(), interrupted="told")
 
     monkeypatch.setattr("compound.concurrency.blocking.wait", interrupted_wait)
     asyncio.run(cell())
@@ -146,8 +146,8 @@ def test_what_a_coroutine_returns_and_raises_passes_a_running_loop() -> None:
 
     async def cell() -> str:
         with pytest.raises(ValueError, match="as it is"):
-            blocking(fail())
-        return blocking(answer())
+            run_blocking(fail())
+        return run_blocking(answer())
 
     assert asyncio.run(cell()) == "compound-blocking"
 

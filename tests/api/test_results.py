@@ -12,7 +12,7 @@ import pytest
 import compound as cp
 from compound.errors import RunDirectoryError
 from compound.evaluation.metrics import exact_match
-from compound.storage.records import opened_document, sealed_document
+from compound.storage.records import read_document, to_document
 
 
 def double(x: int, factor: int) -> int:
@@ -96,9 +96,9 @@ def test_what_is_no_finished_run_is_refused(data: cp.Dataset, damage: object, me
 
 
 def edit(run: Path, **changes: object) -> None:
-    stored: dict[str, Any] = opened_document((run / "checkpoint.json").read_bytes())
+    stored: dict[str, Any] = read_document((run / "checkpoint.json").read_bytes())
     stored["state"].update(changes)
-    (run / "checkpoint.json").write_text(sealed_document(stored))
+    (run / "checkpoint.json").write_text(to_document(stored))
 
 
 def test_new_starts_a_fresh_run_beside_an_existing_one(data: cp.Dataset) -> None:

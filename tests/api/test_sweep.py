@@ -15,7 +15,7 @@ from compound.api.optimize import read_result
 from compound.api.sweep import Stopper, plan, sweep
 from compound.errors import DeclarationError, RunDirectoryError
 from compound.evaluation.statistics import UNIT, mean_interval
-from compound.report.comparison import closing, markdown, pooled
+from compound.report.comparison import markdown, pooled, terminal_summary
 from compound.runs.recorder import Interrupted
 from compound.spec import load
 
@@ -122,7 +122,7 @@ def test_the_table_holds_what_the_runs_found(game: Path) -> None:
     assert page == markdown(facts)
     assert "| unoptimized | 2 × 19 |" in page
     assert "Budget of each run: system runs 120." in page
-    assert closing(facts).count("2 × 19") == 3
+    assert terminal_summary(facts).count("2 × 19") == 3
 
 
 def test_every_run_has_the_same_budget_and_its_own_seed(game: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_method_that_cannot_work_on_a_system_is_no_failure(game: Path) -> None
     facts = run("random,opro")
     statuses = {r["method"]: r["status"] for r in facts["runs"]}
     assert statuses == {"random": "finished", "opro": "not applicable"}
-    assert "game, opro, seeds 0, 1: not applicable: system 'game' has no parameter" in closing(facts)
+    assert "game, opro, seeds 0, 1: not applicable: system 'game' has no parameter" in terminal_summary(facts)
     assert not (game / "out/game/opro").exists()
 
 

@@ -19,7 +19,7 @@ from compound.optimizers.optimas.rewarding import RunRewards
 from compound.optimizers.search.prompts import PromptSearch
 from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings
-from guiding import learning, offline_rewards, optimas
+from optimas_settings import learning, offline_rewards, optimas
 
 REWARDS = optimas(model="none", min_rollouts=1, max_rollouts=1)
 

@@ -64,10 +64,10 @@ def play(task: Toy, reply: Callable[..., str], repeats: int = 1, split: str = "a
 
 
 def evaluate(task: Toy, examples: list[Example], lm: ScriptedLM, repeats: int) -> Any:
-    from compound.evaluation.evaluate import Rules
+    from compound.evaluation.evaluate import EvaluationRules
     from compound.evaluation.evaluate import evaluate as run
 
-    samples, rules = range(repeats), Rules(cache=False)
+    samples, rules = range(repeats), EvaluationRules(cache=False)
     executor = cp.Executor({LM: lm})
     return asyncio.run(run(executor, task.system, examples, task.metric, samples=samples, rules=rules))
 

@@ -16,10 +16,10 @@ from compound.components.fields import (
     answer_cue,
     format_inputs,
     format_outputs,
+    format_value,
     parse,
     parse_value,
     render,
-    show,
 )
 from compound.errors import ParseError
 from compound.graph.space import Demo
@@ -85,7 +85,7 @@ def test_a_single_text_field_begins_with_a_cue() -> None:
     ],
 )
 def test_a_value_is_shown_as_text(value: Any, text: str) -> None:
-    assert show(value) == text
+    assert format_value(value) == text
 
 
 def test_texts_of_several_lines_start_on_their_own_line_and_absent_inputs_are_not_shown() -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from compound.concurrency.background import in_background
+from compound.concurrency.background import run_in_background
 
 
 async def here() -> tuple[int, asyncio.AbstractEventLoop]:
@@ -19,7 +19,7 @@ async def here() -> tuple[int, asyncio.AbstractEventLoop]:
 
 def test_callers_in_all_threads_and_loops_share_one() -> None:
     with ThreadPoolExecutor(4) as pool:
-        found = set(pool.map(lambda _: asyncio.run(in_background(here())), range(8)))
+        found = set(pool.map(lambda _: asyncio.run(run_in_background(here())), range(8)))
     assert len(found) == 1
     assert threading.get_ident() not in {thread for thread, _ in found}
 
@@ -29,7 +29,7 @@ def test_what_it_raises_is_raised() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        asyncio.run(in_background(broken()))
+        asyncio.run(run_in_background(broken()))
 
 
 def test_cancelling_reaches_it() -> None:
@@ -43,7 +43,7 @@ def test_cancelling_reaches_it() -> None:
 
     async def short() -> None:
         async with asyncio.timeout(0.05):
-            await in_background(long())
+            await run_in_background(long())
 
     with pytest.raises(TimeoutError):
         asyncio.run(short())
@@ -54,12 +54,12 @@ def test_cancelling_reaches_it() -> None:
 def test_a_process_ends_in_silence_with_nothing_or_something_left(left: str) -> None:
     code = f"""
 import asyncio
-from compound.concurrency.background import in_background
+from compound.concurrency.background import run_in_background
 
 async def work():
     {left or "pass"}
 
-asyncio.run(in_background(work()))
+asyncio.run(run_in_background(work()))
 """
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=False

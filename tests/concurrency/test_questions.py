@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compound.concurrency.questions import Questions, Stopped
+from compound.concurrency.questions import CallbackQuestions, Stopped
 
 Ask = Callable[[Any], Any]
 
@@ -21,7 +21,7 @@ def alive() -> list[str]:
 async def answered(function: Callable[[Ask], object], most: int | None = None) -> list[Any]:
     """Answer every number by its double; leave before answering more than ``most``."""
     asked: list[Any] = []
-    with Questions[Any](function, "asking") as questions:
+    with CallbackQuestions[Any](function, "asking") as questions:
         async for question in questions:
             assert alive() == ["asking"]
             asked.append(question)
@@ -77,7 +77,7 @@ def test_leaving_early_stops_the_function_at_its_question_whatever_it_catches(mo
 
 def test_an_error_of_the_one_who_answers_stops_the_function() -> None:
     async def failing() -> None:
-        with Questions[Any](lambda ask: [ask(1), ask(2)], "asking") as questions:
+        with CallbackQuestions[Any](lambda ask: [ask(1), ask(2)], "asking") as questions:
             async for _ in questions:
                 raise ZeroDivisionError
 
@@ -88,7 +88,7 @@ def test_an_error_of_the_one_who_answers_stops_the_function() -> None:
 
 def test_being_cancelled_stops_the_function() -> None:
     async def waiting(begun: asyncio.Event) -> None:
-        with Questions[Any](lambda ask: ask(1), "asking") as questions:
+        with CallbackQuestions[Any](lambda ask: ask(1), "asking") as questions:
             async for _ in questions:
                 begun.set()
                 await asyncio.Event().wait()

@@ -19,7 +19,15 @@ from hypothesis import strategies as st
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.errors import BudgetExhausted, CallError, DataError, DeclarationError, TooManyFailures
-from compound.evaluation.evaluate import WINDOW, Evaluation, Row, Rules, evaluate, evaluate_all, gain_interval
+from compound.evaluation.evaluate import (
+    WINDOW,
+    Evaluation,
+    EvaluationRules,
+    ScoredRun,
+    evaluate,
+    evaluate_all,
+    gain_interval,
+)
 from compound.evaluation.metrics import custom, exact_match
 from compound.example import Example, Score
 from compound.execution.budget import Budget, Meter
@@ -84,7 +92,7 @@ class TestOrder:
         result = finished(
             evaluate(
                 Executor(), plain(slow), rows, VALUE, samples=(3, 1),
-                rules=Rules(concurrency=16), on_trace=lambda example, _: seen.append(example.id),
+                rules=EvaluationRules(concurrency=16), on_trace=lambda example, _: seen.append(example.id),
             )
         )  # fmt: skip
         assert [(row.example, row.sample) for row in result.rows] == [(e.id, s) for e in rows for s in (3, 1)]
@@ -96,7 +104,9 @@ class TestOrder:
         lm = ScriptedLM(asked_for, latency=any_time)
         system = System("s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm")
         result = finished(
-            evaluate(Executor({"lm": lm}), system, examples(60), exact_match("answer"), rules=Rules(8))
+            evaluate(
+                Executor({"lm": lm}), system, examples(60), exact_match("answer"), rules=EvaluationRules(8)
+            )
         )
         assert result.mean == 1.0
 
@@ -114,7 +124,7 @@ class TestFailures:
             return str(x)
 
         result = finished(
-            evaluate(Executor(), plain(half), examples(10), exact_match("answer"), rules=Rules(4))
+            evaluate(Executor(), plain(half), examples(10), exact_match("answer"), rules=EvaluationRules(4))
         )
         assert result.mean == 0.5
         assert result.failed == 5
@@ -131,7 +141,7 @@ class TestFailures:
 
         result = finished(
             evaluate(
-                Executor(), plain(first), examples(4), VALUE, rules=Rules(failure_score=failure_score)
+                Executor(), plain(first), examples(4), VALUE, rules=EvaluationRules(failure_score=failure_score)
             )
         )  # fmt: skip
         assert result.scores == (failure_score, 1.0, 1.0, 1.0)
@@ -187,7 +197,9 @@ class TestFailures:
             raise (TimeoutError("slow") if x % 3 else PermissionError("no key"))
 
         with pytest.raises(TooManyFailures) as caught:
-            finished(evaluate(Executor(), plain(mostly), examples(30), VALUE, rules=Rules(concurrency=5)))
+            finished(
+                evaluate(Executor(), plain(mostly), examples(30), VALUE, rules=EvaluationRules(concurrency=5))
+            )
         assert "16 of 30 runs failed" in str(caught.value)
         assert "max_failed=0.5" in str(caught.value)
         assert "(10 times): transient: TimeoutError: slow" in str(caught.value)
@@ -199,9 +211,9 @@ class TestFailures:
             return x
 
         rows = examples(10)
-        finished(evaluate(Executor(), plain(some), rows, VALUE, rules=Rules(max_failed=0.3)))
+        finished(evaluate(Executor(), plain(some), rows, VALUE, rules=EvaluationRules(max_failed=0.3)))
         with pytest.raises(TooManyFailures, match="3 of 10"):
-            finished(evaluate(Executor(), plain(some), rows, VALUE, rules=Rules(max_failed=0.29)))
+            finished(evaluate(Executor(), plain(some), rows, VALUE, rules=EvaluationRules(max_failed=0.29)))
 
     def test_after_too_many_failures_no_task_is_left_and_nothing_more_is_asked(self) -> None:
         async def check() -> None:
@@ -211,7 +223,7 @@ class TestFailures:
             with pytest.raises(TooManyFailures):
                 await evaluate(
                     executor, system, examples(200), exact_match("answer"),
-                    rules=Rules(concurrency=10, max_failed=0.01),
+                    rules=EvaluationRules(concurrency=10, max_failed=0.01),
                 )  # fmt: skip
             assert asyncio.all_tasks() == {asyncio.current_task()}
             assert lm.in_flight == 0
@@ -231,7 +243,7 @@ class TestFailures:
                 finished(
                     evaluate(
                         Executor({"lm": lm}), system, examples(60), exact_match("answer"),
-                        rules=Rules(concurrency, max_failed=0.05),
+                        rules=EvaluationRules(concurrency, max_failed=0.05),
                     )
                 )  # fmt: skip
             messages.add(str(caught.value))
@@ -256,7 +268,7 @@ class TestMetrics:
         traces: list[Trace] = []
         result = finished(
             evaluate(
-                Executor(), plain(_identity), examples(12), custom(judged), rules=Rules(4),
+                Executor(), plain(_identity), examples(12), custom(judged), rules=EvaluationRules(4),
                 on_trace=lambda _, trace: traces.append(trace),
             )
         )  # fmt: skip
@@ -277,7 +289,12 @@ class TestMetrics:
         assert len({row.score for row in result.rows}) > 5
 
     def test_examples_weigh_the_same_when_some_of_their_repeats_fail(self) -> None:
-        rows = (Row("a", 0, 1.0), Row("a", 1, 0.0, Failure("error", "x")), Row("b", 0, 1.0), Row("b", 1, 1.0))
+        rows = (
+            ScoredRun("a", 0, 1.0),
+            ScoredRun("a", 1, 0.0, Failure("error", "x")),
+            ScoredRun("b", 0, 1.0),
+            ScoredRun("b", 1, 1.0),
+        )
         result = Evaluation("digest", rows)
         assert result.scores == (0.5, 1.0)
         assert result.mean == 0.75
@@ -297,7 +314,9 @@ class TestTogether:
         bound = [system.bind({"a.prompt": text}) for text in ("Say", "Tell", "Speak", "Say")]
         rows = examples(20)
         together = finished(
-            evaluate_all(fresh(), bound, rows, exact_match("answer"), samples=(0, 1), rules=Rules(7))
+            evaluate_all(
+                fresh(), bound, rows, exact_match("answer"), samples=(0, 1), rules=EvaluationRules(7)
+            )
         )
         alone = [
             finished(evaluate(fresh(), one, rows, exact_match("answer"), samples=(0, 1))) for one in bound
@@ -306,12 +325,14 @@ class TestTogether:
         assert len({t.mean for t in together}) > 1
 
     def test_a_result_survives_json(self) -> None:
-        rows = (Row("a", 0, 0.1, Failure("error", "x")), Row("b", 7, 1 / 3))
+        rows = (ScoredRun("a", 0, 0.1, Failure("error", "x")), ScoredRun("b", 7, 1 / 3))
         result = Evaluation("digest", rows, system_runs=1.5, bounds=(0.0, 1.0))
         assert Evaluation.from_json(json.loads(json.dumps(result.to_json()))) == result
 
     def test_records_without_bounds_and_with_wrong_ones_have_unknown_bounds(self) -> None:
-        stored = Evaluation("digest", (Row("a", 0, 0.1), Row("b", 0, 3.0)), bounds=(0.0, 4.0)).to_json()
+        stored = Evaluation(
+            "digest", (ScoredRun("a", 0, 0.1), ScoredRun("b", 0, 3.0)), bounds=(0.0, 4.0)
+        ).to_json()
         assert Evaluation.from_json(stored).bounds == (0.0, 4.0)
         assert Evaluation.from_json({**stored, "bounds": [0.0, 1.0]}).bounds is None
         del stored["bounds"]
@@ -335,7 +356,7 @@ class TestSharing:
         traces: list[Trace] = []
         result = finished(
             evaluate(
-                executor, self.system(), self.rows(), VALUE, rules=Rules(concurrency),
+                executor, self.system(), self.rows(), VALUE, rules=EvaluationRules(concurrency),
                 on_trace=lambda _, trace: traces.append(trace),
             )
         )  # fmt: skip
@@ -394,7 +415,7 @@ class TestMemory:
         try:
             result = finished(
                 evaluate(
-                    Executor(), plain(step), examples(total), VALUE, rules=Rules(concurrency), on_trace=count
+                    Executor(), plain(step), examples(total), VALUE, rules=EvaluationRules(concurrency), on_trace=count
                 )
             )  # fmt: skip
         finally:
@@ -435,7 +456,7 @@ def spend(kinds: Sequence[int], known: Sequence[int], limit: float, concurrency:
     try:
         finished(
             evaluate(
-                executor, system, rows, VALUE, rules=Rules(concurrency),
+                executor, system, rows, VALUE, rules=EvaluationRules(concurrency),
                 on_trace=lambda example, _: recorded.append(example.id),
             )
         )  # fmt: skip
@@ -476,7 +497,9 @@ class TestBudget:
         executor = Executor({"lm": lm}, meter=Meter(Budget(calls=13)))
         with pytest.raises(BudgetExhausted, match="number 14 of 13"):
             finished(
-                evaluate(executor, system, examples(40), exact_match("answer"), rules=Rules(concurrency))
+                evaluate(
+                    executor, system, examples(40), exact_match("answer"), rules=EvaluationRules(concurrency)
+                )
             )
         assert len(lm.requests) <= 13
 
@@ -486,10 +509,10 @@ class TestBudget:
 
         executor = Executor(meter=Meter(Budget(system_runs=100)))
         with pytest.raises(TooManyFailures):
-            finished(evaluate(executor, plain(broken), examples(20), VALUE, rules=Rules(8)))
+            finished(evaluate(executor, plain(broken), examples(20), VALUE, rules=EvaluationRules(8)))
         spent = executor.meter.system_runs
         rows = examples(int(100 - spent))
-        finished(evaluate(executor, plain(_identity), rows, VALUE, rules=Rules(8)))
+        finished(evaluate(executor, plain(_identity), rows, VALUE, rules=EvaluationRules(8)))
         assert executor.meter.system_runs == 100
 
 
@@ -507,10 +530,10 @@ def test_a_killed_evaluation_is_not_paid_for_twice(tmp_path: Path) -> None:
     finished(first_half())
     cache = DiskCache(tmp_path / "cache.sqlite", step=0)
     resumed = Executor({"lm": lm}, cache=cache)
-    result = finished(evaluate(resumed, system, rows, exact_match("answer"), rules=Rules(4)))
+    result = finished(evaluate(resumed, system, rows, exact_match("answer"), rules=EvaluationRules(4)))
     assert len(lm.requests) == 10
     assert (result.system_runs, resumed.meter.system_runs, resumed.meter.usage.calls) == (10.0, 10.0, 10)
-    again = finished(evaluate(resumed, system, rows, exact_match("answer"), rules=Rules(4)))
+    again = finished(evaluate(resumed, system, rows, exact_match("answer"), rules=EvaluationRules(4)))
     assert (again.system_runs, again.usage.calls) == (0.0, 0)
     cache.close()
 
@@ -559,7 +582,7 @@ def test_the_interval_of_an_accuracy_stays_within_its_range(right: int) -> None:
 @pytest.mark.parametrize(("right", "gain"), [(0, 1.0), (1, 0.875), (8, 0.0)])
 def test_the_interval_of_a_gain_stays_within_the_range_of_differences(right: int, gain: float) -> None:
     before, after = (
-        Evaluation("d", tuple(Row(f"e{i}", 0, float(i < n)) for i in range(8)), bounds=(0.0, 1.0))
+        Evaluation("d", tuple(ScoredRun(f"e{i}", 0, float(i < n)) for i in range(8)), bounds=(0.0, 1.0))
         for n in (right, 8)
     )
     found = gain_interval(before, after)
@@ -571,7 +594,9 @@ def test_the_interval_of_a_gain_stays_within_the_range_of_differences(right: int
 class TestBounds:
     def score(self, value: float, bounds: Any, **rules: Any) -> Evaluation:
         metric = custom(lambda outputs, example: value, "own", bounds=bounds)
-        return finished(evaluate(Executor(), plain(spelled), examples(3), metric, rules=Rules(**rules)))
+        return finished(
+            evaluate(Executor(), plain(spelled), examples(3), metric, rules=EvaluationRules(**rules))
+        )
 
     def test_the_range_holds_the_score_of_a_failed_run(self) -> None:
         assert self.score(0.5, (0, 1)).bounds == (0.0, 1.0)
@@ -608,7 +633,7 @@ class TestBounds:
 
 
 def test_one_example_has_no_interval_and_json_can_hold_it() -> None:
-    summary = Evaluation("digest", (Row("e", 0, 0.5),)).summary()
+    summary = Evaluation("digest", (ScoredRun("e", 0, 0.5),)).summary()
     assert (summary["low"], summary["high"]) == (None, None)
     assert json.dumps(summary, allow_nan=False)
 
@@ -630,7 +655,7 @@ class TestFailuresOfOneBatch:
         executor = Executor({"lm": lm}, cache=MemoryCache())
         systems = [system, system.bind({"second.prompt": "another"})]
         rows = [Example(str(i), {"question": str(i)}, {"answer": str(i)}) for i in range(9)]
-        rules = Rules(concurrency=concurrency, max_failed=1.0)
+        rules = EvaluationRules(concurrency=concurrency, max_failed=1.0)
         for _ in range(2):
             asyncio.run(evaluate_all(executor, systems, rows, exact_match("answer"), rules=rules))
         return len(lm.requests), executor.meter.system_runs, executor.meter.usage.calls

@@ -16,7 +16,7 @@ from compound.errors import CallError, DataError, DeclarationError, MissingOutpu
 from compound.evaluation.metrics import (
     METRICS,
     accuracy,
-    apply,
+    apply_metric,
     custom,
     exact_match,
     find_label,
@@ -275,7 +275,7 @@ async def later(outputs: Mapping[str, Any], example: Example) -> Score:
 @pytest.mark.parametrize(("function", "feedback"), [(length, ""), (later, "waited")])
 def test_a_function_becomes_a_metric_sync_or_async(function: Any, feedback: str) -> None:
     metric = custom(function)
-    score = asyncio.run(apply(metric, {"answer": "Paris"}, example()))
+    score = asyncio.run(apply_metric(metric, {"answer": "Paris"}, example()))
     assert (metric.name, score.value, score.feedback) == (function.__name__, 0.5, feedback)
 
 
@@ -284,7 +284,7 @@ def test_a_function_that_reads_a_missing_output_names_the_outputs_there_are(func
     """It was `KeyError: 'answer'`, of an unnamed metric, once for each run."""
     wanted = rf"{function.__name__}, example 'e7': no output 'answer'; outputs: reply, text"
     with pytest.raises(MissingOutput, match=wanted):
-        asyncio.run(apply(custom(function), {"reply": "x", "text": "y"}, example()))
+        asyncio.run(apply_metric(custom(function), {"reply": "x", "text": "y"}, example()))
 
 
 def test_a_function_may_look_for_an_output_that_is_not_there() -> None:
@@ -297,12 +297,12 @@ def test_a_function_may_look_for_an_output_that_is_not_there() -> None:
         except KeyError:
             return float(outputs["reply"])
 
-    assert asyncio.run(apply(custom(either), {"reply": 1}, example())).value == 1.0
+    assert asyncio.run(apply_metric(custom(either), {"reply": 1}, example())).value == 1.0
 
 
 @pytest.mark.parametrize("returned", [True, 1, np.float32(1), np.bool_(True), Score(True), Score(1)])
 def test_any_real_number_becomes_a_float(returned: Any) -> None:
-    score = asyncio.run(apply(custom(lambda outputs, example: returned, "m"), {}, example()))
+    score = asyncio.run(apply_metric(custom(lambda outputs, example: returned, "m"), {}, example()))
     assert score == Score(1.0)
     assert type(score.value) is float
 
@@ -313,7 +313,7 @@ def test_any_real_number_becomes_a_float(returned: Any) -> None:
 )
 def test_anything_but_a_finite_number_is_a_failed_call(returned: Any) -> None:
     with pytest.raises(CallError, match=r"m.* must return a finite real number, got "):
-        asyncio.run(apply(custom(lambda outputs, example: returned, "m"), {}, example()))
+        asyncio.run(apply_metric(custom(lambda outputs, example: returned, "m"), {}, example()))
 
 
 def test_apply_checks_metrics_written_as_classes_too() -> None:
@@ -324,4 +324,4 @@ def test_apply_checks_metrics_written_as_classes_too() -> None:
             return math.nan
 
     with pytest.raises(CallError, match="'careless' must return a finite real number, got nan"):
-        asyncio.run(apply(Careless(), {}, example()))
+        asyncio.run(apply_metric(Careless(), {}, example()))

@@ -328,14 +328,14 @@ def test_a_part_of_a_run_is_held_as_a_part() -> None:
 def test_a_cap_holds_in_its_block_and_no_longer() -> None:
     meter = Meter(Budget(system_runs=5))
     meter.charge_runs(1.0)
-    with meter.capped(1.5):
+    with meter.cap_runs(1.5):
         settled(meter.reserve_run())
         meter.charge_runs(1.0)
         refused = refusal(lambda: meter.reserve_run())
     assert "2.0 of 2.5 system runs" in refused
     settled(meter.reserve_run())
     meter.charge_runs(1.0)
-    with meter.capped(float("inf")), meter.capped(0.0):
+    with meter.cap_runs(float("inf")), meter.cap_runs(0.0):
         assert "system runs" in refusal(lambda: meter.reserve_run(0.1))
 
 

@@ -560,7 +560,7 @@ def test_what_is_asked_beside_the_calls_is_kept_too() -> None:
     request = Request((Message("user", "write a prompt"),), seed=3)
 
     async def twice() -> list[str]:
-        return [(await bench.executor.ask("m", request)).text for _ in range(2)]
+        return [(await bench.executor.request("m", request)).text for _ in range(2)]
 
     first, second = asyncio.run(twice())
     assert (first, bench.requests) == (second, 1)
@@ -575,7 +575,7 @@ def test_what_is_asked_beside_the_calls_counts_every_try_again(tmp_path: Path) -
 
     def asked(replies: list[Any], cache: DiskCache) -> tuple[Completion, Usage]:
         executor = Executor({"m": ScriptedLM(replies)}, cache=cache, sleep=at_once)
-        completion = asyncio.run(executor.ask("m", request))
+        completion = asyncio.run(executor.request("m", request))
         cache.close()
         return completion, executor.meter.usage
 

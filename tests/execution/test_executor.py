@@ -1202,10 +1202,10 @@ def test_a_request_outside_the_graph_is_tried_again_and_then_a_clear_error() -> 
     replies: list[Any] = [TransientError("busy"), "written"]
     executor = Executor({"m": ScriptedLM(replies)}, sleep=_no_sleep)
     request = Request((Message("user", "write"),))
-    assert asyncio.run(executor.ask("m", request)).text == "written"
+    assert asyncio.run(executor.request("m", request)).text == "written"
     stuck = Executor({"m": ScriptedLM([TransientError("busy")] * 9)}, sleep=_no_sleep)
     with pytest.raises(CallError, match="m gave no answer in 4 tries: busy"):
-        asyncio.run(stuck.ask("m", request))
+        asyncio.run(stuck.request("m", request))
 
 
 def test_equal_calls_that_fail_are_all_counted() -> None:

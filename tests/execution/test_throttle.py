@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import virtual
+import virtual_time
 from chaos.server import Fault, FaultyServer, Limiter
 from compound.components.engines.litellm import LiteLLMEngine
 from compound.components.engines.vllm.engine import VLLMEngine
@@ -84,7 +84,7 @@ def test_sixty_of_sixty_calls_are_answered_at_each_rate(per_second: int, retry_a
         loop_seconds.append(asyncio.get_running_loop().time())
         return traces
 
-    traces = virtual.run(scenario())
+    traces = virtual_time.run(scenario())
     assert [trace.outputs.get("y") for trace in traces] == [str(i) for i in range(60)]
     assert lm.refused > 0
     assert meter.incidents["rate_limited"] == lm.refused
@@ -99,7 +99,7 @@ def test_the_same_waits_come_from_the_same_seeds() -> None:
     def once() -> tuple[int, list[str]]:
         lm = Limited(3)
         notes: list[str] = []
-        virtual.run(sixty(lm, notes))
+        virtual_time.run(sixty(lm, notes))
         return lm.refused, notes
 
     assert once() == once()
@@ -133,9 +133,9 @@ def test_requests_beside_the_graph_wait_as_well() -> None:
 
     async def scenario() -> list[str]:
         executor = Executor({"m": lm}, cache=MemoryCache(), on_notice=lambda _: None)
-        return [c.text for c in await asyncio.gather(*(executor.ask("m", each) for each in request))]
+        return [c.text for c in await asyncio.gather(*(executor.request("m", each) for each in request))]
 
-    assert virtual.run(scenario()) == [str(i) for i in range(30)]
+    assert virtual_time.run(scenario()) == [str(i) for i in range(30)]
     assert lm.refused > 0
 
 
@@ -148,7 +148,7 @@ def test_an_evaluation_of_a_limited_model_has_no_failed_run() -> None:
         executor = Executor({"m": Limited(8)}, on_notice=lambda _: None)
         return (await evaluate(executor, asking(), rows, exact_match("y", "answer"))).mean
 
-    assert virtual.run(scenario()) == 1.0
+    assert virtual_time.run(scenario()) == 1.0
 
 
 def test_a_call_waits_no_longer_than_the_engine_allows() -> None:
@@ -162,7 +162,7 @@ def test_a_call_waits_no_longer_than_the_engine_allows() -> None:
         trace = await executor.run(asking(retries=3), {"q": "1"})
         return trace, asyncio.get_running_loop().time()
 
-    trace, seconds = virtual.run(scenario())
+    trace, seconds = virtual_time.run(scenario())
     assert trace.failure is not None
     assert trace.failure.kind == "rate_limit"
     assert "within max_wait, 90 s; lower the engine's concurrency, or raise" in trace.failure.message
@@ -182,7 +182,7 @@ def test_a_wait_that_is_too_long_is_not_begun() -> None:
         assert "requests another 86400 s" in trace.failure.message
         return asyncio.get_running_loop().time()
 
-    assert virtual.run(scenario()) < 1
+    assert virtual_time.run(scenario()) < 1
 
 
 def test_calls_do_not_wait_one_after_another_for_a_server_that_admits_none() -> None:
@@ -195,7 +195,7 @@ def test_calls_do_not_wait_one_after_another_for_a_server_that_admits_none() -> 
         traces = await sixty(lm, notes)
         return traces, asyncio.get_running_loop().time()
 
-    traces, seconds = virtual.run(scenario())
+    traces, seconds = virtual_time.run(scenario())
     assert {trace.failure.kind for trace in traces if trace.failure} == {"rate_limit"}
     assert "no request was admitted within max_wait, 10 s" in str(traces[-1].failure)
     assert seconds < 25
@@ -215,7 +215,7 @@ def test_a_server_that_admits_again_is_used_again() -> None:
         await asyncio.sleep(2)
         return [first, await executor.run(asking(), {"q": "2"})]
 
-    first, second = virtual.run(scenario())
+    first, second = virtual_time.run(scenario())
     assert first.failure is not None
     assert second.outputs == {"y": "2"}
 
@@ -228,7 +228,7 @@ def test_a_wait_for_the_rate_limit_is_no_part_of_the_time_limit_of_a_try() -> No
         system = asking(timeout=2.0)
         return await asyncio.gather(*(executor.run(system, {"q": f"{i}"}) for i in range(3)))
 
-    assert [trace.failure for trace in virtual.run(scenario())] == [None] * 3
+    assert [trace.failure for trace in virtual_time.run(scenario())] == [None] * 3
 
 
 def test_what_an_engine_prepares_is_no_part_of_the_time_limit_of_a_try() -> None:
@@ -240,7 +240,7 @@ def test_what_an_engine_prepares_is_no_part_of_the_time_limit_of_a_try() -> None
         trace = await Executor({"m": Slow(["4"])}).run(asking(timeout=2.0), {"q": "2 + 2"})
         return trace, asyncio.get_running_loop().time()
 
-    trace, seconds = virtual.run(scenario())
+    trace, seconds = virtual_time.run(scenario())
     assert (trace.failure, trace.outputs) == (None, {"y": "4"})
     assert seconds == pytest.approx(30.0)
 
@@ -260,12 +260,12 @@ def test_the_minutes_of_a_run_end_a_wait() -> None:
         assert meter.usage.calls == 1
         return loop.time()
 
-    assert virtual.run(scenario()) == pytest.approx(30.0)
+    assert virtual_time.run(scenario()) == pytest.approx(30.0)
 
 
 def test_a_budget_of_calls_is_not_used_up_by_refusals() -> None:
     meter = Meter(Budget(calls=60))
-    traces = virtual.run(sixty(Limited(3), meter=meter))
+    traces = virtual_time.run(sixty(Limited(3), meter=meter))
     assert all(trace.failure is None for trace in traces)
     assert meter.usage.calls == 60
 
@@ -290,7 +290,7 @@ def test_it_halves_once_for_requests_that_were_in_flight_together_and_grows_with
             throttle.speed_up()
         return limits, throttle.limit
 
-    assert virtual.run(scenario()) == ([16.0, 8.0, 8.0, 8.0, 8.0], 16.0)
+    assert virtual_time.run(scenario()) == ([16.0, 8.0, 8.0, 8.0, 8.0], 16.0)
 
 
 def test_without_a_wish_of_the_server_waits_double_up_to_a_minute() -> None:
@@ -301,7 +301,7 @@ def test_without_a_wish_of_the_server_waits_double_up_to_a_minute() -> None:
                 waits.append(throttle.slow_down(turn, None))
         return waits
 
-    waits = virtual.run(scenario())
+    waits = virtual_time.run(scenario())
     assert waits[:4] == pytest.approx([0.5, 1.0, 2.0, 4.0])
     assert waits[-1] == pytest.approx(LONGEST_WAIT)
 
@@ -314,7 +314,7 @@ def test_everybody_waits_also_those_who_come_later() -> None:
         async with throttle.turn():
             return asyncio.get_running_loop().time()
 
-    assert virtual.run(scenario()) == pytest.approx(7.0)
+    assert virtual_time.run(scenario()) == pytest.approx(7.0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["answer", "refuse", "cancel"])), max_size=40))
@@ -345,7 +345,7 @@ def test_turns_are_never_lost_whatever_happens(jobs: list[tuple[int, str]]) -> N
         async with asyncio.timeout(100), throttle.turn():
             pass
 
-    virtual.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_cancelled_call_leaves_its_place_in_the_queue_to_the_next() -> None:
@@ -365,7 +365,7 @@ def test_a_cancelled_call_leaves_its_place_in_the_queue_to_the_next() -> None:
         await asyncio.gather(holder, *waiting, return_exceptions=True)
         return order
 
-    assert virtual.run(scenario()) == ["a", "c", "d"]
+    assert virtual_time.run(scenario()) == ["a", "c", "d"]
 
 
 def test_usage_of_a_failed_request_is_what_its_error_says() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import compound as cp
 from compound.api.optimize import Result
 from compound.engine import TokenRecord
-from compound.evaluation.evaluate import Evaluation, Row
+from compound.evaluation.evaluate import Evaluation, ScoredRun
 from compound.execution.trace import Call
 from compound.testing import ScriptedLM
 
@@ -94,7 +94,7 @@ def test_a_trace_shows_its_outputs_its_calls_and_its_failure() -> None:
 
 
 def test_an_evaluation_and_a_result_show_their_figures(tmp_path: Path) -> None:
-    rows = tuple(Row(str(i), 0, i % 2) for i in range(400))
+    rows = tuple(ScoredRun(str(i), 0, i % 2) for i in range(400))
     evaluation = Evaluation("c" * 64, rows, cp.Usage(calls=400, prompt_tokens=4000), 400.0)
     assert repr(evaluation).startswith("Evaluation(mean=0.5, ")
     assert "n=400, failed=0" in repr(evaluation)

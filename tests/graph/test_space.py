@@ -48,7 +48,7 @@ def test_a_space_cannot_be_changed_and_declares_itself_as_json(space: Space) -> 
 @pytest.mark.parametrize(
     ("space", "value", "problem"),
     [
-        (Text("a"), 3, "must be a text, but got 3"),
+        (Text("a"), 3, "must be a string, but got 3"),
         (Text("a", max_length=3), "abcd", "must have at most 3 characters, but has 4"),
         (Demos(), "demo", "must be a list of demonstrations, but got 'demo'"),
         (Demos(max=1), [DEMO, DEMO], "must hold at most 1 demonstrations, but holds 2"),
@@ -63,8 +63,8 @@ def test_a_space_cannot_be_changed_and_declares_itself_as_json(space: Space) -> 
         (Choice(1, 5), 1.0, "must be one of 1, 5, but got 1.0"),
         (Choice(0, 1), True, "must be one of 0, 1, but got True"),
         (Int(1, 9), 10, "must lie in [1, 9], but got 10"),
-        (Int(1, 9), 2.0, "must be a whole number, but got 2.0"),
-        (Int(0, 9), True, "must be a whole number, but got True"),
+        (Int(1, 9), 2.0, "must be an integer, but got 2.0"),
+        (Int(0, 9), True, "must be an integer, but got True"),
         (Float(0, 1), 1.5, "must lie in [0, 1], but got 1.5"),
         (Float(0, 1), math.nan, "must be a finite number, but got nan"),
         (Float(0, 1), "0.5", "must be a finite number, but got '0.5'"),
@@ -94,7 +94,7 @@ def test_a_value_outside_the_space_is_named_with_the_law_it_breaks(
         (lambda: Float(math.nan, 1.0), "low <= high must hold"),
         (lambda: Float(0.0, 1.0, log=True), "a log scale needs low > 0"),
         (lambda: Float(0.0, True), "Float bounds must be numbers"),
-        (lambda: Text(3), "Text must be a text"),  # type: ignore[arg-type]
+        (lambda: Text(3), "Text must be a string"),  # type: ignore[arg-type]
         (lambda: Demos(value=(DEMO, DEMO), max=1), "Demos must hold at most 1"),
         (lambda: LoRA(0), "rank and alpha must be >= 1"),
     ],

@@ -346,7 +346,7 @@ def test_bind_refuses_a_name_the_system_lacks_and_says_the_nearest() -> None:
     [
         ({"scale.by": 2.0}, "scale.by must lie in [0.0, 1.0], but got 2.0"),
         ({"scale.by": "0.1"}, "scale.by must be a finite number, but got '0.1'"),
-        ({"depth.value": 3.0}, "depth.value must be a whole number, but got 3.0"),
+        ({"depth.value": 3.0}, "depth.value must be an integer, but got 3.0"),
         ({"depth.value": 3, "scale.by": -1.0}, "scale.by must lie in [0.0, 1.0], but got -1.0"),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from compound.errors import DeclarationError
-from compound.graph.types import Port, accepts, convert, fits, format_ports, parse, spell
+from compound.graph.types import Port, accepts, convert, format_ports, format_type, is_assignable, parse
 
 LABELS = st.text("abcdefgh xyz-", min_size=1, max_size=6).map(str.strip).filter(bool)
 LITERALS = st.lists(LABELS, min_size=1, max_size=3, unique=True).map(lambda labels: Literal[tuple(labels)])
@@ -31,7 +31,7 @@ class Person(BaseModel):
 
 @given(TYPES)
 def test_parsing_the_spelling_of_a_type_gives_the_type_back(kind: Any) -> None:
-    assert parse(spell(kind)) == kind
+    assert parse(format_type(kind)) == kind
 
 
 @pytest.mark.parametrize(
@@ -115,14 +115,14 @@ def test_a_spelling_is_never_evaluated(text: str) -> None:
 def test_one_type_may_feed_another_only_when_all_its_values_belong_there(
     source: Any, target: Any, expected: bool
 ) -> None:
-    assert fits(source, target) is expected
+    assert is_assignable(source, target) is expected
 
 
 @given(TYPES)
 def test_a_type_feeds_itself_and_any(kind: Any) -> None:
-    assert fits(kind, kind)
-    assert fits(kind, Any)
-    assert fits(Any, kind)
+    assert is_assignable(kind, kind)
+    assert is_assignable(kind, Any)
+    assert is_assignable(Any, kind)
 
 
 @given(
@@ -136,7 +136,7 @@ def test_what_one_type_holds_is_accepted_wherever_it_may_go(source: Any, data: s
         st.sampled_from([str, int, float, bool, list[int], list[float], list[str], str | None])
     )
     value = data.draw(st.from_type(source))
-    if fits(source, target):
+    if is_assignable(source, target):
         assert accepts(target, value)
 
 

@@ -54,7 +54,7 @@ from compound.runs.state import RunState
 from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.testing import ScriptedLM
-from guiding import proposals
+from optimas_settings import proposals
 
 ROOT = Path(__file__).parents[2]
 METRIC = exact_match("answer")

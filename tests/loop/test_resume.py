@@ -64,7 +64,7 @@ from compound.api.optimize import optimize
 from compound.runs.recorder import Interrupted
 from compound.settings.optimize import make_settings
 from compound.settings.common import BudgetSettings
-from guiding import optimas, proposals
+from optimas_settings import optimas, proposals
 from compound.graph.space import Choice, Demos, Text
 from compound.graph.system import System
 

@@ -21,10 +21,10 @@ from compound.engine import Engine, Message, Request
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics import exact_match
 from compound.example import Example
-from compound.graph.bounds import CallBound, Extent, of_values
+from compound.graph.bounds import CallBound, Extent, extent_of_values
 from compound.graph.component import CallContext, Input, Operation
 from compound.graph.space import Choice, Demos, Text
-from compound.graph.survey import Limits, survey
+from compound.graph.survey import RunLimits, survey
 from compound.graph.system import System
 from compound.graph.types import Port
 from compound.optimization.bounds import Amount, JobBound, Outlook, amount_of
@@ -35,7 +35,7 @@ from compound.report.forecast import forecast
 from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.spec import Program
 from compound.testing import ScriptedLM
-from guiding import proposals
+from optimas_settings import proposals
 
 WEIGHTS = ("ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo")
 PRICE = 0.001
@@ -175,7 +175,7 @@ def test_the_bound_of_tokens_counts_instruction_examples_and_answers() -> None:
         {"answer": LLM("answerer", prompt="Answer.", max_tokens=4)(question=Input("question"))},
         lm="lm",
     )
-    (use,) = survey(one, Limits([Example("a", {"question": "who?"}, {})], ("lm",))).uses.values()
+    (use,) = survey(one, RunLimits([Example("a", {"question": "who?"}, {})], ("lm",))).uses.values()
     assert use.requests is not None
     (request,) = use.requests
     component = one.components["answerer"]
@@ -195,7 +195,7 @@ def test_a_model_in_a_loop_counts_with_every_turn_and_in_a_map_with_every_item()
         "both", {"a": looped(text=Input("start", str)), "b": mapped(item=Input("items", list[str]))}, lm="lm"
     )
     examples = [Example(str(i), {"start": "x", "items": ["y"] * i}) for i in (1, 3)]
-    found = survey(both, Limits(examples, ("lm",)))
+    found = survey(both, RunLimits(examples, ("lm",)))
     assert (found.uses["turn"].calls, found.uses["each"].calls, found.counted) == (4, 3, 7)
 
 
@@ -207,10 +207,10 @@ def test_a_corpus_is_read_for_its_longest_passage(tmp_path: Path) -> None:
     answer = LLM("answerer")(passages=found)
     what = System("rag", {"answer": answer}, lm="lm")
     examples = [Example("a", {"q": "long"})]
-    (request,) = survey(what, Limits(examples, ("lm",), read_corpora=True)).uses["answerer"].requests or ()
+    (request,) = survey(what, RunLimits(examples, ("lm",), read_corpora=True)).uses["answerer"].requests or ()
     assert 3 * 200 <= request.prompt.bytes <= 3 * 300 + 100
-    (unread,) = survey(what, Limits(examples, ("lm",))).uses["answerer"].requests or ()
-    assert unread.prompt.why == "passages of 'searcher' can have any length"
+    (unread,) = survey(what, RunLimits(examples, ("lm",))).uses["answerer"].requests or ()
+    assert unread.prompt.unbounded_reason == "passages of 'searcher' can have any length"
 
 
 def test_a_text_of_any_length_is_named_as_what_is_not_bounded() -> None:
@@ -334,5 +334,5 @@ class TestAmounts:
         assert (endless + endless.times(3)).why == ("a",)
 
     def test_columns_are_as_long_as_their_longest_value(self) -> None:
-        assert of_values(["é", "abc"]).bytes == 3
-        assert of_values([]).bytes == 0
+        assert extent_of_values(["é", "abc"]).bytes == 3
+        assert extent_of_values([]).bytes == 0

@@ -19,7 +19,7 @@ from compound.graph.component import Input
 from compound.graph.space import Choice, Float, Int, Text
 from compound.graph.system import System
 from compound.optimization.budget_plan import job_minibatch, usable_runs
-from compound.report import closing, summarize
+from compound.report import summarize, terminal_summary
 from compound.settings.optimize import make_settings
 from compound.testing import ScriptedLM
 
@@ -112,7 +112,7 @@ def test_the_command_line_refuses_with_code_2(tmp_path: Path, monkeypatch: Any, 
 
 class TestWords:
     def test_nothing_was_better_on_train(self, tmp_path: Path) -> None:
-        told = closing(run(tmp_path, selecting("none"), 100).path)
+        told = terminal_summary(run(tmp_path, selecting("none"), 100).path)
         assert "tried on train examples, none better than the incumbent" in told
 
     def test_better_but_not_beyond_chance(self, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ class TestWords:
         pick = Selector("pick", *map(str, range(4)))(question=Input("question"))
         step = Function("step", answer)(question=Input("question"), pick=pick)
         result = run(tmp_path, System("some", {"answer": step}), 100, iterations=1)
-        told = closing(result.path)
+        told = terminal_summary(result.path)
         assert "1 scored higher, but not significantly (smallest p = 0.125, above the level 0.05)" in told
 
     def test_none_scored_higher(self, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ class TestWords:
 
         pick = Selector("pick", *map(str, range(4)))(question=Input("question"))
         step = Function("step", answer)(question=Input("question"), pick=pick)
-        told = closing(run(tmp_path, System("some", {"answer": step}), 100, iterations=1).path)
+        told = terminal_summary(run(tmp_path, System("some", {"answer": step}), 100, iterations=1).path)
         assert "of 1 candidate tested on the validation split, none scored higher" in told
 
 

@@ -22,11 +22,11 @@ from compound.graph.component import Input
 from compound.graph.space import Choice, Text
 from compound.graph.system import System
 from compound.optimization.proposals import LedgerState, NotAsked, Proposals
-from compound.report import closing, summarize
+from compound.report import summarize, terminal_summary
 from compound.report.facts.documents import ProposalFacts
 from compound.settings.optimize import make_settings
 from compound.testing import ScriptedLM
-from guiding import proposals
+from optimas_settings import proposals
 
 WRITES = ("write a new instruction", "between <prompt> and </prompt>", "What is wrong with", "Is the step")
 REFUSED = CallError("401 wrong key", hint="set THE_KEY to a key that may use lm")
@@ -81,7 +81,7 @@ def decisions_of(run: Path) -> int:
 def test_a_model_that_refuses_every_request_is_asked_five_times(method: str, tmp_path: Path) -> None:
     result, sent = run(method, lambda _: REFUSED, tmp_path)
     assert len(sent) == 5
-    told = closing(result.path)
+    told = terminal_summary(result.path)
     assert "5 of 5 calls to 'lm' failed (401 wrong key; set THE_KEY to a key that may use lm)" in told
     assert "were stopped: 5 consecutive calls failed" in told
     assert proposals_of(result.path)["models"]["lm"]["failed"] == 5
@@ -107,14 +107,14 @@ def test_failures_between_answers_do_not_end_it(tmp_path: Path) -> None:
     assert tally["failed"] > 5
     assert tally["proposed"] > 2
     assert tally["asked"] == len(sent) == tally["failed"] + tally["proposed"]
-    assert "Some proposals failed" in closing(result.path)
+    assert "Some proposals failed" in terminal_summary(result.path)
 
 
 def test_replies_without_a_proposal_are_counted_as_unusable_and_end_it_later(tmp_path: Path) -> None:
     result, sent = run("opro", lambda _: "I would rather not.", tmp_path)
     assert len(sent) == 20
     assert proposals_of(result.path)["models"]["lm"]["unusable"] == 20
-    assert "20 calls to 'lm': 20 unusable" in closing(result.path)
+    assert "20 calls to 'lm': 20 unusable" in terminal_summary(result.path)
 
 
 def test_a_proposal_that_is_known_is_a_duplicate(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ class TestLedger:
         ledger = Proposals(Meter(), give_up=1, left=9)
         ledger.start_job(5)
         asyncio.run(self.sent(ledger))
-        ledger.judge("lm", "proposed")
+        ledger.record_outcome("lm", "proposed")
         other = Proposals(Meter(), give_up=1)
         stored = json.loads(json.dumps(ledger.snapshot().to_json()))
         other.restore(LedgerState.from_json(stored))

@@ -32,7 +32,7 @@ from compound.runs.recorder import Interrupted
 from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.testing import ScriptedLM
-from guiding import local_search, offline_rewards, optimas
+from optimas_settings import local_search, offline_rewards, optimas
 
 WORDS = ("red", "green", "blue", "big", "small")
 
@@ -49,7 +49,7 @@ class Words:
         self.read += texts
         return np.array([[text.split().count(w) for w in WORDS] for _, text in texts], np.float32)
 
-    def keep_in(self, path: Path) -> None:
+    def store_in(self, path: Path) -> None:
         """Count again rather than keep."""
 
 

@@ -20,7 +20,7 @@ from compound.components.flow import Map
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.errors import BudgetExhausted, DataError, DeclarationError, TooManyFailures
-from compound.evaluation.evaluate import Rules
+from compound.evaluation.evaluate import EvaluationRules
 from compound.evaluation.metrics import custom
 from compound.example import Example, Metric
 from compound.execution.budget import Budget, Meter
@@ -43,13 +43,13 @@ from compound.optimizers.scheduling.scheduler import UCB, RewardGapScheduler, Th
 from compound.optimizers.search.prompts import PromptSearch, Source, Sources, bootstrap_pools, pool_order
 from compound.rewards.alignment import Accuracy
 from compound.rewards.features import FeatureMap, NoBackbone
-from compound.rewards.fit import Learned
-from compound.rewards.heads import LEAST_INPUTS, Head
+from compound.rewards.fit import FittedRewards
+from compound.rewards.heads import MIN_INPUTS, Head
 from compound.rewards.model import LocalReward, RewardModel
-from compound.rewards.pairs import Candidate, Draw, Sampling, collect, compared, expected_cost
+from compound.rewards.pairs import Candidate, Draw, Sampling, collect, draws_from_runs, expected_cost
 from compound.rewards.template import Template
 from compound.testing import PlainMemory, ScriptedLM
-from guiding import learning, local_search, offline_rewards, optimas
+from optimas_settings import learning, local_search, offline_rewards, optimas
 
 REWARDS = optimas(model="none", min_rollouts=1, max_rollouts=2)
 PROMPTS = PromptSearch(("edits",))
@@ -174,7 +174,7 @@ def test_calls_made_alone_stay_within_the_budget_of_system_runs(tmp_path: Path) 
     executor = Executor({"lm": lm}, cache=MemoryCache(), meter=meter)
     trace = executor.settle(asyncio.run(executor.run(system, {"x": "a"}, example="e")))
     context = JobContext(
-        executor, custom(lambda outputs, example: 0.0), Rules(concurrency=8), PlainMemory(tmp_path)
+        executor, custom(lambda outputs, example: 0.0), EvaluationRules(concurrency=8), PlainMemory(tmp_path)
     )
     settings = [{"temperature": 1.0}] * 20
     jobs = [((trace, trace.calls[0], number), own) for number, own in enumerate(settings, 1)]
@@ -413,7 +413,7 @@ class TestRaces:
 
         runs: list[Any] = [({}, run(1, 5, 0.5)), ({"option": 1}, run(2, 6, 0.6)), ({"option": 2}, run(1, 7, 0.7)),
                 ({"option": 3}, run(1, 5, 0.5)), ({"option": 4}, run(1, 0, 0.0, failed=True))]  # fmt: skip
-        (draw,) = compared("a", runs, Sampling(samples=3))
+        (draw,) = draws_from_runs("a", runs, Sampling(samples=3))
         assert [(c.outputs["y"], c.rewards) for c in draw.candidates] == [(5, (0.5,)), (7, (0.7,))]
 
     def test_an_incumbent_that_always_fails_is_left_out(self, job: Any) -> None:
@@ -515,7 +515,7 @@ class TestTogether:
         made = self.made(job)
         changes = [{}, {"first.prompt": "Say it."}, {"second.prompt": "Be brief."}]
         asyncio.run(made.scorer.score([*changes, {**changes[1], **changes[2]}], made.task.train[:2]))
-        tried = [known.values["first.prompt"] for known in made.scorer.tried(["first.prompt"])]
+        tried = [known.values["first.prompt"] for known in made.scorer.scored_for(["first.prompt"])]
         assert tried == ["Say something.", "Say it."]
 
     def test_interrupted_anywhere_they_propose_the_same(self, job: Any) -> None:
@@ -601,7 +601,7 @@ class TestWaves:
         }
 
     def test_one_whose_pairs_cost_more_than_is_left_gets_no_more(self, job: Any) -> None:
-        assert self.inputs(job, 60.0) == {"rare": LEAST_INPUTS, "often": 20}
+        assert self.inputs(job, 60.0) == {"rare": MIN_INPUTS, "often": 20}
 
     def test_with_enough_runs_all_go_on(self, job: Any) -> None:
         assert self.inputs(job, 500.0) == {"rare": 20, "often": 20}
@@ -687,7 +687,9 @@ def test_the_latest_inputs_are_those_last_collected_from(job: Any) -> None:
 class TestSettled:
     """When the offline phase has enough pairs of a component."""
 
-    def settled(self, job: Any, learned: Learned, candidates: Any = None, configuration: str = "") -> bool:
+    def settled(
+        self, job: Any, learned: FittedRewards, candidates: Any = None, configuration: str = ""
+    ) -> bool:
         world = Simulated("chain")
         made = job(world.system(), world, world.examples(4), keys=("a.option",))
         rewards = RunRewards.open(made.task, learning(REWARDS))
@@ -697,11 +699,11 @@ class TestSettled:
             rewards.buffer.add([draw], 1)
         return rewards.is_settled(learned, "a")
 
-    def with_accuracy(self, mean: float, low: float | None) -> Learned:
+    def with_accuracy(self, mean: float, low: float | None) -> FittedRewards:
         features = FeatureMap(Template("a", frozenset(), {}), (), (), 0)
         head = Head(np.zeros(0), np.ones(0), np.ones(0))
         reward = LocalReward(features, head, 1.0, Accuracy(mean, low, 1.0, 9, 9))
-        return Learned(RewardModel("none", NoBackbone(), {"a": reward}))
+        return FittedRewards(RewardModel("none", NoBackbone(), {"a": reward}))
 
     @pytest.mark.parametrize(
         ("low", "settled"),
@@ -715,7 +717,7 @@ class TestSettled:
         assert self.settled(job, self.with_accuracy(0.97, low)) is settled
 
     def test_without_a_reward_it_is_settled_when_it_always_says_the_same(self, job: Any) -> None:
-        none = Learned(RewardModel("none", NoBackbone(), {}), {"a": "why"})
+        none = FittedRewards(RewardModel("none", NoBackbone(), {}), {"a": "why"})
         one, other = Candidate({"y": 1.0}, (1.0,)), Candidate({"y": 2.0}, (1.0,))
         assert self.settled(job, none) is False  # nothing was drawn yet
         assert self.settled(job, none, (one,)) is True
@@ -751,7 +753,7 @@ def test_the_expected_cost_of_pairs_is_what_they_cost(shape: str) -> None:
         executor = Executor(cache=MemoryCache())
         example = world.examples(1)[0]
         trace = executor.settle(asyncio.run(executor.run(system, example.inputs, example=example.id)))
-        sampling = Sampling(samples=3, rollouts=1, most=1)
+        sampling = Sampling(samples=3, rollouts=1, max_rollouts=1)
         found = asyncio.run(collect(executor, system, [(example, trace)], [name], world, sampling=sampling))
         assert found.system_runs == pytest.approx(expected_cost(system, name, sampling), abs=1 / 5 + 1e-9)
 
@@ -764,7 +766,7 @@ def test_the_expected_cost_counts_what_is_inside_loops_and_maps() -> None:
     body = System("body", outputs={"y": two(x=one(x=x, z=Input("z", str)))})
     each = Map("each", body, over="x")(x=Input("xs", list[str]), z=one(z=Input("z", str), name="before"))
     system = System("mapped", outputs={"y": one(ys=each, name="after")}, lm="lm")
-    sampling = Sampling(samples=3, rollouts=1, most=1)
+    sampling = Sampling(samples=3, rollouts=1, max_rollouts=1)
     example = Example("e", {"xs": ["item"], "z": "other"})
     for name in ("one", "two"):
         executor = Executor({"lm": lm}, cache=MemoryCache())

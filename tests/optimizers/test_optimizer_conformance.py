@@ -18,7 +18,7 @@ from compound.optimizers.optimas.hbc import Cloning
 from compound.optimizers.search.prompts import PromptSearch
 from compound.optimizers.search.sampling import NumberSearch
 from compound.testing import OptimizerKit
-from guiding import local_search, offline_rewards, optimas
+from optimas_settings import local_search, offline_rewards, optimas
 
 REWARDS = optimas(
     model="none", samples=2, min_rollouts=1, max_rollouts=1, inputs=8, fresh=4, check_below=1.01, rounds=2

@@ -41,7 +41,7 @@ from compound.optimizers.search.sampling import NumberProgress, NumberSearch, Sa
 from compound.optimizers.search.trials import JointSearch, Trial
 from compound.storage.state import State, StateError
 from compound.testing import PlainMemory, ScriptedLM
-from guiding import local_search, offline_rewards, optimas
+from optimas_settings import local_search, offline_rewards, optimas
 
 DEMO = {"inputs": {"question": "q"}, "outputs": {"output": "a"}}
 VALUES: dict[str, object] = {

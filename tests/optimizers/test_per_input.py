@@ -38,13 +38,13 @@ from compound.rewards.alignment import Accuracy
 from compound.rewards.features import FeatureMap, NoBackbone
 from compound.rewards.heads import Head
 from compound.rewards.model import LocalReward, RewardModel
-from compound.rewards.policy import freeze, load_policy
+from compound.rewards.policy import load_policy, store_reward
 from compound.rewards.template import Template
 from compound.runs.directory import RunDirectory
 from compound.spec import dump, loads
-from compound.storage.artifacts import folder_digest, put
-from compound.storage.records import opened_document, sealed_document
-from guiding import local_search, optimas
+from compound.storage.artifacts import folder_digest, store_folder
+from compound.storage.records import read_document, to_document
+from optimas_settings import local_search, optimas
 
 ROOT = Path(__file__).parents[2]
 Tool = Literal["low", "middle", "high"]
@@ -91,7 +91,7 @@ print(json.dumps([cp.run(system, {"x": x}).outputs["done"] for x in json.loads(s
 KILLED = """
 import os, pathlib, signal, sys
 import sklearn.linear_model  # loaded once: each attempt is a fork of this process
-from guiding import optimas
+from optimas_settings import optimas
 from tests.optimizers.test_per_input import REWARDS, optimized
 
 system, folder = map(pathlib.Path, sys.argv[1:])
@@ -205,7 +205,7 @@ def linear(slopes: Mapping[str, float], name: str = "tool") -> RewardModel:
 
 
 def stored(folder: Path, slopes: Mapping[str, float], name: str = "tool") -> dict[str, str]:
-    reference = freeze(linear(slopes, name), name, folder)
+    reference = store_reward(linear(slopes, name), name, folder)
     return {**reference, "path": str(folder / reference["path"])}
 
 
@@ -303,7 +303,7 @@ class TestChoosing:
         assert asyncio.run(both()) == "b"
 
     def test_a_relative_path_starts_where_the_executor_says(self, tmp_path: Path) -> None:
-        reference = freeze(linear({"low": -1.0, "high": 1.0}), "tool", tmp_path)
+        reference = store_reward(linear({"low": -1.0, "high": 1.0}), "tool", tmp_path)
         assert not Path(reference["path"]).is_absolute()
         system = toolbox("low", "high").bind({"tool.choice": reference})
         assert chosen(system, 1.0, folder=tmp_path) == "high"
@@ -318,9 +318,9 @@ class TestStored:
         """What is only for figures does not count, and nothing is written twice."""
         model = linear(self.SLOPES)
         more = replace(model.rewards_of["tool"], margins=np.ones(5))
-        first = freeze(model, "tool", tmp_path)
-        again = freeze(RewardModel("none", NoBackbone(), {"tool": more}), "tool", tmp_path)
-        other = freeze(linear({"low": -2.0, "high": 1.0}), "tool", tmp_path)
+        first = store_reward(model, "tool", tmp_path)
+        again = store_reward(RewardModel("none", NoBackbone(), {"tool": more}), "tool", tmp_path)
+        other = store_reward(linear({"low": -2.0, "high": 1.0}), "tool", tmp_path)
         assert first == again
         assert first["sha256"] != other["sha256"]
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted([first["path"], other["path"]])
@@ -328,7 +328,7 @@ class TestStored:
     def test_it_holds_one_component(self, tmp_path: Path) -> None:
         both = linear(self.SLOPES)
         both.rewards_of["other"] = linear(self.SLOPES, "other").rewards_of["other"]
-        found = load_policy(tmp_path / freeze(both, "tool", tmp_path)["path"])
+        found = load_policy(tmp_path / store_reward(both, "tool", tmp_path)["path"])
         assert list(found.model.rewards_of) == ["tool"]
 
     def system(self, value: Mapping[str, str], *options: str, name: str = "tool") -> System:
@@ -375,11 +375,11 @@ class TestStored:
             else:
                 (made / "card.json").unlink()
                 return
-            card = opened_document((made / "card.json").read_bytes())
+            card = read_document((made / "card.json").read_bytes())
             card["heads"] = hashlib.sha256(heads.read_bytes()).hexdigest()
-            (made / "card.json").write_text(sealed_document(card))
+            (made / "card.json").write_text(to_document(card))
 
-        reference = put(damage, tmp_path, "damaged")
+        reference = store_folder(damage, tmp_path, "damaged")
         value = {**reference, "path": str(tmp_path / reference["path"])}
         with pytest.raises(ConfigurationError, match="reward checkpoint"):
             chosen(self.system(value), 1.0)

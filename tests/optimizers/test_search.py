@@ -22,14 +22,14 @@ from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.engine import Completion, Request
 from compound.errors import CallError
-from compound.evaluation.evaluate import Evaluation, Row, Rules
+from compound.evaluation.evaluate import Evaluation, EvaluationRules, ScoredRun
 from compound.evaluation.metrics import custom, token_f1
 from compound.example import Example
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Input
-from compound.graph.configuration import canonical
+from compound.graph.configuration import canonical_json
 from compound.graph.space import Choice, Demos, Float, Int, Text
 from compound.graph.system import System
 from compound.optimization.method import (
@@ -68,8 +68,8 @@ class Simulated:
     """
 
     worth: Any
-    left: float = math.inf
-    free_repeats: bool = True
+    runs_left: float = math.inf
+    has_free_repeats: bool = True
     written: Sequence[str] = ()
     asked: list[Request] = field(default_factory=list)
     asked_of: list[str | None] = field(default_factory=list)
@@ -88,30 +88,30 @@ class Simulated:
         return [self._evaluation(candidate, examples) for candidate in candidates]
 
     def _evaluation(self, candidate: Mapping[str, Any], examples: Sequence[Example]) -> Evaluation:
-        text = canonical(candidate)
+        text = canonical_json(candidate)
         rows = []
         for example in examples:
             right = generator("simulated", text, example.id).random() < self.worth(candidate)
-            rows.append(Row(example.id, -1, float(right)))
+            rows.append(ScoredRun(example.id, -1, float(right)))
             self._pay(text, example)
         return Evaluation(text, tuple(rows))
 
     def _pay(self, text: str, example: Example) -> None:
-        if (text, example.id) not in self.known or not self.free_repeats:
+        if (text, example.id) not in self.known or not self.has_free_repeats:
             self.spent += 1
-            self.left -= 1
+            self.runs_left -= 1
         self.known.add((text, example.id))
 
     def may_ask(self, lm: str | None = None) -> bool:
         return True
 
-    def judge(self, outcome: str, lm: str | None = None) -> None:
+    def record_outcome(self, outcome: str, lm: str | None = None) -> None:
         self.outcomes.append(outcome)
 
     async def traces(self, values: Mapping[str, Any], examples: Sequence[Example]) -> list[Trace]:
         self.shown += [e.id for e in examples]
         for example in examples:
-            self._pay(canonical(values), example)
+            self._pay(canonical_json(values), example)
         return [trace(e, score=float(i % 3 != 0)) for i, e in enumerate(examples)]
 
     async def generate(self, request: Request, lm: str | None = None) -> Completion:
@@ -156,7 +156,7 @@ def task(target: System, scorer: Any, *, train: int = 120, **changes: Any) -> Ta
         "minibatch": 8,
         "candidates": 8,
         "context": JobContext(
-            Executor(), custom(lambda outputs, example: 0.0), Rules(), PlainMemory(Path("unused"))
+            Executor(), custom(lambda outputs, example: 0.0), EvaluationRules(), PlainMemory(Path("unused"))
         ),
         **changes,
     }
@@ -237,7 +237,7 @@ class TestRungs:
     def test_the_race_itself_spends_no_more_either(
         self, candidates: int, minibatch: int, n: int, runs: int, free: bool
     ) -> None:
-        scorer = Simulated(lambda _: 0.5, left=runs, free_repeats=free)
+        scorer = Simulated(lambda _: 0.5, runs_left=runs, has_free_repeats=free)
         arms = [{"arm": i} for i in range(candidates)]
         asyncio.run(raced(arms, examples(n), scorer, minibatch))
         assert scorer.spent <= runs
@@ -288,7 +288,7 @@ class TestRace:
 
     def test_a_race_resumes_from_every_progress_to_the_same_result(self) -> None:
         def scorer() -> Simulated:
-            return Simulated(lambda arm: 0.3 + 0.1 * arm.get("arm", 0), left=400)
+            return Simulated(lambda arm: 0.3 + 0.1 * arm.get("arm", 0), runs_left=400)
 
         arms = [{"arm": i} for i in range(7)]
         rows = examples(90)
@@ -600,7 +600,7 @@ class TestDemos:
         ]
         drawn = draw_demos(pool, most, rng(seed))
         assert 1 <= len(drawn) <= min(n, most)
-        assert len({canonical(d) for d in drawn}) == len(drawn)
+        assert len({canonical_json(d) for d in drawn}) == len(drawn)
         assert drawn == draw_demos(pool, most, rng(seed))
 
     @pytest.mark.parametrize("optimizer", [PromptSearch(), RandomSearch()], ids=["prompts", "random"])
@@ -612,7 +612,7 @@ class TestDemos:
         seen: set[str] = set()
         scored: set[str] = set()
         for seed in range(4):  # several jobs of one run: what one showed, another must not score on
-            scorer = Simulated(lambda _: 0.5, left=left)
+            scorer = Simulated(lambda _: 0.5, runs_left=left)
             proposed(optimizer, task(system(), scorer, train=train, seed=seed))
             seen |= set(scorer.shown)
             scored |= {name for batch in scorer.batches for name in batch}
@@ -632,7 +632,7 @@ class TestDemos:
             (NumberSearch(), ("checker.temperature",)),
         ]
         for seed, (optimizer, keys) in enumerate(jobs):
-            scorer = Simulated(lambda _: 0.5, left=left)
+            scorer = Simulated(lambda _: 0.5, runs_left=left)
             proposed(optimizer, task(two, scorer, seed=seed, keys=keys))
             shown |= set(scorer.shown)
             scored |= {name for batch in scorer.batches for name in batch}
@@ -662,7 +662,7 @@ class TestNumbers:
         found = enumerate_settings(task(self.small(), None))
         assert len(found) == 8
         assert {"weigh.k": 1, "weigh.mode": "x"} not in found
-        assert len({canonical(f) for f in found}) == 8
+        assert len({canonical_json(f) for f in found}) == 8
 
     def test_a_small_space_is_raced_as_a_whole(self) -> None:
         best = {"weigh.k": 2, "weigh.mode": "z"}
@@ -671,7 +671,7 @@ class TestNumbers:
         assert last.values == best
         assert last.tried == 8
         assert all(
-            canonical(c) in map(canonical, scorer.scored)
+            canonical_json(c) in map(canonical_json, scorer.scored)
             for c in enumerate_settings(task(self.small(), None))
         )
 
@@ -729,7 +729,7 @@ def check_resume(optimizer: Optimizer, assignment: Task, worth: Any, left: float
         seen: list[tuple[Any, Any]] = []
         assigned = replace(assignment, scorer=scorer, resume=state)
         async for event in optimizer.propose(assigned):
-            kept = (scorer.left, set(scorer.known), len(scorer.asked))
+            kept = (scorer.runs_left, set(scorer.known), len(scorer.asked))
             seen.append((event, kept))
         return seen
 
@@ -749,7 +749,7 @@ def check_resume(optimizer: Optimizer, assignment: Task, worth: Any, left: float
                 assert isinstance(b, Progress)
                 assert through_json(a.state) == through_json(b.state)
             else:
-                assert canonical(a.__dict__) == canonical(b.__dict__)
+                assert canonical_json(a.__dict__) == canonical_json(b.__dict__)
 
 
 # --- prompt search -------------------------------------------------------------------------------------
@@ -767,7 +767,7 @@ class TestPromptSearch:
         assert any(
             "answerer.prompt" in c and not c["answerer.prompt"].startswith("Written") for c in candidates
         )
-        assert len({canonical(c) for c in candidates}) == len(candidates)
+        assert len({canonical_json(c) for c in candidates}) == len(candidates)
 
     def test_a_written_prompt_that_is_right_wins(self) -> None:
         scorer = Simulated(
@@ -822,7 +822,9 @@ class TestPromptSearch:
         made = progress[0].state["candidates"]
         tried = [ScoredCandidate(c, 0.5, 8) for c in made]
         again, _ = proposed(PromptSearch(("edits",)), task(plain, Simulated(lambda _: 0.5), tried=tried))
-        assert not {canonical(c) for c in again[0].state["candidates"]} & {canonical(c) for c in made}
+        assert not {canonical_json(c) for c in again[0].state["candidates"]} & {
+            canonical_json(c) for c in made
+        }
 
     def test_a_text_longer_than_allowed_is_not_proposed(self) -> None:
         tight = system(prompt=Text("Answer the question.", max_length=30), demos=())
@@ -854,7 +856,7 @@ class TestPromptSearch:
         ]
         for search, target in pairs:
             share = max(left, 2 * minibatch)
-            scorer = Simulated(lambda _: 0.5, left=share, free_repeats=free)
+            scorer = Simulated(lambda _: 0.5, runs_left=share, has_free_repeats=free)
             assignment = task(target, scorer, minibatch=minibatch, candidates=candidates, train=train)
             proposed(search, assignment)
             assert scorer.spent <= share

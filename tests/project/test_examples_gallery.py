@@ -47,7 +47,7 @@ def embedded() -> None:
     pytest.importorskip("transformers")
     from compound.components.engines import models
 
-    if models.available()[0].state == "absent":
+    if models.list_models()[0].state == "absent":
         pytest.skip("the weights of smollm2 are not installed")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from compound.components.engines.vllm.adapters import DIFFERS_FROM_OTHERS, INDISTINGUISHABLE, MATCHES_PROBE
 from compound.components.engines.vllm.engine import VLLMEngine
-from compound.concurrency.background import in_background
+from compound.concurrency.background import run_in_background
 from compound.engine import Adapter, Completion, Message, Request, TokenRecord
 from compound.errors import AdapterNotServed, CompoundError, TransientError
 from compound.storage.artifacts import folder_digest
@@ -166,7 +166,7 @@ def test_a_name_under_which_something_else_is_served_is_caught(
         assert (await lm._link.api.send("load_lora_adapter", body, 60.0)).status == 200
 
     lm_adapters = set(lm.adapters)
-    asyncio.run(in_background(load(new, wrong.path)))
+    asyncio.run(run_in_background(load(new, wrong.path)))
     with pytest.raises(AdapterNotServed):
         ask(request(adapter=new))
     assert new.sha256 not in lm.adapters

@@ -17,7 +17,7 @@ from compound.evaluation.metrics import custom
 from compound.execution.executor import Executor
 from compound.graph.space import LoRA, Text
 from compound.storage.artifacts import is_reference
-from placing import training
+from training_settings import training
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),  # peft's

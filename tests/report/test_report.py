@@ -23,15 +23,15 @@ from compound.evaluation.dataset import Dataset, Split
 from compound.evaluation.metrics import exact_match
 from compound.evaluation.statistics import mean_interval
 from compound.example import Example
-from compound.report import closing, summarize, write
+from compound.report import summarize, terminal_summary, write
 from compound.report.facts.text import escape_invisible, line_diff, word_diff
 from compound.report.sections import _chosen
 from compound.runs.recorder import Interrupted, Listener, Recorder
 from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings, make_settings
-from compound.storage.records import opened_document, sealed_document
+from compound.storage.records import read_document, to_document
 from compound.testing import ScriptedLM
-from guiding import proposals
+from optimas_settings import proposals
 from run_files import without_checksums
 
 HOSTILE = (
@@ -287,11 +287,11 @@ def test_nothing_accepted_is_said_and_the_system_stays(runs: Mapping[str, Path])
 
 
 def test_a_run_that_found_nothing_names_the_guide_that_helps(runs: Mapping[str, Path]) -> None:
-    named = re.findall(r"docs/guides/\w+\.md", closing(runs["unchanged"]))
+    named = re.findall(r"docs/guides/\w+\.md", terminal_summary(runs["unchanged"]))
     assert len(named) == 1
     assert (Path(__file__).parents[2] / named[0]).exists()
     assert "nothing_found" in page(runs["unchanged"]).text
-    assert "nothing_found" not in closing(runs["improved"])
+    assert "nothing_found" not in terminal_summary(runs["improved"])
 
 
 def test_scores_without_spread_are_not_taken_for_certainty(runs: Mapping[str, Path]) -> None:
@@ -304,12 +304,12 @@ def test_scores_without_spread_are_not_taken_for_certainty(runs: Mapping[str, Pa
 def test_a_metric_without_a_stated_range_is_named(runs: Mapping[str, Path], tmp_path: Path) -> None:
     path = Path(shutil.copytree(runs["improved"], tmp_path / "run"))
     assert not any("range" in note for note in summarize(path)["notes"])
-    stored: dict[str, Any] = opened_document((path / "checkpoint.json").read_bytes())
+    stored: dict[str, Any] = read_document((path / "checkpoint.json").read_bytes())
     state = stored["state"]
     evaluations = [state["before"], state["search"]["incumbent"]]
     for evaluation in (*evaluations, *(state[name]["evaluation"] for name in ("test_before", "test_after"))):
         evaluation["bounds"] = None
-    (path / "checkpoint.json").write_text(sealed_document(stored))
+    (path / "checkpoint.json").write_text(to_document(stored))
     assert any("does not declare its range" in note for note in summarize(path)["notes"])
 
 
@@ -356,7 +356,7 @@ def test_an_unfinished_run_is_reported_as_such(tmp_path: Path, events: int) -> N
     assert facts["sentence"].startswith(("Unfinished: ", "There is no result yet"))
     assert "To resume the run" in page(path).text
     assert headings((path / "report.md").read_text(encoding="utf-8"))[1] == "Methods"
-    assert closing(path)
+    assert terminal_summary(path)
 
 
 def test_every_kind_of_change_is_shown(runs: Mapping[str, Path], tmp_path: Path) -> None:
@@ -448,7 +448,7 @@ def test_without_matplotlib_it_says_how_to_get_figures(
 
 def test_the_closing_words_hold_result_change_cost_and_paths(runs: Mapping[str, Path]) -> None:
     path = runs["improved"]
-    text = closing(path)
+    text = terminal_summary(path)
     assert summarize(path)["sentence"] in text
     assert "answerer.prompt:\n  - Answer the question." in text
     assert "system runs in the search" in text

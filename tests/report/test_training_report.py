@@ -22,7 +22,7 @@ from compound.api.progress import Screen, format_event
 from compound.benchmarks.measure import training_course
 from compound.errors import RunDirectoryError
 from compound.execution.rng import derive_seed
-from compound.report import closing, comparison, write
+from compound.report import comparison, terminal_summary, write
 from compound.report.comparison import SweepRun, compare
 from compound.report.figures.graph import PALETTE
 from compound.report.rendering.blocks import Figure
@@ -194,7 +194,7 @@ class TestProposedStep:
         path = whole(tmp_path / "run", [record(0)])
         with (path / "events.jsonl").open("a") as file:
             file.write(lines([{**self.EVENT, "spent": {}, "at": 0.0, "reason": {}}]))
-        assert "training, job 1: 3 steps; step 2 is the best of 3 evaluated" in closing(path)
+        assert "training, job 1: 3 steps; step 2 is the best of 3 evaluated" in terminal_summary(path)
         assert "step 2 is the best of 3 evaluated, proposes first.weights" in format_event(self.EVENT)
 
 

@@ -29,11 +29,11 @@ from compound.rewards.backbone import Backbone, batches
 from compound.rewards.backbone_training import Training, train
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.feature_store import FeatureStore
-from compound.rewards.fit import learn, texts_of
+from compound.rewards.fit import component_pairs, fit_rewards
 from compound.rewards.model import load
 from compound.rewards.pairs import Candidate, Draw
-from guiding import learning, optimas
 from numerics import LOGPROBS, rounding
+from optimas_settings import learning, optimas
 
 WORDS = ["good", "bad", "text", "number", "output", ":", *"0123456789", "which", "is", "the", "of"]
 
@@ -109,7 +109,7 @@ class TestReading:
 
     def test_several_heads_of_one_text_cost_one_pass(self, folder: Path) -> None:
         model = backbone(folder)
-        learned = learn(filled(), SYSTEM, ["a", "b"], model, "tiny").model
+        learned = fit_rewards(filled(), SYSTEM, ["a", "b"], model, "tiny").model
         calls = [({"text": f"number {i}"}, {"output": word}) for i in range(5) for word in ("good", "bad")]
         before = model.passes
         a, b = (learned.rewards(name, calls) for name in "ab")
@@ -151,9 +151,9 @@ def test_batches_hold_each_text_once_and_no_more_tokens_than_allowed(lengths: li
 class TestStore:
     def test_what_was_computed_is_read_not_computed_again(self, folder: Path, tmp_path: Path) -> None:
         first, second = backbone(folder), backbone(folder)
-        first.keep_in(tmp_path / "features.bin")
+        first.store_in(tmp_path / "features.bin")
         found = first.embed(PAIRS)
-        second.keep_in(tmp_path / "features.bin")
+        second.store_in(tmp_path / "features.bin")
         assert second.embed(PAIRS).tobytes() == found.tobytes()
         assert second.passes == 0
 
@@ -233,12 +233,12 @@ class TestTraining:
     def test_two_opposite_components_learn_on_one_backbone(self, folder: Path) -> None:
         model = backbone(folder)
         before = {name: p.detach().clone() for name, p in model.model.named_parameters()}
-        texts = [texts_of(filled(), SYSTEM, name, held_out=True) for name in "ab"]
+        texts = [component_pairs(filled(), SYSTEM, name, held_out=True) for name in "ab"]
         curve = train(model, texts, TRAINING, seed=0)
         assert curve.losses[0][1] == pytest.approx(math.log(2), abs=0.3)
         assert min(loss for _, loss in curve.losses) < 0.1
         assert curve.kept > 0
-        learned = learn(filled(), SYSTEM, ["a", "b"], model, "tiny", trained=True)
+        learned = fit_rewards(filled(), SYSTEM, ["a", "b"], model, "tiny", trained=True)
         assert {name: r.accuracy.mean for name, r in learned.model.rewards_of.items()} == {"a": 1.0, "b": 1.0}
         after = {
             name.replace("base_model.model.", "").replace(".base_layer", ""): p
@@ -247,15 +247,15 @@ class TestTraining:
         assert all(torch.equal(p, after[name]) for name, p in before.items())  # the base is frozen
 
     def test_only_inputs_that_training_saw_are_kept_from_the_judgement(self, folder: Path) -> None:
-        texts = texts_of(filled(), SYSTEM, "a", held_out=True)
-        learned = learn(filled(), SYSTEM, ["a"], backbone(folder), "tiny", trained=True)
-        assert learned.model.rewards_of["a"].accuracy.pairs == sum(texts.apart)
+        texts = component_pairs(filled(), SYSTEM, "a", held_out=True)
+        learned = fit_rewards(filled(), SYSTEM, ["a"], backbone(folder), "tiny", trained=True)
+        assert learned.model.rewards_of["a"].accuracy.pairs == sum(texts.held_out)
 
     def test_the_same_seed_trains_the_same_weights(self, folder: Path) -> None:
         names = []
         for seed in (0, 0, 1):
             model = backbone(folder)
-            texts = [texts_of(filled(16), SYSTEM, name, held_out=True) for name in "ab"]
+            texts = [component_pairs(filled(16), SYSTEM, name, held_out=True) for name in "ab"]
             train(model, texts, Training(rank=2, alpha=4, epochs=2, batch=8), seed=seed)
             names.append(model.adapter)
         assert names[0] == names[1] != names[2]
@@ -267,7 +267,7 @@ class TestTraining:
             torch.manual_seed(elsewhere)
             before = torch.get_rng_state()
             model = backbone(folder)
-            texts = [texts_of(filled(16), SYSTEM, "a", held_out=True)]
+            texts = [component_pairs(filled(16), SYSTEM, "a", held_out=True)]
             train(model, texts, Training(rank=2, alpha=4, epochs=1, batch=8), seed=0)
             assert torch.equal(torch.get_rng_state(), before)
             names.append(model.adapter)
@@ -286,11 +286,13 @@ class TestTraining:
                 )
                 draw = Draw(**{**entry.draw.__dict__, "candidates": swapped})
                 buffer.entries[i] = type(entry)(draw, entry.iteration)
-        curve = train(backbone(folder), [texts_of(buffer, SYSTEM, "a", held_out=True)], TRAINING, seed=0)
+        curve = train(
+            backbone(folder), [component_pairs(buffer, SYSTEM, "a", held_out=True)], TRAINING, seed=0
+        )
         assert min(loss for _, loss in curve.losses) > 0.55
 
     def test_patience_ends_it(self, folder: Path) -> None:
-        texts = [texts_of(filled(16), SYSTEM, "a", held_out=True)]
+        texts = [component_pairs(filled(16), SYSTEM, "a", held_out=True)]
         training = Training(rank=2, alpha=4, lr=0.5, epochs=50, batch=8, patience=4)
         curve = train(backbone(folder), texts, training, seed=0)
         assert curve.losses[-1][0] - curve.kept >= 4
@@ -298,8 +300,8 @@ class TestTraining:
 
     def test_a_checkpoint_of_trained_weights_scores_the_same(self, folder: Path, tmp_path: Path) -> None:
         model = backbone(folder)
-        train(model, [texts_of(filled(), SYSTEM, n, held_out=True) for n in "ab"], TRAINING, seed=0)
-        learned = learn(filled(), SYSTEM, ["a", "b"], model, str(folder), trained=True).model
+        train(model, [component_pairs(filled(), SYSTEM, n, held_out=True) for n in "ab"], TRAINING, seed=0)
+        learned = fit_rewards(filled(), SYSTEM, ["a", "b"], model, str(folder), trained=True).model
         learned.save(tmp_path / "m")
         again = load(tmp_path / "m", SYSTEM, backbone=lambda name: backbone(Path(name)))
         calls = [({"text": "number 1"}, {"output": word}) for word in ("good 1", "bad 2")]
@@ -313,12 +315,12 @@ class TestTraining:
         """Equal weights are equal files, whatever order peft writes its sets in; two policies do not mix."""
         monkeypatch.setattr(policy, "make_backbone", lambda name, length: backbone(Path(name)))
         model = backbone(folder)
-        train(model, [texts_of(filled(16), SYSTEM, n, held_out=True) for n in "ab"], TRAINING, seed=0)
-        learned = learn(filled(), SYSTEM, ["a", "b"], model, str(folder), trained=True).model
-        first = policy.freeze(learned, "a", tmp_path)
+        train(model, [component_pairs(filled(16), SYSTEM, n, held_out=True) for n in "ab"], TRAINING, seed=0)
+        learned = fit_rewards(filled(), SYSTEM, ["a", "b"], model, str(folder), trained=True).model
+        first = policy.store_reward(learned, "a", tmp_path)
         monkeypatch.setattr(policy, "_normalize", shuffled_and_tidied)
-        assert policy.freeze(learned, "a", tmp_path) == first
-        other = policy.load_policy(tmp_path / policy.freeze(learned, "b", tmp_path)["path"])
+        assert policy.store_reward(learned, "a", tmp_path) == first
+        other = policy.load_policy(tmp_path / policy.store_reward(learned, "b", tmp_path)["path"])
         stored = policy.load_policy(tmp_path / first["path"])
         calls = [({"text": "number 1"}, {"output": word}) for word in ("good 1", "bad 2")]
         assert other.scores("b", calls) == pytest.approx(learned.rewards("b", calls), abs=REWARDS)
@@ -336,9 +338,9 @@ class TestTraining:
     def test_dropping_the_adapter_goes_back_to_the_base(self, folder: Path) -> None:
         model = backbone(folder)
         before = model.embed(PAIRS)
-        train(model, [texts_of(filled(16), SYSTEM, "a", held_out=True)], TRAINING, seed=0)
+        train(model, [component_pairs(filled(16), SYSTEM, "a", held_out=True)], TRAINING, seed=0)
         assert not np.allclose(model.embed(PAIRS), before, atol=1e-3)
-        model.drop_adapter()
+        model.remove_adapter()
         assert model.embed(PAIRS) == pytest.approx(before, abs=STATES)
 
 

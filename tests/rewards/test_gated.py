@@ -120,7 +120,7 @@ def test_a_turn_that_asks_and_answers_does_not_answer() -> None:
     ],
 )
 def test_r4_malformed_questions_earn_nothing(text: str) -> None:
-    assert not read_turn(text).asks
+    assert not read_turn(text).is_prompt
     assert reward(text) == -1.0
     assert reward(text, RIGHT) == pytest.approx(-0.4)
 

@@ -29,7 +29,7 @@ from compound.report.rewards import figures
 from compound.report.rewards.section import reward_blocks, reward_facts
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import FeatureMap, NoBackbone
-from compound.rewards.fit import learn, read_pairs
+from compound.rewards.fit import fit_rewards, read_pairs
 from compound.rewards.heads import Head, fit
 from compound.rewards.inspection.explain import (
     attribute_reward,
@@ -43,8 +43,8 @@ from compound.rewards.inspection.views import Overview
 from compound.rewards.model import LocalReward, load
 from compound.rewards.pairs import Candidate, Draw, Sampling
 from compound.rewards.template import Template
-from compound.storage.records import opened_document, sealed_document
-from guiding import optimas
+from compound.storage.records import read_document, to_document
+from optimas_settings import optimas
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
 TINY = NOTEBOOKS / "tiny_run"
@@ -72,7 +72,7 @@ def write_run(
     system = system or small()
     buffer = PairBuffer(system.identity, Sampling(3, 2, 4))
     records = [record for one, iteration in draws for record in buffer.add([one], iteration)]
-    learned = learn(buffer, system, list(system.components), NoBackbone(), "none")
+    learned = fit_rewards(buffer, system, list(system.components), NoBackbone(), "none")
     learned.model.save(path / "memory" / "rewards")
     config = {"optimize": {"optimas": optimas(model="none").model_dump(mode="json")}}
     (path / "config.json").write_text(json.dumps(config))
@@ -335,7 +335,7 @@ class TestInspection:
         """Its margins are those of the inputs set apart; the others have none."""
         found = Inspection.open(run)
         stored = replace(found.stored, adapter="trained")
-        apart = read_pairs(found.buffer, found.reward("short").features.template, held_out=True).apart
+        apart = read_pairs(found.buffer, found.reward("short").features.template, held_out=True).held_out
         reward = replace(found.reward("short"), margins=np.arange(1.0, sum(apart) + 1))
         trained = replace(found, stored=replace(stored, rewards_of={"short": reward}))
         trained._check()
@@ -427,8 +427,8 @@ class TestErrors:
             memory.write_text("")
         if damage in {"tensors", "margins"}:  # whoever changes the file on purpose changes its digest, too
             heads = card.with_name("heads.safetensors").read_bytes()
-            stored = {**opened_document(card.read_bytes()), "heads": hashlib.sha256(heads).hexdigest()}
-            card.write_text(sealed_document(stored))
+            stored = {**read_document(card.read_bytes()), "heads": hashlib.sha256(heads).hexdigest()}
+            card.write_text(to_document(stored))
         with pytest.raises(error, match=re.escape(words)):
             Inspection.open(run)
         facts = reward_facts(run)

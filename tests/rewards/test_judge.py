@@ -21,7 +21,7 @@ from compound.execution.executor import Executor
 from compound.graph.component import Input
 from compound.graph.system import System
 from compound.rewards.buffer import PairBuffer
-from compound.rewards.judge import CUE, Judging, comparison_request, judge, score_reply, shorten_fields
+from compound.rewards.judge import CUE, JudgeSettings, comparison_request, judge, score_reply, shorten_fields
 from compound.rewards.pairs import Candidate, Draw, Pair
 from compound.rewards.template import Template
 from compound.testing import ScriptedLM
@@ -64,7 +64,7 @@ def judged(
     script: Callable[[str], Any], buffer: PairBuffer | None = None, **how: Any
 ) -> tuple[Any, list[str]]:
     lm = ScriptedLM(script)
-    judging = Judging(**{name: how.pop(name) for name in list(how) if name != "held_out"})
+    judging = JudgeSettings(**{name: how.pop(name) for name in list(how) if name != "held_out"})
     found = asyncio.run(judge(lm.generate, buffer or filled(), small(), "short", judging, **how))
     return found, [request.messages[-1].content for request in lm.requests]
 
@@ -161,7 +161,7 @@ class TestRequest:
 
     def test_says_the_outputs_in_both_orders(self) -> None:
         plain, swapped = (
-            comparison_request(self.template, self.pair, [], Judging(), swapped=swapped)
+            comparison_request(self.template, self.pair, [], JudgeSettings(), swapped=swapped)
             for swapped in (False, True)
         )
         assert asked_of(plain.messages[-1].content) == ["good one", "bad one"]
@@ -179,19 +179,19 @@ class TestRequest:
     def test_a_label_is_an_output_like_any_other(self) -> None:
         template = Template.of(Selector("model", "small", "large"))
         pair = Pair("model", "e", "d", {"q": "why?"}, {"choice": "large"}, {"choice": "small"}, 1.0)
-        message = comparison_request(template, pair, [pair], Judging()).messages[-1].content
+        message = comparison_request(template, pair, [pair], JudgeSettings()).messages[-1].content
         assert asked_of(message) == ["large", "small"]
         assert "Output: large\nThis output is good." in message
 
     def test_several_outputs_keep_their_names(self) -> None:
         pair = Pair("short", "e", "d", {"text": "x"}, {"a": 1, "b": "yes"}, {"a": 2, "b": "no"}, 1.0)
-        message = comparison_request(self.template, pair, [], Judging()).messages[-1].content
+        message = comparison_request(self.template, pair, [], JudgeSettings()).messages[-1].content
         assert "Output A: \na: 1\nb: yes" in message
 
     def test_wired_settings_are_not_shown(self) -> None:
         template = Template.of(Function("weigh", weigh, by=2.0))
         pair = Pair("weigh", "e", "d", {"x": 1.0, "by": 9.0}, {"output": 1.0}, {"output": 2.0}, 1.0)
-        assert "by: " not in comparison_request(template, pair, [], Judging()).messages[-1].content
+        assert "by: " not in comparison_request(template, pair, [], JudgeSettings()).messages[-1].content
 
     @given(st.dictionaries(st.text(min_size=1), st.text()), st.integers(0, 200))
     def test_fields_never_take_more_than_their_room(self, values: dict[str, str], room: int) -> None:
@@ -216,9 +216,11 @@ class TestExecutor:
 
         async def both() -> list[Any]:
             def generate(request: Request) -> Any:
-                return executor.ask("lm", request)
+                return executor.request("lm", request)
 
-            return [await judge(generate, filled(), small(), "short", Judging(pairs=5)) for _ in range(2)]
+            return [
+                await judge(generate, filled(), small(), "short", JudgeSettings(pairs=5)) for _ in range(2)
+            ]
 
         first, second = asyncio.run(both())
         assert first == second
@@ -229,7 +231,7 @@ class TestExecutor:
 
         async def run() -> None:
             async def generate(request: Request) -> Completion:
-                return await executor.ask("lm", request)
+                return await executor.request("lm", request)
 
             await judge(generate, filled(), small(), "short")
 

@@ -18,7 +18,7 @@ from compound.benchmarks.simulated.systems import SHAPES, Simulated, options_of
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.errors import BudgetExhausted, DeclarationError
-from compound.evaluation.evaluate import Rules
+from compound.evaluation.evaluate import EvaluationRules
 from compound.evaluation.metrics import custom, exact_match
 from compound.example import Example
 from compound.execution.budget import Budget, Meter
@@ -32,7 +32,7 @@ from compound.narrowing import entry
 from compound.rewards.pairs import (
     WARM,
     Candidate,
-    Collected,
+    Collection,
     Draw,
     Sampling,
     collect,
@@ -49,7 +49,7 @@ def traces(executor: Executor, system: System, rows: list[Example]) -> list[tupl
     return [(row, executor.settle(trace)) for row, trace in zip(rows, asyncio.run(run()), strict=True)]
 
 
-def collected(world: Simulated, n: int = 6, executor: Executor | None = None, **more: Any) -> Collected:
+def collected(world: Simulated, n: int = 6, executor: Executor | None = None, **more: Any) -> Collection:
     executor = executor or Executor()
     system = world.system()
     given_ = {"sampling": Sampling(), **more}
@@ -237,7 +237,7 @@ def test_d10_an_output_that_breaks_what_follows_gets_the_failure_score(failure_s
     found = asyncio.run(
         collect(
             executor, system, traced, ["scale"], custom(lambda o, _: o["y"]),
-            sampling=Sampling(samples=12), rules=Rules(failure_score=failure_score),
+            sampling=Sampling(samples=12), rules=EvaluationRules(failure_score=failure_score),
         )
     )  # fmt: skip
     rewards = {c.outputs["output"]: c.rewards for c in found.draws[0].candidates}
@@ -278,7 +278,7 @@ def test_calls_are_those_of_the_formula(n: int) -> None:
     executor = Executor()
     traced = traces(executor, system, [Example("e", {"x": 0.0}, {})])
     metric = custom(lambda outputs, _: outputs["y"], "y")
-    sampling = Sampling(samples=3, rollouts=2, most=2)
+    sampling = Sampling(samples=3, rollouts=2, max_rollouts=2)
     for k in range(1, n + 1):
         found = asyncio.run(collect(executor, system, traced, [f"s{k}"], metric, sampling=sampling))
         rollouts = 2 if k < n else 1  # nothing follows the last: its output is the result
@@ -309,7 +309,7 @@ def test_order_of_completion_and_concurrency_leave_no_mark() -> None:
         found = asyncio.run(
             collect(
                 executor, system, traces(executor, system, rows), ["first", "second"], exact_match("y"),
-                rules=Rules(concurrency=concurrency),
+                rules=EvaluationRules(concurrency=concurrency),
             )
         )  # fmt: skip
         told.add(repr((found, executor.meter.usage.calls, executor.meter.system_runs)))
@@ -318,7 +318,7 @@ def test_order_of_completion_and_concurrency_leave_no_mark() -> None:
 
 def test_another_round_draws_other_candidates() -> None:
     world = Simulated("chain", noise=0.5)
-    first, again, other = (collected(world, n=1, round_=r) for r in (0, 0, 1))
+    first, again, other = (collected(world, n=1, round_index=r) for r in (0, 0, 1))
     assert first == again
     assert {c.outputs["y"] for d in first.draws for c in d.candidates[1:]}.isdisjoint(
         c.outputs["y"] for d in other.draws for c in d.candidates[1:]
@@ -394,7 +394,7 @@ def test_a_budget_holds_and_an_unknown_component_is_named() -> None:
     executor = Executor(meter=Meter(Budget(system_runs=12)))
     traced = traces(executor, system, world.examples(6))
 
-    def work(names: list[str]) -> Collected:
+    def work(names: list[str]) -> Collection:
         return asyncio.run(collect(executor, system, traced, names, world))
 
     with pytest.raises(DeclarationError, match="no component 'aa'; did you mean 'a'"):

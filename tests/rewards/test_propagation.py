@@ -327,7 +327,9 @@ def test_forks_of_the_executor_are_united() -> None:
         first = await executor.run(system, {"x": "go"}, example="e")
         return [first, *[await executor.fork(system, first, "b", resample=k) for k in (1, 2)]]
 
-    forks = [trace.scored(score) for trace, score in zip(asyncio.run(traces()), [0.0, 0.5, 1.0], strict=True)]
+    forks = [
+        trace.with_score(score) for trace, score in zip(asyncio.run(traces()), [0.0, 0.5, 1.0], strict=True)
+    ]
     assert len({str(trace.outputs) for trace in forks}) == 3
     found = propagate(forks, set("abcd"))
     assert sorted((c.call.address, c.traces, c.shared) for c in found.credits) == [
@@ -352,7 +354,7 @@ def test_loops_and_maps_need_no_special_case() -> None:
     each = Map("each", checked, over="text")(text=split(text=loop(x=x, note=Input("start", str)).x))
     system = System("s", outputs={"y": each})
     trace = asyncio.run(Executor({"m": ScriptedLM(words)}).run(system, {"x": "go", "start": ""}, example="e"))
-    found = propagate([trace.scored(0.5)], {"write", "note", "check"})
+    found = propagate([trace.with_score(0.5)], {"write", "note", "check"})
     assert set(shared(found)) == {
         "draft[0]/write",
         "draft[0]/note",

@@ -22,8 +22,8 @@ from compound.graph.system import System
 from compound.rewards.alignment import accuracy, calibration_error, rank_correlation, reliability
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import FeatureMap, NoBackbone
-from compound.rewards.fit import RECENCY, is_held_out, learn, texts_of
-from compound.rewards.heads import LEAST_INPUTS, fit, slope
+from compound.rewards.fit import RECENCY, component_pairs, fit_rewards, is_held_out
+from compound.rewards.heads import MIN_INPUTS, fit, slope
 from compound.rewards.model import RewardModel, load
 from compound.rewards.pairs import Candidate, Draw, Sampling
 from compound.rewards.template import Template
@@ -97,7 +97,7 @@ class Echo:
         self.read += texts
         return np.array([[len(a), len(b)] for a, b in texts], np.float32).reshape(len(texts), 2)
 
-    def keep_in(self, path: Path) -> None:
+    def store_in(self, path: Path) -> None:
         pass
 
 
@@ -367,7 +367,7 @@ def shortest(text: str, output: str) -> float:
 
 class TestLearning:
     def test_what_the_metric_prefers_is_learned(self) -> None:
-        learned = learn(filled(shortest), small(), ["short"], NoBackbone(), "none")
+        learned = fit_rewards(filled(shortest), small(), ["short"], NoBackbone(), "none")
         reward = learned.model.rewards_of["short"]
         assert reward.accuracy.mean == 1.0
         assert reward.accuracy.inputs == 12
@@ -379,13 +379,15 @@ class TestLearning:
     def test_without_a_slope_rewards_are_as_the_head_says(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Held-out margins that point the wrong way have slope 0: no scale, but an order all the same."""
         monkeypatch.setattr("compound.rewards.heads.slope", lambda *_: 0.0)
-        reward = learn(filled(shortest), small(), ["short"], NoBackbone(), "none").model.rewards_of["short"]
+        reward = fit_rewards(filled(shortest), small(), ["short"], NoBackbone(), "none").model.rewards_of[
+            "short"
+        ]
         assert reward.slope == 1.0
 
     def test_shuffled_labels_teach_nothing(self) -> None:
         rng = np.random.default_rng(0)
         buffer = filled(lambda text, output: float(rng.random()), inputs=60)
-        learned = learn(buffer, small(), ["short"], NoBackbone(), "none")
+        learned = fit_rewards(buffer, small(), ["short"], NoBackbone(), "none")
         assert learned.model.rewards_of["short"].accuracy.mean < 0.65
 
     @pytest.mark.parametrize(
@@ -393,11 +395,11 @@ class TestLearning:
         [
             (PairBuffer(small().identity), "never called"),
             (filled(lambda text, output: 0.5), "all its outputs led to the same score"),
-            (filled(shortest, inputs=LEAST_INPUTS - 1), f"only {LEAST_INPUTS - 1} inputs"),
+            (filled(shortest, inputs=MIN_INPUTS - 1), f"only {MIN_INPUTS - 1} inputs"),
         ],
     )
     def test_why_there_is_no_reward(self, buffer: PairBuffer, reason: str) -> None:
-        learned = learn(buffer, small(), ["short"], NoBackbone(), "none")
+        learned = fit_rewards(buffer, small(), ["short"], NoBackbone(), "none")
         assert not learned.model.rewards_of
         assert reason in learned.missing["short"]
 
@@ -405,7 +407,7 @@ class TestLearning:
         buffer = PairBuffer(small().identity)
         for i in range(8):
             buffer.add([draw(f"e{i}", f"t{i}", {"same": []})], 1)
-        learned = learn(buffer, small(), ["short"], NoBackbone(), "none")
+        learned = fit_rewards(buffer, small(), ["short"], NoBackbone(), "none")
         assert "all draws gave the same output" in learned.missing["short"]
 
     def test_d12_equal_inputs_are_on_one_side(self) -> None:
@@ -413,21 +415,21 @@ class TestLearning:
         buffer = PairBuffer(small().identity)
         for i in range(8):
             buffer.add([draw(f"e{i}", f"text {i % 4}", {"a": [1.0], "b": [0.0]})], 1)
-        texts = texts_of(buffer, small(), "short")
+        texts = component_pairs(buffer, small(), "short")
         assert texts.inputs == ("e0", "e1", "e2", "e3") * 2
 
     def test_held_out_inputs_never_change_sides(self) -> None:
         names = [f"e{i}" for i in range(400)]
         apart = [is_held_out(name) for name in names]
         assert 0.15 < sum(apart) / 400 < 0.35
-        before = texts_of(filled(shortest, 8), small(), "short", held_out=True)
-        after = texts_of(filled(shortest, 12), small(), "short", held_out=True)
-        assert after.apart[: len(before.apart)] == before.apart
+        before = component_pairs(filled(shortest, 8), small(), "short", held_out=True)
+        after = component_pairs(filled(shortest, 12), small(), "short", held_out=True)
+        assert after.held_out[: len(before.held_out)] == before.held_out
 
     def test_older_pairs_weigh_less(self) -> None:
         buffer = filled(shortest, 4, iteration=1)
         buffer.add([draw("new", "text new", {"a": [1.0], "b": [0.0]})], 3)
-        recency = texts_of(buffer, small(), "short").recency
+        recency = component_pairs(buffer, small(), "short").recency
         assert recency[0] == pytest.approx(RECENCY**2)
         assert recency[-1] == 1.0
 
@@ -436,14 +438,14 @@ class TestLearning:
         buffer = filled(shortest, 12, iteration=1)
         newer = filled(lambda text, output: float(len(output)), 12, iteration=9)
         buffer.entries += newer.entries
-        learned = learn(buffer, small(), ["short"], NoBackbone(), "none")
+        learned = fit_rewards(buffer, small(), ["short"], NoBackbone(), "none")
         low, high = learned.model.rewards("short", [({"text": "t"}, {"output": y}) for y in ("a", "a b c")])
         assert high > low
 
 
 class TestCheckpoint:
     def model(self) -> RewardModel:
-        return learn(filled(shortest), small(), ["short"], NoBackbone(), "none").model
+        return fit_rewards(filled(shortest), small(), ["short"], NoBackbone(), "none").model
 
     def test_a_saved_model_scores_the_same(self, tmp_path: Path) -> None:
         model = self.model()

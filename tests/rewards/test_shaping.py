@@ -26,7 +26,7 @@ def test_repeated_and_empty_queries_count_too() -> None:
 
 
 def test_the_numbers_are_parameters() -> None:
-    assert TooMany("queries", most=1, penalty=-2.0)({}, {"queries": ["a", "b"]}) == -2.0
+    assert TooMany("queries", max_items=1, penalty=-2.0)({}, {"queries": ["a", "b"]}) == -2.0
     assert BadIds("ids", "candidates", penalty=-0.1)(SHOWN, {"ids": "x"}) == -0.1
     assert TooLong("answer", words=1, penalty=-3.0)({}, {"answer": "a b"}) == -3.0
 

@@ -38,7 +38,7 @@ from compound.runs.directory import RunDirectory
 from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM
-from guiding import optimas
+from optimas_settings import optimas
 from run_files import without_checksums
 
 APPENDED = ("events.jsonl", "traces.jsonl", "memory.jsonl")

@@ -13,7 +13,7 @@ import pytest
 from compound.components.llm import LLM
 from compound.engine import Usage
 from compound.errors import BudgetExhausted, RunDirectoryError
-from compound.evaluation.evaluate import Evaluation, Rules, evaluate
+from compound.evaluation.evaluate import Evaluation, EvaluationRules, evaluate
 from compound.evaluation.metrics import exact_match
 from compound.example import Example
 from compound.execution.budget import Budget, Meter
@@ -194,7 +194,7 @@ class TestBroken:
 
 class TestTraces:
     def test_traces_are_recorded_with_split_and_gold(self, recorder: Recorder) -> None:
-        trace = Trace("e1", "digest", 0, 0, {"q": "?"}, (), {"answer": "x"}).scored(1.0, "right")
+        trace = Trace("e1", "digest", 0, 0, {"q": "?"}, (), {"answer": "x"}).with_score(1.0, "right")
         gold = {"answer": "x", "n": 3, "long": "y" * 301, "list": [1]}
         recorder.trace("valid")(Example("e1", {"q": "?"}, gold), trace)
         (stored,) = recorder.run.read("traces.jsonl")
@@ -213,7 +213,9 @@ def measured(
     recorder: Recorder, lm: ScriptedLM, meter: Meter, rows: list[Example], concurrency: int = 4
 ) -> Evaluation:
     executor = Executor({"lm": lm}, cache=recorder.cache, meter=meter)
-    return asyncio.run(evaluate(executor, SYSTEM, rows, exact_match("answer"), rules=Rules(concurrency)))
+    return asyncio.run(
+        evaluate(executor, SYSTEM, rows, exact_match("answer"), rules=EvaluationRules(concurrency))
+    )
 
 
 class TestSharing:

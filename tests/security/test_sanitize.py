@@ -25,7 +25,7 @@ from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
 from compound.execution.trace import Failure, Trace, to_json
 from compound.graph.component import Input
-from compound.graph.configuration import digest, readable
+from compound.graph.configuration import digest, to_readable_json
 from compound.graph.system import System
 from compound.runs.directory import RunDirectory
 from compound.security import sanitize
@@ -36,8 +36,8 @@ from compound.security.sanitize import (
     remember_environment,
     remember_secret,
     replace_surrogates,
-    safe,
     sanitize_for_terminal,
+    sanitize_text,
     sanitized_output,
 )
 from compound.testing import ScriptedLM
@@ -65,11 +65,11 @@ def answering(reply: Any, **settings: Any) -> Trace:
 
 @given(TEXT)
 def test_safe_text_can_be_stored_and_holds_no_control_character(text: str) -> None:
-    found = safe(text)
+    found = sanitize_text(text)
     found.encode("utf-8")
     assert len(found) == len(text)
     assert {c for c in found if unicodedata.category(c) in {"Cc", "Cs"}} <= set("\t\n\r")
-    assert safe(found) == found
+    assert sanitize_text(found) == found
     assert [c for c, before in zip(found, text, strict=True) if c != before] == [
         "\ufffd" for c, before in zip(found, text, strict=True) if c != before
     ]
@@ -129,7 +129,7 @@ def test_a_row_with_a_lone_surrogate_is_read(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text('{"q": "\\ud83d?", "tags": ["\\udc00"]}\n')
     assert [row for _, row in read_rows(path)] == [{"q": "�?", "tags": ["�"]}]
-    assert readable({"\ud83d": object})
+    assert to_readable_json({"\ud83d": object})
 
 
 # --- keys ----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.components.engines.credentials import SERVERS, Connection, is_model_name
+from compound.components.engines.credentials import CONFIGURABLE_PROVIDERS, Connection, is_model_name
 from compound.components.engines.litellm import LiteLLMEngine
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.engine import Message, Request
@@ -185,7 +185,7 @@ class TestKeys:
         assert "'GITHUB_TOKEN'" in ran.err
         assert "system.yaml:5:" in ran.err
 
-    @pytest.mark.parametrize("provider", SERVERS)
+    @pytest.mark.parametrize("provider", CONFIGURABLE_PROVIDERS)
     def test_a_server_without_a_key_is_sent_nothing_of_the_environment(
         self, ask: Any, server: Server, provider: str
     ) -> None:
@@ -524,7 +524,7 @@ def test_every_entry_of_the_provider_table_is_a_provider_of_litellm() -> None:
 
     known = {getattr(provider, "value", provider) for provider in litellm.provider_list}
     assert known >= set(PROVIDERS)
-    assert known >= set(SERVERS)
+    assert known >= set(CONFIGURABLE_PROVIDERS)
     assert all(provider.origin.scheme == "https" for provider in PROVIDERS.values())
 
 

@@ -27,7 +27,7 @@ from compound.narrowing import entry
 from compound.rewards.feature_store import FeatureStore
 from compound.runs.directory import RunDirectory
 from compound.security.untrusted import UntrustedFolder
-from compound.storage.artifacts import folder_digest, put, verified
+from compound.storage.artifacts import folder_digest, store_folder, verify_reference
 from compound.storage.locking import Lock
 from compound.storage.paths import run_folder
 
@@ -257,7 +257,7 @@ def test_a_trap_in_the_cache_of_evaluations_is_refused(
 
 
 def stored(folder: Path) -> dict[str, str]:
-    return put(lambda made: (made / "weights").write_text("weights"), folder, "adapter")
+    return store_folder(lambda made: (made / "weights").write_text("weights"), folder, "adapter")
 
 
 def saved(folder: Path, reference: dict[str, str]) -> Path:
@@ -311,7 +311,7 @@ def test_a_trap_in_an_adapter_is_refused(
         target.unlink(missing_ok=True)
         kind(target, victim if where == "a file" else victim.parent)
     with guarded():
-        for use in (lambda: load(saved(mine, reference)), lambda: verified(reference, mine)):
+        for use in (lambda: load(saved(mine, reference)), lambda: verify_reference(reference, mine)):
             with pytest.raises(ConfigurationError, match=r"not a regular file or folder|was changed"):
                 use()
 
@@ -556,12 +556,12 @@ ALLOWED = {
     "components/index.py": "fills a new folder; reads a corpus that the user's own file names",
     "components/engines/models.py": "the user's own model cache",
     "components/engines/vllm/server.py": "logs of our own server in the user's cache",
-    "components/engines/probe.py": "reads from an adapter after `verified` has read all of it",
+    "components/engines/probe.py": "reads from an adapter after `verify_reference` has read all of it",
     "rewards/backbone.py": "asks whether an adapter is there, after its folder was checked",
-    "rewards/policy.py": "files in the new folder that `put` fills",
-    "optimizers/weights/learner/adapters.py": "files in the new folder that `put` fills, or that `verified` has read",
-    "optimizers/weights/learner/trainer.py": "files in the new folder that `put` fills, or that `verified` has read",
-    "optimizers/weights/step_batch.py": "files in the new folder that `put` fills, or that `verified` has read",
+    "rewards/policy.py": "files in the new folder that `store_folder` fills",
+    "optimizers/weights/learner/adapters.py": "files in the new folder that `store_folder` fills, or that `verify_reference` has read",
+    "optimizers/weights/learner/trainer.py": "files in the new folder that `store_folder` fills, or that `verify_reference` has read",
+    "optimizers/weights/step_batch.py": "files in the new folder that `store_folder` fills, or that `verify_reference` has read",
     "optimizers/weights/training.py": "lists names of folders to delete, which `discard` checks",
 }
 

@@ -26,7 +26,7 @@ from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.settings.renamed import OLD_SECTIONS
 from compound.settings.sections import optimize_model
 from compound.spec import load, loads, schema
-from placing import training
+from training_settings import training
 
 ATLAS = Path(__file__).parents[2] / "benchmarks" / "atlas.yaml"
 MOST = 15  # fields of one model

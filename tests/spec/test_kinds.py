@@ -69,7 +69,7 @@ class Parrot:
     """Repeat."""
 
     name, concurrency, remote, priced = "parrot", 1, False, True
-    runs = ("program",)
+    code_settings = ("program",)
 
     def __init__(self, words: int = 3, server: str = "", token_key_env: str | None = None, program: str = "") -> None:
         self.words = words

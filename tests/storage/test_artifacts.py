@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from compound.storage.artifacts import discard, put
+from compound.storage.artifacts import discard, store_folder
 
 
 def stored(folder: Path, name: str = "adapter") -> str:
-    return put(lambda made: (made / "weights").write_text(name), folder, name)["path"]
+    return store_folder(lambda made: (made / "weights").write_text(name), folder, name)["path"]
 
 
 def test_what_was_stored_can_be_deleted(tmp_path: Path) -> None:

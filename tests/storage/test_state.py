@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from compound.engine import Usage
-from compound.evaluation.evaluate import Evaluation, Row
+from compound.evaluation.evaluate import Evaluation, ScoredRun
 from compound.execution.budget import MeterState
 from compound.execution.trace import Failure
 from compound.optimization.budget_plan import BudgetPlan
@@ -46,7 +46,7 @@ JSON = st.recursive(
 )
 EVALUATION = Evaluation(
     "digest",
-    (Row("a", 0, 0.5), Row("b", 1, 0.0, Failure("parse", "?"))),
+    (ScoredRun("a", 0, 0.5), ScoredRun("b", 1, 0.0, Failure("parse", "?"))),
     Usage(2, 10, 4, 0.5),
     1.5,
     (0.0, 1.0),

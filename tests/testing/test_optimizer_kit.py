@@ -42,7 +42,7 @@ class Right:
         state = Gains() if task.resume is None else Gains.from_json(task.resume)
         batch = task.train[: task.minibatch]
         for key in task.keys[len(state.gains) :]:
-            if task.scorer.left < 2 * len(batch):
+            if task.scorer.runs_left < 2 * len(batch):
                 break
             value = await self.draw(task, key)
             before, after = await task.scorer.score([{}, {key: value}], batch)
@@ -321,7 +321,7 @@ FALLING = "test_a_larger_share_does_not_lower_the_bound"
         (Forgets, RESUME, "resuming from checkpoint"),
         (Again, RESUME, "resuming from checkpoint 1 of 3 yields 3 more Progress instead of 2"),
         (Remembers, RESUME, "the method's memory has begun 2 instead of 1"),
-        (Spends, SHARE, "system runs; check task.scorer.left"),
+        (Spends, SHARE, "system runs; check task.scorer.runs_left"),
         (Boasts, CONSTANT, "the metric is constant, but the proposal has 0.25 -> 0.5"),
         (Global, GLOBAL, "the global generator of random;"),
         (Seeds, GLOBAL, "the global generator of numpy.random;"),
@@ -371,6 +371,6 @@ def test_a_continued_job_has_the_files_and_the_spending_of_its_checkpoint() -> N
     continued = job.resume(checkpoints[0])
     assert [path.name for path in continued.memory.folder.iterdir()] == ["picker.first"]
     assert continued.spent == 8 < job.spent
-    assert continued.task.scorer.left == 52
+    assert continued.task.scorer.runs_left == 52
     continued.run(Files())
     assert continued.spent == job.spent

@@ -19,7 +19,7 @@ from compound.optimizers.weights.learner.samples import Sample
 from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective
 from compound.optimizers.weights.recipes.recipe import (
-    Credited,
+    CreditedSamples,
     PolicyRecipe,
     PolicySettings,
     Recipe,
@@ -43,14 +43,14 @@ class Baseline(State):
 class Right(PolicyRecipe):
     """The plain policy gradient with a running mean as the baseline."""
 
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         state = context.recall(Baseline)
         rollouts = await context.sampler.runs(examples, range(self.settings.rollouts.runs))
         samples = self.chosen(context, self.made(context, rollouts))
         scores = self.scores(rollouts)
         found = [self.credit(sample, state.mean) for sample in samples]
         self.keep(context, state, scores)
-        return Credited(found, scores, self.facts(state))
+        return CreditedSamples(found, scores, self.facts(state))
 
     def made(self, context: RecipeContext, rollouts: Sequence[Rollout]) -> list[Sample]:
         return [sample for rollout in learnable(rollouts) for sample in self.of(context, rollout)]
@@ -134,7 +134,7 @@ class Retokenized(Right):
 class Cold(Right):
     """Samples as the system is declared."""
 
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         context.sampler.rules = replace(context.sampler.rules, settings={})
         return await super().collect(context, examples)
 
@@ -174,7 +174,7 @@ class Unlucky(Right):
 class Frozen(Right):
     """Draws the same rollouts at every step."""
 
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         context.sampler.step = 0
         return await super().collect(replace(context, seed=0), examples)
 
@@ -182,7 +182,7 @@ class Frozen(Right):
 class Dear(Right):
     """Makes a run more than it says."""
 
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         await context.sampler.runs(examples[:1], [99])
         return await super().collect(context, examples)
 
@@ -211,16 +211,16 @@ class Objects(Right):
     """Keeps what is no JSON."""
 
     def keep(self, context: RecipeContext, state: Baseline, scores: Sequence[float]) -> None:
-        context.kept["seen"] = {1, 2}
+        context.state["seen"] = {1, 2}
 
 
 class Numbers(Right):
     """Keeps mappings whose keys become texts."""
 
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
-        seen: Any = context.kept.setdefault("seen", {})
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
+        seen: Any = context.state.setdefault("seen", {})
         seen[context.sampler.step] = len(seen)
-        return await super().collect(replace(context, kept={}), examples)
+        return await super().collect(replace(context, state={}), examples)
 
 
 class Greedy(Right):
@@ -240,7 +240,7 @@ class Scored(Right):
 class Stubborn(Right):
     """Catches the error of a lost step."""
 
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         context.sampler.rules = replace(context.sampler.rules, max_failed=1.0)
         return await super().collect(context, examples)
 
@@ -248,7 +248,7 @@ class Stubborn(Right):
 class Early(Right):
     """Keeps something before the step is made."""
 
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         context.keep(context.recall(Baseline))
         return await super().collect(context, examples)
 
@@ -322,7 +322,7 @@ def test_rollouts_that_are_not_the_sampler_s_are_watched_by_their_samples() -> N
     class Own(Right):
         """Runs the system by itself; what is lost has no sample."""
 
-        async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+        async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
             numbers = itertools.product(examples, range(self.settings.rollouts.runs))
             rollouts = []
             for example, number in numbers:
@@ -333,10 +333,12 @@ def test_rollouts_that_are_not_the_sampler_s_are_watched_by_their_samples() -> N
                 context.sampler.executor.settle(trace)
                 context.sampler.count([trace.failure])
                 if trace.failure is None:
-                    rollouts.append(Rollout(example, trace.scored(int(str(trace.outputs["y"])) / 10), number))
+                    rollouts.append(
+                        Rollout(example, trace.with_score(int(str(trace.outputs["y"])) / 10), number)
+                    )
             context.sampler.check_failures()
             samples = self.made(context, rollouts)
-            return Credited([self.credit(sample, 0.5) for sample in samples], scores_of(rollouts))
+            return CreditedSamples([self.credit(sample, 0.5) for sample in samples], scores_of(rollouts))
 
     assert failures(Own) == {}
 
@@ -367,8 +369,8 @@ async def raising(self: Any, context: RecipeContext, examples: Any) -> None:
     raise ValueError("no samples")
 
 
-def at_once(self: Any, context: RecipeContext, examples: Any) -> Credited:
-    return Credited([], [])
+def at_once(self: Any, context: RecipeContext, examples: Any) -> CreditedSamples:
+    return CreditedSamples([], [])
 
 
 @pytest.mark.parametrize(
@@ -378,7 +380,7 @@ def at_once(self: Any, context: RecipeContext, examples: Any) -> Credited:
             nothing,
             "collect of recipe 'Wrong' at {} returned None; write async def collect(self, context, examples)",
         ),
-        (at_once, "collect of recipe 'Wrong' at {} returned Credited("),
+        (at_once, "collect of recipe 'Wrong' at {} returned CreditedSamples("),
         (alone, "collect of recipe 'Wrong' at {} has the signature (context"),
     ],
 )

@@ -21,7 +21,7 @@ from compound.components.engines.local.packing import PackedLinear
 from compound.components.engines.probe import check_logprobs, read_probe
 from compound.engine import Adapter
 from compound.errors import AdapterNotServed, ConfigurationError
-from compound.storage.artifacts import verified
+from compound.storage.artifacts import verify_reference
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,7 +85,7 @@ class AdapterCache:
 
     def _read(self, adapter: Adapter) -> dict[str, Addition]:
         shapes = {name: (layer.in_features, layer.out_features) for name, layer in self._layers.items()}
-        found = read_adapter(verified(asdict(adapter)), shapes)
+        found = read_adapter(verify_reference(asdict(adapter)), shapes)
         return {
             name: (a.to(self._device, self._dtype), b.to(self._device, self._dtype))
             for name, (a, b) in found.items()

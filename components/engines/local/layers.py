@@ -31,6 +31,6 @@ def layer_kinds(config: PreTrainedConfig) -> frozenset[str]:
     return frozenset({"full_attention"})
 
 
-def unshared_kinds(config: PreTrainedConfig) -> list[str]:
+def unshareable_kinds(config: PreTrainedConfig) -> list[str]:
     """Return the kinds of layers whose states prompts with a common prefix cannot share, sorted."""
     return sorted(layer_kinds(config) - PER_TOKEN_KINDS)

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from compound.components.engines import model_folder, models
-from compound.components.engines.local.layers import unshared_kinds
+from compound.components.engines.local.layers import unshareable_kinds
 from compound.errors import CompoundError, MissingExtra
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def load(name: str, dtype: str = "auto") -> tuple[PreTrainedModel, PreTrainedTok
     folder = models.resolve(name)
     dtype = fastest_dtype() if dtype == "auto" else dtype
     try:
-        with models.quiet():
+        with models.hide_progress_bars():
             model, tokenizer = model_folder.load_causal(folder, dtype)
     except (OSError, ValueError) as error:
         raise CompoundError(
@@ -72,7 +72,7 @@ def load(name: str, dtype: str = "auto") -> tuple[PreTrainedModel, PreTrainedTok
             f"{model_folder.explain(error)}",
             hint="the folder must contain config.json, *.safetensors and the tokenizer's files",
         ) from error
-    if other := unshared_kinds(model.config):
+    if other := unshareable_kinds(model.config):
         raise CompoundError(
             f"{name!r} has layers other than full and sliding-window attention ({', '.join(other)}), whose "
             "states batches of prompts cannot share",

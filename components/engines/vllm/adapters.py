@@ -34,7 +34,7 @@ from compound.components.engines.vllm.api import API
 from compound.concurrency.rwlock import RWLock
 from compound.engine import Adapter
 from compound.errors import AdapterNotServed, CallError, CompoundError, TransientError
-from compound.storage.artifacts import SHOWN, verified
+from compound.storage.artifacts import SHOWN, verify_reference
 
 # Results of checking an adapter, as `VLLMEngine.adapters` reports them.
 MATCHES_PROBE = "matches its probe"
@@ -159,7 +159,7 @@ class ServedAdapters:
         del self._loading[digest]
 
     async def _load(self, adapter: Adapter) -> None:
-        folder = await asyncio.to_thread(verified, {"path": adapter.path, "sha256": adapter.sha256})
+        folder = await asyncio.to_thread(verify_reference, {"path": adapter.path, "sha256": adapter.sha256})
         await asyncio.to_thread(read_config, folder)
         probe = await asyncio.to_thread(read_probe, folder)
         weights = await asyncio.to_thread(weights_digest, folder)

@@ -27,10 +27,10 @@ from compound.components.engines.remote import max_answer_bytes, max_prompt_toke
 from compound.components.engines.vllm import chat as vllm_chat
 from compound.components.engines.vllm import link as vllm_link
 from compound.components.engines.vllm.link import Link
-from compound.concurrency.background import in_background
+from compound.concurrency.background import run_in_background
 from compound.engine import NO_USAGE, Adapter, Completion, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, TransientError
-from compound.execution.budget import bounded
+from compound.execution.budget import clip_usage
 from compound.security.trust import Origin
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class VLLMEngine:
         ('vllm:smollm2:["--dtype", "bfloat16"]', False)
     """
 
-    runs: ClassVar[tuple[str, ...]] = ("command", "args")  # settings that can execute arbitrary code
+    code_settings: ClassVar[tuple[str, ...]] = ("command", "args")  # settings that can execute arbitrary code
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class VLLMEngine:
         return True  # local hardware: the cost is 0
 
     @property
-    def reshapes(self) -> list[str]:
+    def distribution_options(self) -> list[str]:
         """Fields of `extra` that make the sampling distribution differ from the one a trainer computes."""
         return vllm_chat.distribution_options(self.extra)
 
@@ -188,7 +188,7 @@ class VLLMEngine:
         Raises:
             CompoundError: the server does not support the adapter; see `ServedAdapters.sampling`.
         """
-        await in_background(self._admit(adapter))
+        await run_in_background(self._admit(adapter))
 
     @property
     def adapters(self) -> Mapping[str, str]:
@@ -200,11 +200,11 @@ class VLLMEngine:
         return Usage(1, max_prompt_tokens(request), request.max_tokens)
 
     async def generate(self, request: Request) -> Completion:  # noqa: D102
-        return await in_background(self._generate(request))
+        return await run_in_background(self._generate(request))
 
     async def aclose(self) -> None:
         """Close the connections, and end the server if the engine started it; a later call reconnects."""
-        await in_background(self._close())
+        await run_in_background(self._close())
 
     # -- on the background loop, where the connections live ----------------------------------------------
 
@@ -245,7 +245,7 @@ class VLLMEngine:
         if request.adapter is not None:
             check_probe_model(data.get("model"), name)
         completion, cached = vllm_chat.completion(request, data, worst, self.model)
-        used, _ = bounded(completion.usage, worst)
+        used, _ = clip_usage(completion.usage, worst)
         self.prefill += Prefilled(used.prompt_tokens, cached)
         return completion
 

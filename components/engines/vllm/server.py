@@ -22,7 +22,7 @@ from pathlib import Path
 
 from compound.components.engines.vllm import guard
 from compound.errors import CompoundError
-from compound.security.sanitize import safe
+from compound.security.sanitize import sanitize_text
 from compound.storage.paths import cache_folder
 
 VARIABLE = "COMPOUND_VLLM"
@@ -103,7 +103,7 @@ class VLLMServer:
     def failure(self, problem: str) -> CompoundError:
         """Return the error for a server that does not start, with the end of its log."""
         lines = self.log.read_text("utf-8", "replace").splitlines()[-SHOWN:]
-        output = "\n".join(f"    {safe(line)[:300]}" for line in lines) or "    (no output)"
+        output = "\n".join(f"    {sanitize_text(line)[:300]}" for line in lines) or "    (no output)"
         seconds = time.monotonic() - self._started
         return CompoundError(
             f"the vLLM server {problem} after {seconds:.0f} s. The end of its log:\n{output}\n",

@@ -9,7 +9,7 @@ from typing import cast
 from compound.evaluation.evaluate import Evaluation
 from compound.optimization.budget_plan import BudgetPlan
 from compound.optimization.method import ROLLOUTS
-from compound.optimization.proposals import since
+from compound.optimization.proposals import requests_since
 from compound.report.facts.documents import (
     ChangeDocument,
     Curve,
@@ -31,7 +31,7 @@ from compound.report.facts.documents import (
 from compound.report.facts.record import Record, compared, summary, to_strict_json, totals
 from compound.report.facts.traces import read_traces
 from compound.report.facts.words import headline
-from compound.runs.directory import understood
+from compound.runs.directory import inconsistency_errors
 from compound.runs.events import DecisionEvent, JobEvent, Recorded, RetryEvent, Spent
 
 
@@ -44,7 +44,7 @@ def summarize(path: str | Path) -> RunFacts:
     Raises:
         RunDirectoryError: the folder is not a run directory, or one of its files is broken.
     """
-    with understood(path):
+    with inconsistency_errors(path):
         return _summarized(Record.read(path), str(path))
 
 
@@ -104,7 +104,7 @@ def proposals(record: Record) -> ProposalFacts | None:
     search = record.state.search
     if search is None or not search.ledger.models:
         return None
-    models = cast("dict[str, TallyFacts]", since(search.ledger))  # every outcome is counted
+    models = cast("dict[str, TallyFacts]", requests_since(search.ledger))  # every outcome is counted
     stopped = {lm: tally.stopped for lm, tally in search.ledger.models.items() if tally.stopped}
     return {**totals(search.ledger.usage), "models": models, "stopped": stopped}
 

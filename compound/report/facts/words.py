@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from compound.evaluation.evaluate import Summary
 from compound.formatting import plural
-from compound.optimization.proposals import described
+from compound.optimization.proposals import describe_requests
 from compound.report.facts.documents import GainFacts, Headline, Measured, ProposalFacts
 from compound.report.facts.text import interval, number, p_value, signed
 
@@ -136,9 +136,9 @@ def _of_proposals(proposals: ProposalFacts) -> list[str]:
     notes = []
     for lm, tally in proposals["models"].items():
         if not tally["proposed"]:
-            notes.append(f"Proposals failed: {described({lm: tally})}.")
+            notes.append(f"Proposals failed: {describe_requests({lm: tally})}.")
         elif tally["failed"]:
-            notes.append(f"Some proposals failed: {described({lm: tally})}.")
+            notes.append(f"Some proposals failed: {describe_requests({lm: tally})}.")
         if lm in proposals["stopped"]:
             notes.append(f"Requests to {lm!r} were stopped: {proposals['stopped'][lm]}.")
     return notes

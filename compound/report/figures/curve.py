@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from compound.evaluation.evaluate import Summary
 from compound.report.facts.documents import Curve, DecidedPoint, Point, RunFacts, TrainPoint
-from compound.report.figures.graph import OTHERS, PALETTE, clip_name, drawn
+from compound.report.figures.graph import OTHERS, PALETTE, clip_name, figure_to_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ def curve_svg(facts: RunFacts) -> str:
     tests = [(row["method"], test) for row in facts["methods"] if (test := row["test"])]
     end = 1.02 * max([1.0, *(curve["end"] for curve in curves)])
     labels = _labels(curves[0], end) if curves else []
-    with drawn(WIDE, TALL, "curve") as (figure, svg):
+    with figure_to_svg(WIDE, TALL, "curve") as (figure, svg):
         head = 0.05 + LABEL_ROW * (1 + max([label.row for label in labels], default=-1))
         room = {"left": 0.06, "right": 0.99, "bottom": 0.19, "top": 1 - head, "wspace": 0.05}
         grid = {"width_ratios": [5.2, 1.0], **room}
@@ -149,7 +149,7 @@ def _finish(axes: Axes, end: float) -> None:
     axes.set_xlim(0, end)
     axes.set_xlabel("system runs spent on the search", size=9, color=PALETTE["ink"])
     axes.set_ylabel("score", size=9, color=PALETTE["ink"])
-    frame(axes)
+    style_axes(axes)
 
 
 def _tests(axes: Axes, rows: Sequence[tuple[str, Summary]]) -> None:
@@ -163,7 +163,7 @@ def _tests(axes: Axes, rows: Sequence[tuple[str, Summary]]) -> None:
     names = [clip_name(method, 14) for method, _ in rows]
     axes.set_xticks(range(len(rows)), names, rotation=35, ha="right", rotation_mode="anchor")
     axes.set_title("test split", size=9, color=PALETTE["ink"], pad=6)
-    frame(axes)
+    style_axes(axes)
     axes.tick_params(axis="y", labelleft=False)
 
 
@@ -181,7 +181,7 @@ def use_integer_ticks(axis: Axis) -> None:
     locator.set_params(integer=True)
 
 
-def frame(axes: Axes) -> None:
+def style_axes(axes: Axes) -> None:
     """Remove all lines of the axes except the baseline and a faint grid."""
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(PALETTE["rule"])

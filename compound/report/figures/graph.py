@@ -62,7 +62,7 @@ def graph_svg(drawing: GraphDocument) -> str:
     plan = layout(drawing)
     wide, columns = _columns(plan)
     tall = ROW * (plan.rows - 1) + TALL + 0.2
-    with drawn(wide, tall, "graph") as (figure, svg):
+    with figure_to_svg(wide, tall, "graph") as (figure, svg):
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set(xlim=(0, wide), ylim=(-tall / 2, tall / 2))
         axes.axis("off")
@@ -164,7 +164,7 @@ def _arrival(plan: Layout, route: Route) -> float:
 
 
 @contextmanager
-def drawn(width: float, height: float, prefix: str) -> Iterator[tuple[Figure, list[str]]]:
+def figure_to_svg(width: float, height: float, prefix: str) -> Iterator[tuple[Figure, list[str]]]:
     """Yield a figure to draw on, and a list that receives its SVG at the end.
 
     Text stays text, ids start with ``prefix`` to be unique on a page, and nothing external is referenced.
@@ -191,10 +191,10 @@ def drawn(width: float, height: float, prefix: str) -> Iterator[tuple[Figure, li
     svg.append(re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{prefix}-", text).strip())
 
 
-def on_paper(svg: str) -> str:
+def with_background(svg: str) -> str:
     """Return an SVG with a background, for use as a file.
 
-    >>> on_paper('<svg width="1"><g/></svg>')
+    >>> with_background('<svg width="1"><g/></svg>')
     '<svg width="1"><rect width="100%" height="100%" fill="#fffffe"/><g/></svg>'
     """
     end = svg.index(">") + 1

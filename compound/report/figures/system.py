@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 from compound.graph.draw import as_document, as_mermaid, as_text
 from compound.graph.system import System
 from compound.report.figures.graph import graph_svg
@@ -27,5 +27,5 @@ def draw(system: System, form: str = "text") -> str:
         "svg": lambda shown: graph_svg(as_document(shown)),
     }
     if form not in forms:
-        raise DeclarationError(f"no drawing format {form!r}", hint=nearest(form, forms))
+        raise DeclarationError(f"no drawing format {form!r}", hint=suggest_name(form, forms))
     return forms[form](system)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from compound.report.figures.curve import finite, frame, use_integer_ticks
-from compound.report.figures.graph import PALETTE, clip_name, drawn
+from compound.report.figures.curve import finite, style_axes, use_integer_ticks
+from compound.report.figures.graph import PALETTE, clip_name, figure_to_svg
 from compound.rewards.inspection.explain import Attribution
 from compound.rewards.inspection.views import HeadView, Overview, Point
 
@@ -76,7 +76,7 @@ def drift_svg(heads: Sequence[HeadView], threshold: float) -> str:
 
 def steps_svg(overview: Overview) -> str:
     """Return the plot of the global reward over the decisions, with the changes (OPTIMAS, figure 4)."""
-    with drawn(7.2, 3.4, "steps") as (figure, svg):
+    with figure_to_svg(7.2, 3.4, "steps") as (figure, svg):
         draw_steps(figure.subplots(1, 1), overview)
         figure.tight_layout()
     return svg[0]
@@ -85,7 +85,7 @@ def steps_svg(overview: Overview) -> str:
 def attribution_svg(chosen: Attribution, rejected: Attribution) -> str:
     """Return the bar charts of the effect of each word of a pair on its rewards."""
     tall = 1.2 + 0.2 * min(WORDS, max(len(chosen.pieces), len(rejected.pieces), 1))
-    with drawn(8.0, tall, "attribution") as (figure, svg):
+    with figure_to_svg(8.0, tall, "attribution") as (figure, svg):
         sides = figure.subplots(1, 2)
         sizes = [abs(piece.effect) for side in (chosen, rejected) for piece in side.pieces]
         for axes, side, name in zip(
@@ -112,7 +112,7 @@ def _panels(
     down = max(1, -(-len(heads) // across))
     per_row = {1: 1, 2: 2}.get(across, 4)  # entries of the legend that fit in a row
     foot = 0.1 + 0.2 * (4 // per_row) if legend else 0.0
-    with drawn(wide * across, tall * down + foot, name) as (figure, svg):
+    with figure_to_svg(wide * across, tall * down + foot, name) as (figure, svg):
         grid = figure.subplots(down, across, squeeze=False)
         for axes, head in zip(grid.flat, heads, strict=False):
             draw(axes, head)
@@ -329,7 +329,7 @@ def draw_attribution(axes: Axes, side: Attribution, limit: float) -> None:
 def _label(axes: Axes, x: str, y: str, *, across: bool = True) -> None:
     axes.set_xlabel(x, size=SMALL, color=PALETTE["ink"])
     axes.set_ylabel(y, size=SMALL, color=PALETTE["ink"])
-    frame(axes)
+    style_axes(axes)
     if not across:
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", labelcolor=PALETTE["ink"])

@@ -17,7 +17,7 @@ from compound.report.rewards import figures
 from compound.rewards.inspection.inspect import FOLDER, Inspection
 from compound.rewards.inspection.views import Overview
 from compound.rewards.model import NONE
-from compound.runs.directory import understood
+from compound.runs.directory import inconsistency_errors
 from compound.security.untrusted import UntrustedFolder
 
 SHOWN = 3  # features per component in the table
@@ -32,7 +32,7 @@ def reward_facts(path: str | Path) -> dict[str, object] | None:
     if UntrustedFolder(path).kind(f"{FOLDER}/card.json") is None:
         return None
     try:
-        with understood(path):
+        with inconsistency_errors(path):
             found = to_strict_json(asdict(Inspection.open(path).overview()))
     except CompoundError as error:
         return {"problem": str(error)}

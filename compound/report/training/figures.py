@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compound.report.facts.documents import Step, TrainedJob
-from compound.report.figures.curve import frame, use_integer_ticks
-from compound.report.figures.graph import PALETTE, clip_name, drawn
-from compound.report.training.steps import measured, parts
+from compound.report.figures.curve import style_axes, use_integer_ticks
+from compound.report.figures.graph import PALETTE, clip_name, figure_to_svg
+from compound.report.training.steps import by_component, get_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,7 +98,7 @@ def training_svg(jobs: Jobs, name: str = "training") -> str:
     down = -(-len(panels) // across)
     head, foot = (0.2 if len(jobs) > 1 else 0.0), 0.2 * _legend_rows(looks) + 0.15
     tall = ROW * down + head + foot
-    with drawn(WIDE, tall, name) as (figure, svg):
+    with figure_to_svg(WIDE, tall, name) as (figure, svg):
         grid = figure.subplots(down, across, squeeze=False)
         for place, axes in enumerate(grid.flat):
             if place >= len(panels):
@@ -137,8 +137,8 @@ def curve(steps: Sequence[Step], fact: str, component: str | None = None) -> Poi
     >>> curve([{"reward": 0.5}, {"reward": None}, {"reward": 1.0}], "reward")
     [(0, 0.5), (2, 1.0)]
     """
-    own = [parts(step).get(component, {}) if component is not None else step for step in steps]
-    return [(at, value) for at, step in enumerate(own) if (value := measured(step, fact)) is not None]
+    own = [by_component(step).get(component, {}) if component is not None else step for step in steps]
+    return [(at, value) for at, step in enumerate(own) if (value := get_number(step, fact)) is not None]
 
 
 def moving_mean(points: Points, half: int) -> Points:
@@ -228,7 +228,7 @@ def _threshold(axes: Axes, line: Line) -> None:
 
 def _finish(axes: Axes, panel: Panel, jobs: Jobs, *, high: bool) -> None:
     """Set title and limits; ``high`` leaves space below the title for the numbers of the jobs."""
-    frame(axes)
+    style_axes(axes)
     axes.set_title(panel.title, size=9.5, color=PALETTE["ink"], loc="left", pad=18 if high else 6)
     end = _starts(jobs)[-1] - 1
     axes.set_xlim(1 - max(0.5, 0.02 * end), end + max(0.5, 0.02 * end))

@@ -28,7 +28,7 @@ from compound.report.facts.documents import (
     TrainingFacts,
 )
 from compound.report.facts.record import Record, to_strict_json
-from compound.runs.directory import as_folder, read_json, read_records, understood
+from compound.runs.directory import as_folder, inconsistency_errors, read_json, read_records
 from compound.runs.recorder import MEMORY
 from compound.security.untrusted import UntrustedFolder
 
@@ -123,7 +123,7 @@ def training_facts(path: str | Path) -> TrainingFacts | None:
     written.
     """
     try:
-        with understood(path):
+        with inconsistency_errors(path):
             record = Record.read(path)
             found = [trained for r in (record, *record.baselines()) if (trained := method_training(r))]
     except CompoundError as error:
@@ -188,7 +188,7 @@ def _job(number: int, found: Sequence[Step], drawn: Sequence[int], chosen: Chose
         for place, record in enumerate(found)
     ]
     trained = components_of(key for record in found for key in _keys(record))
-    names = dict.fromkeys([*trained, *(name for step in steps for name in parts(step))])
+    names = dict.fromkeys([*trained, *(name for step in steps for name in by_component(step))])
     return {
         "number": number,
         "recipe": str(found[0].get("recipe", "")),
@@ -199,7 +199,7 @@ def _job(number: int, found: Sequence[Step], drawn: Sequence[int], chosen: Chose
         "kept": _ends(steps, "kept"),
         "explained": _ends(steps, "explained"),
         "answers": {name: answers for name in names if (answers := _answers(found, name))},
-        "components": {name: _component([parts(s).get(name, {}) for s in steps]) for name in names},
+        "components": {name: _component([by_component(s).get(name, {}) for s in steps]) for name in names},
         **chosen,
     }
 
@@ -209,13 +209,13 @@ def _keys(record: Step) -> Sequence[str]:
     return [str(key) for key in keys] if isinstance(keys, list) else []
 
 
-def parts(step: Step) -> Mapping[str, Step]:
+def by_component(step: Step) -> Mapping[str, Step]:
     """Return the numbers of a step by component."""
     found = step.get("components")
     return found if isinstance(found, Mapping) else {}
 
 
-def measured(step: Step, name: str) -> float | None:
+def get_number(step: Step, name: str) -> float | None:
     """Return a number of a step or of one of its components, or ``None`` if it has none."""
     value = step.get(name)
     return value if isinstance(value, int | float) else None
@@ -229,7 +229,7 @@ def _step(record: Step) -> Step:
         name: {
             fact: value for fact, value in {**facts, "penalty": paid.get(name)}.items() if _is_number(value)
         }
-        for name, facts in parts(record).items()
+        for name, facts in by_component(record).items()
     }
     numbers = {name: value for name, value in record.items() if name not in ABOUT and _is_number(value)}
     shares = {
@@ -268,7 +268,7 @@ def _sums(steps: Sequence[Step]) -> Sums:
 
 
 def _known(steps: Iterable[Step], name: str) -> list[float]:
-    return [value for step in steps if (value := measured(step, name)) is not None]
+    return [value for step in steps if (value := get_number(step, name)) is not None]
 
 
 def _total(steps: Iterable[Step], name: str) -> float | None:
@@ -290,7 +290,7 @@ def _component(steps: Sequence[Step]) -> TrainedComponent:
 
 
 def _ends(steps: Sequence[Step], name: str) -> Ends:
-    return first_last_means([measured(step, name) for step in steps])
+    return first_last_means([get_number(step, name) for step in steps])
 
 
 def first_last_means(values: Sequence[float | None]) -> list[float | None]:
@@ -306,6 +306,6 @@ def first_last_means(values: Sequence[float | None]) -> list[float | None]:
 
 def _speed(steps: Sequence[Step], tokens: str, seconds: str) -> float | None:
     """Return tokens per second, over the steps that recorded both."""
-    both = [(measured(step, tokens), measured(step, seconds)) for step in steps]
+    both = [(get_number(step, tokens), get_number(step, seconds)) for step in steps]
     known = [(n, took) for n, took in both if n is not None and took]
     return sum(n for n, _ in known) / sum(took for _, took in known) if known else None

@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field
 
 from compound.components.function import Function
 from compound.errors import DeclarationError
-from compound.graph.types import spell
+from compound.graph.types import format_type
 from compound.spec.kinds.kind import DumpContext, Kind, MakeContext, make_settings, report_wrong_settings
 from compound.spec.schema.settings import AnySetting
 from compound.spec.schema.types import Code, Model
@@ -54,7 +54,7 @@ def _make(entry: FunctionEntry, context: MakeContext) -> Function | None:
     if component is not None and outputs is None and entry.out is not None:
         returned = component.outputs["output"].type
         if entry.out != returned:
-            mismatch = f"is {spell(entry.out)}, but the function returns {spell(returned)}"
+            mismatch = f"is {format_type(entry.out)}, but the function returns {format_type(returned)}"
             file.document.report((*context.address, "out"), mismatch)
     return component
 

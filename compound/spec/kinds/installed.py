@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from pydantic import ConfigDict
 
-from compound.formatting import short
+from compound.formatting import short_repr
 from compound.graph.component import Component, Operation
 from compound.graph.composite import Composite
 from compound.registry.plugins import plugins, visible
@@ -46,7 +46,7 @@ def find_kind(name: str) -> AnyKind:
 def _kind(name: str, found: object) -> AnyKind:
     if not (isinstance(found, type) and issubclass(found, Operation | Composite)):
         raise UserCodeError(
-            f"component kind {name!r} is {short(found)}, which is not a subclass of Operation",
+            f"component kind {name!r} is {short_repr(found)}, which is not a subclass of Operation",
             hint="name a class, such as class Shout(cp.Operation)",
         )
     settings = settings_model(f"kind_{name}", found, skip=("self", "name"))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 from compound.graph.component import Component
 from compound.graph.space import Space
 from compound.graph.system import System
@@ -141,7 +141,7 @@ def report_wrong_settings(
     hints, document, found = hints_of(target), context.document, False
     for name, value in given.items():
         if name not in parameters and not is_open:
-            document.report((*address, name), "unknown setting", nearest(name, parameters), key=True)
+            document.report((*address, name), "unknown setting", suggest_name(name, parameters), key=True)
             found = True
         elif name in hints and not isinstance(value, Space):
             raw = document.at((*address, name))

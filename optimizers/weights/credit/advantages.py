@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 from compound.optimizers.weights.learner.samples import Group, Sample
 
 DEVIATION_EPSILON = 1e-4  # added to the standard deviation, as in TRL
@@ -78,7 +78,7 @@ def advantages(
     """
     if standardize not in STANDARDIZATIONS:
         raise DeclarationError(
-            f"unknown standardization {standardize!r}", hint=nearest(standardize, STANDARDIZATIONS)
+            f"unknown standardization {standardize!r}", hint=suggest_name(standardize, STANDARDIZATIONS)
         )
     check_rewards(samples)
     compared = {key: [sample.reward for sample in members] for key, members in by_group(samples).items()}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 from compound.execution.rng import generator
 from compound.execution.trace import Call, Trace
 from compound.optimizers.weights.credit.advantages import by_group, check_rewards
@@ -128,7 +128,7 @@ def module_groups(
             ``rollouts`` states, or a reward is not a finite number.
     """
     if padding not in PADDINGS:
-        raise DeclarationError(f"unknown padding {padding!r}", hint=nearest(padding, PADDINGS))
+        raise DeclarationError(f"unknown padding {padding!r}", hint=suggest_name(padding, PADDINGS))
     if size is not None and size < 2:
         raise DeclarationError(f"a group must have at least 2 elements, but size is {size}")
     check_rewards(samples)

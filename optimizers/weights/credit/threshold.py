@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 
 
 @dataclass(frozen=True)
@@ -147,5 +147,5 @@ RULES = {
 
 def _rule(name: str) -> Rule:
     if name not in RULES:
-        raise DeclarationError(f"unknown threshold rule {name!r}", hint=nearest(name, RULES))
+        raise DeclarationError(f"unknown threshold rule {name!r}", hint=suggest_name(name, RULES))
     return RULES[name]

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 
 from compound.components.engines import model_folder, models
 from compound.components.engines.local import loading
-from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra, nearest
+from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra, suggest_name
 from compound.execution.rng import fork_torch_rng
 from compound.graph.component import check_name
 from compound.graph.space import Weights
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.targets import resolve
-from compound.storage.artifacts import Reference, kept, put, verified
+from compound.storage.artifacts import Reference, copy_into, store_folder, verify_reference
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +122,7 @@ class Adapters:
         """
         content, reference = self._content(name), self._stored[name][1]
         if content != self._stored[name][0]:
-            reference = put(lambda path: self.write(name, path), folder, name)
+            reference = store_folder(lambda path: self.write(name, path), folder, name)
             self._before[name] = _logprobs(folder / reference["path"]) or []
             self._stored[name] = content, reference
         return reference
@@ -200,8 +200,8 @@ class Adapters:
         """
         if reference is None:
             return
-        own = kept({**reference, "path": str(folder / reference["path"])}, folder)
-        path = verified(own, folder)
+        own = copy_into({**reference, "path": str(folder / reference["path"])}, folder)
+        path = verify_reference(own, folder)
         self.load(name, path)
         self._stored[name] = self._content(name), own
         if found := _logprobs(path):
@@ -266,11 +266,11 @@ def reason_unshared(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     """
     import torch
 
-    from compound.components.engines.local.layers import unshared_kinds
+    from compound.components.engines.local.layers import unshareable_kinds
     from compound.optimizers.weights.learner.forward import forward
     from compound.optimizers.weights.learner.samples import probe_sample
 
-    if kinds := unshared_kinds(base.config):
+    if kinds := unshareable_kinds(base.config):
         return f"the model has layers of {', '.join(kinds)}"
     tokens = tuple(tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids)
     # prompts and answers of different lengths, so that both kinds of padding are tested
@@ -361,7 +361,7 @@ def _load(name: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
     folder = models.resolve(name)
     kind = loading.fastest_dtype() if dtype == "auto" else dtype
     try:
-        with models.quiet():
+        with models.hide_progress_bars():
             model, tokenizer = model_folder.load_causal(folder, kind)
     except (OSError, ValueError) as error:
         raise CompoundError(f"{name!r} cannot be trained: {model_folder.explain(error)}") from error
@@ -413,7 +413,7 @@ def partition(
         if component not in components:
             raise DeclarationError(
                 f"{section}.adapters names {component!r}, which has no weights",
-                hint=nearest(component, components),
+                hint=suggest_name(component, components),
             )
         if named.count(component) > 1:
             raise DeclarationError(

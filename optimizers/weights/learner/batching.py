@@ -35,7 +35,7 @@ def micro_batches(
     rest: list[Sample] = []
     groups = [list(own) for _, own in itertools.groupby(order, key=lambda s: s.tokens.prompt)]
     for batch in _cut(groups, max_tokens, shared_size):
-        if forward.shared_fraction(batch) <= forward.WORTH:
+        if forward.shared_fraction(batch) <= forward.MAX_SHARED_FRACTION:
             batches.append(batch)
         else:  # `forward` will process every prompt, so prompts count once per sample
             rest += batch

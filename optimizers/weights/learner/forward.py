@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compound.components.engines.local.layers import unshared_kinds
+from compound.components.engines.local.layers import unshareable_kinds
 from compound.optimizers.weights.learner.head import OutputLayer, token_logps
 from compound.optimizers.weights.learner.samples import Sample
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import DynamicCache, PreTrainedModel
 
-WORTH = 0.5  # prompts are shared if at most this fraction of the tokens remains to be processed
+MAX_SHARED_FRACTION = 0.5  # prompts are shared if at most this fraction of the tokens remains to be processed
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def forward(
 
     prompts = list(dict.fromkeys(sample.tokens.prompt for sample in samples))
     if shared is None:
-        shared = not unshared_kinds(model.config) and shared_fraction(samples) <= WORTH
+        shared = not unshareable_kinds(model.config) and shared_fraction(samples) <= MAX_SHARED_FRACTION
     states = _shared_states(model, samples, prompts) if shared else _plain_states(model, samples)
     mask = _mask(samples, states.device)
     targets = _padded([s.tokens.sampled for s in samples], states.device)

@@ -31,7 +31,7 @@ from compound.optimizers.weights.learner.values import CriticSettings, value_hea
 from compound.optimizers.weights.loss import corrections, diagnostics, losses
 from compound.optimizers.weights.loss.losses import PolicyLoss
 from compound.optimizers.weights.loss.objective import Objective
-from compound.storage.artifacts import Reference, put, verified
+from compound.storage.artifacts import Reference, store_folder, verify_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -373,7 +373,7 @@ class Trainer:
                 self.versions[name] = [*self.versions[name], now][-2 - self.rollouts.max_staleness :]
         return Saved(
             adapters=adapters,
-            optimizers=put(self._write, folder, OPTIMIZERS),
+            optimizers=store_folder(self._write, folder, OPTIMIZERS),
             versions={name: list(some) for name, some in self.versions.items()},
             skipped={name: updater.skipped for name, updater in self._updaters.items()},
         )
@@ -429,7 +429,7 @@ class Trainer:
 def _stored(reference: Reference, folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    tensors: dict[str, Tensor] = load_file(verified(reference, folder) / "state.safetensors")
+    tensors: dict[str, Tensor] = load_file(verify_reference(reference, folder) / "state.safetensors")
     return tensors
 
 

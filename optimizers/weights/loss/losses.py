@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from compound.errors import DeclarationError, nearest
+from compound.errors import DeclarationError, suggest_name
 from compound.settings.base import Settings
 
 if TYPE_CHECKING:
@@ -378,7 +378,7 @@ def variant_of(name: str) -> Variant:
         DeclarationError: there is no such loss.
     """
     if name not in VARIANTS:
-        raise DeclarationError(f"unknown loss {name!r}", hint=nearest(name, VARIANTS))
+        raise DeclarationError(f"unknown loss {name!r}", hint=suggest_name(name, VARIANTS))
     return VARIANTS[name]
 
 

@@ -24,7 +24,7 @@ from compound.optimizers.weights.credit.regrouping import regroup
 from compound.optimizers.weights.learner.samples import Group, Sample
 from compound.optimizers.weights.recipes.propagated import propagated_samples
 from compound.optimizers.weights.recipes.recipe import (
-    Credited,
+    CreditedSamples,
     GroupSettings,
     Penalties,
     PolicyRecipe,
@@ -77,7 +77,7 @@ class MHGPO(PolicyRecipe):
         later = sum((components - k) / components for k in range(components))
         return examples * self.settings.rollouts.runs * (later if self.kind == "is" else 1.0)
 
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         """Run and fork the examples, propagate rewards, and compute advantages within groups."""
         settings, runs = self.settings, self.settings.rollouts.runs
         own = settings if isinstance(settings, MHGPORandomSettings) else MHGPORandomSettings()
@@ -94,7 +94,7 @@ class MHGPO(PolicyRecipe):
             samples, more = _regrouped(samples, rollouts, size, context.seed)
             facts |= more
         trained, groups = advantages(samples, settings.scale)
-        return Credited(trained, scores_of(rollouts), {**asdict(groups), **facts})
+        return CreditedSamples(trained, scores_of(rollouts), {**asdict(groups), **facts})
 
 
 async def _first(context: RecipeContext, examples: Sequence[Example], count: int) -> list[Rollout]:

@@ -15,13 +15,13 @@ from pydantic import Field, PositiveInt, model_validator
 
 from compound.errors import DeclarationError
 from compound.example import Example
-from compound.execution.schedule import values_of
+from compound.execution.schedule import setting_values
 from compound.graph.configuration import load
 from compound.graph.system import System
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.grouping import merge_copies, module_groups, trajectory_samples
 from compound.optimizers.weights.recipes.recipe import (
-    Credited,
+    CreditedSamples,
     GroupSettings,
     PolicyRecipe,
     RecipeContext,
@@ -81,7 +81,7 @@ class MMGRPO(PolicyRecipe):
 
     settings: GRPOSettings
 
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         """Run every example several times, with the system and its teachers, and compare module calls."""
         rollouts = [
             *await context.sampler.runs(examples, range(self.settings.own_runs)),
@@ -110,7 +110,7 @@ class MMGRPO(PolicyRecipe):
             "deselected": grouped.deselected,
             "copies": grouped.duplicated,
         }
-        return Credited(trained, scores_of(rollouts), {**asdict(facts), **counts})
+        return CreditedSamples(trained, scores_of(rollouts), {**asdict(facts), **counts})
 
 
 async def _taught(
@@ -132,7 +132,7 @@ def _check_same_model(context: RecipeContext, teacher: System, path: str) -> Non
     """Raise if a teacher uses another model: its tokens are trained on directly, in the same vocabulary."""
     for component in context.trained:
         own, other = (
-            values_of(s.components[component], s).get("lm") for s in (context.sampler.system, teacher)
+            setting_values(s.components[component], s).get("lm") for s in (context.sampler.system, teacher)
         )
         if own != other:
             raise DeclarationError(

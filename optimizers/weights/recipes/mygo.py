@@ -20,7 +20,7 @@ from compound.optimizers.weights.credit.threshold import Selection, raise_thresh
 from compound.optimizers.weights.learner.samples import SamplingSettings
 from compound.optimizers.weights.loss.objective import ImitationObjective, ImitationObjectiveField
 from compound.optimizers.weights.recipes.recipe import (
-    Credited,
+    CreditedSamples,
     Recipe,
     RecipeContext,
     Sharing,
@@ -107,7 +107,7 @@ class MyGO(Recipe):
         """Return the maximum cost: every attempt at every example."""
         return examples * self.settings.attempts
 
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         """Attempt the examples, and return samples of the attempts that reach the threshold."""
         settings, state = self.settings, context.recall(MyGOState)
         warming = state.imitated < settings.cold_start
@@ -133,7 +133,7 @@ class MyGO(Recipe):
         context.keep(state)
         count = sum(map(len, attempts.values()))
         facts = {"threshold": threshold, "attempts": count, "kept": len(chosen), "warming": warming}
-        return Credited(samples, first, facts)
+        return CreditedSamples(samples, first, facts)
 
     @staticmethod
     async def _first_attempts(

@@ -21,7 +21,7 @@ from compound.optimizers.weights.learner.samples import Sample
 from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.recipes.propagated import propagated_samples
 from compound.optimizers.weights.recipes.recipe import (
-    Credited,
+    CreditedSamples,
     Penalties,
     PolicyRecipe,
     PolicySettings,
@@ -60,14 +60,14 @@ class PPO(PolicyRecipe):
         """The settings of the value head."""
         return self.settings.critic
 
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         """Run every example several times, and estimate the advantage of every token."""
         rollouts = await context.sampler.runs(examples, range(self.settings.rollouts.runs))
         propagated = propagated_samples(
             context, rollouts, lambda rollout, credit: (), self.settings.penalties
         )
         samples, facts = await estimate_advantages(context, self.settings.critic, propagated.samples)
-        return Credited(samples, scores_of(rollouts), {**propagated.facts, **facts})
+        return CreditedSamples(samples, scores_of(rollouts), {**propagated.facts, **facts})
 
 
 async def estimate_advantages(

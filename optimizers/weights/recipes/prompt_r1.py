@@ -16,7 +16,7 @@ from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.grouping import trajectory_samples
 from compound.optimizers.weights.learner.samples import Group, Sample
 from compound.optimizers.weights.recipes.recipe import (
-    Credited,
+    CreditedSamples,
     GroupSettings,
     PolicyRecipe,
     RecipeContext,
@@ -40,7 +40,7 @@ class PromptR1(PolicyRecipe):
 
     settings: PromptR1Settings
 
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         """Run every example several times, and compare the conversations."""
         rollouts = await context.sampler.runs(examples, range(self.settings.rollouts.runs))
         samples = [
@@ -55,7 +55,7 @@ class PromptR1(PolicyRecipe):
             )
         ]
         trained, facts = advantages(samples, self.settings.scale, references=rollout_rewards(samples))
-        return Credited(trained, scores_of(rollouts), asdict(facts))
+        return CreditedSamples(trained, scores_of(rollouts), asdict(facts))
 
 
 def rollout_rewards(samples: Sequence[Sample]) -> Mapping[Group, tuple[float, ...]]:

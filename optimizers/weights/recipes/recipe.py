@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from compound.errors import DeclarationError, OutputTypeError, ParseError
 from compound.example import Example
 from compound.execution.trace import Call
-from compound.formatting import short
+from compound.formatting import short_repr
 from compound.optimization.method import Task
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.trainer import Trainer
@@ -106,7 +106,7 @@ class RecipeContext:
         seed: the seed of the step's random numbers.
         trainer: computes values and log-ratios to the base model.
         task: the job.
-        kept: the recipe's state between steps, as JSON; see `recall` and `keep`.
+        state: the recipe's state between steps, as JSON; see `recall` and `keep`.
         folder: the folder that code and files named in the settings are relative to.
     """
 
@@ -115,7 +115,7 @@ class RecipeContext:
     seed: int
     trainer: Trainer
     task: Task
-    kept: dict[str, object] = field(default_factory=dict)
+    state: dict[str, object] = field(default_factory=dict)
     folder: Path = Path()
 
     @property
@@ -125,12 +125,12 @@ class RecipeContext:
 
     def recall(self, kind: type[S]) -> S:
         """Return the state stored by the previous step, or the defaults in the first step."""
-        return kind.from_json(self.kept) if self.kept else kind()
+        return kind.from_json(self.state) if self.state else kind()
 
     def keep(self, state: State) -> None:
         """Store a state for the next step."""
-        self.kept.clear()
-        self.kept.update(state.to_json())
+        self.state.clear()
+        self.state.update(state.to_json())
 
     def penalties(self, declared: Penalties) -> dict[str, Penalty]:
         """Load the penalty functions of the trained components."""
@@ -139,7 +139,7 @@ class RecipeContext:
 
 
 @dataclass(frozen=True)
-class Credited:
+class CreditedSamples:
     """Samples with advantages, and statistics of their credit assignment.
 
     Attributes:
@@ -218,11 +218,11 @@ class Recipe(ABC):
         return [trace.score for trace in traces if trace.score is not None and not is_lost(trace.failure)]
 
     @abstractmethod
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         """Make rollouts of some examples, and return samples with advantages."""
 
 
-async def credited_by(recipe: Recipe, context: RecipeContext, examples: Sequence[Example]) -> Credited:
+async def credited_by(recipe: Recipe, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
     """Let a recipe, which may be code of a user, make the samples of a step.
 
     Raises:
@@ -232,10 +232,11 @@ async def credited_by(recipe: Recipe, context: RecipeContext, examples: Sequence
     check_signature(recipe.collect, role, "context", "examples")
     started: object = recipe.collect(context, examples)
     found = await started if inspect.isawaitable(started) else started
-    if found is started or not isinstance(found, Credited):
+    if found is started or not isinstance(found, CreditedSamples):
         raise UserCodeError(
-            f"{role} at {definition(recipe.collect)} returned {short(found)}",
-            hint="write async def collect(self, context, examples), which returns Credited(samples, scores)",
+            f"{role} at {definition(recipe.collect)} returned {short_repr(found)}",
+            hint="write async def collect(self, context, examples), which returns "
+            "CreditedSamples(samples, scores)",
         )
     return found
 

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from compound.errors import TransientError
-from compound.evaluation.evaluate import Rules, raise_too_many_failures, score
+from compound.evaluation.evaluate import EvaluationRules, raise_too_many_failures, score
 from compound.example import Example, Metric
 from compound.execution.executor import Executor
 from compound.execution.ordered import gather_ordered
@@ -102,7 +102,7 @@ class Sampler:
     executor: Executor
     system: System
     metric: Metric
-    rules: Rules
+    rules: EvaluationRules
     step: int
     made: int = 0
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -263,7 +263,7 @@ def _share(fork: Fork, system: System) -> float:
     for call in trace.calls:  # parents come first
         if not after.isdisjoint(call.parents):
             after.add(call.address)
-    return min(1.0, sum(trace.share(call) for call in trace.calls if call.address in after))
+    return min(1.0, sum(trace.run_fraction(call) for call in trace.calls if call.address in after))
 
 
 def is_lost(failure: Failure | None) -> bool:
@@ -298,7 +298,9 @@ def rollout_settings(
     }
 
 
-def rolling(rules: Rules, system: System, components: Sequence[str], settings: SamplingSettings) -> Rules:
+def rollout_rules(
+    rules: EvaluationRules, system: System, components: Sequence[str], settings: SamplingSettings
+) -> EvaluationRules:
     """Return the evaluation rules of rollouts: their failure score, and the settings of components."""
     failure_score = rules.failure_score if settings.failure_score is None else settings.failure_score
     return replace(

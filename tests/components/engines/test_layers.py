@@ -22,7 +22,7 @@ transformers = pytest.importorskip("transformers")
 
 from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
 from compound.components.engines.local import loading, prefill  # noqa: E402
-from compound.components.engines.local.layers import layer_kinds, unshared_kinds  # noqa: E402
+from compound.components.engines.local.layers import layer_kinds, unshareable_kinds  # noqa: E402
 from compound.components.engines.local.prefill import Prefill  # noqa: E402
 from compound.engine import TokenRecord  # noqa: E402
 from compound.errors import CompoundError  # noqa: E402
@@ -33,7 +33,7 @@ from compound.optimizers.weights.learner.adapters import Adapters, reason_unshar
 from compound.optimizers.weights.learner.batching import micro_batches  # noqa: E402
 from compound.optimizers.weights.learner.forward import forward, shared_fraction  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
-from placing import plain  # noqa: E402
+from training_settings import plain  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of families, about kernels that are not installed
 
@@ -168,7 +168,7 @@ def test_prompts_longer_than_a_sliding_window_are_read_once_with_the_same_gradie
 @pytest.mark.parametrize("family", OTHER)
 def test_models_with_other_layers_read_every_prompt(family: str) -> None:
     model, some = make(*OTHER[family]), samples((40, 23))
-    kinds = unshared_kinds(model.config)
+    kinds = unshareable_kinds(model.config)
     assert kinds
     found, _ = gradients(model, some, None)
     assert torch.equal(found, gradients(model, some, False)[0])
@@ -270,7 +270,7 @@ def test_the_sampler_refuses_models_with_other_layers_and_names_them(
     monkeypatch.setattr(transformers, "AutoModelForCausalLM", auto)
     with pytest.raises(CompoundError, match="layers other than full and sliding-window") as caught:
         loading.load(str(tmp_path), "float32")
-    for kind in unshared_kinds(model.config):
+    for kind in unshareable_kinds(model.config):
         assert kind in str(caught.value)
 
 

@@ -686,7 +686,7 @@ def test_an_answer_of_no_tokens_is_refused(folder: Path) -> None:
 def smollm2() -> str:
     from compound.components.engines import models
 
-    if models.available()[0].state == "absent":
+    if models.list_models()[0].state == "absent":
         pytest.skip("the weights of smollm2 are not installed")
     return "smollm2"
 

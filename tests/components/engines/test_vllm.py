@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fake_vllm as fake
-from asking import ask, request, until
 from compound.components.engines.prefilled import Prefilled
 from compound.components.engines.probe import (
     APART,
@@ -41,6 +40,7 @@ from compound.optimizers.methods import check_trainable, method
 from compound.registry.engines import find_engine
 from compound.spec import loads
 from compound.storage.artifacts import folder_digest
+from vllm_requests import ask, request, until
 
 pytest.importorskip("httpx")
 

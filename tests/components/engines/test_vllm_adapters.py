@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 import fake_vllm as fake
-from asking import request
 from compound.components.engines.probe import CHECKS
 from compound.components.engines.vllm.adapters import ServedAdapters
 from compound.components.engines.vllm.api import Answer
@@ -26,6 +25,7 @@ from compound.concurrency.rwlock import RWLock
 from compound.engine import Adapter
 from compound.errors import AdapterNotServed, CompoundError, TransientError
 from compound.storage.artifacts import SHOWN, folder_digest
+from vllm_requests import request
 
 pytest.importorskip("httpx")
 

@@ -17,7 +17,6 @@ import pytest
 
 import compound as cp
 import fake_vllm as fake
-from asking import ask, request, until
 from compound.components.engines.vllm import guard
 from compound.components.engines.vllm import server as vllm_server
 from compound.components.engines.vllm.engine import VLLMEngine
@@ -26,6 +25,7 @@ from compound.errors import CallError, CompoundError, TransientError
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.storage.artifacts import folder_digest
+from vllm_requests import ask, request, until
 
 pytest.importorskip("httpx")
 

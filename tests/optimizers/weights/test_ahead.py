@@ -19,7 +19,7 @@ from compound.components.engines.local.engine import TransformersEngine  # noqa:
 from compound.engine import TokenRecord  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
-from compound.optimizers.weights.recipes.recipe import Credited  # noqa: E402
+from compound.optimizers.weights.recipes.recipe import CreditedSamples  # noqa: E402
 from compound.optimizers.weights.step_batch import StepBatch  # noqa: E402
 
 LONG = 60.0  # seconds after which what should have begun will not
@@ -79,6 +79,6 @@ def test_what_was_drawn_comes_back_from_a_file_to_the_last_digit(tmp_path: Path)
         ),
         Sample("b", "e", "b", 1, TokenRecord((1,), (2,), (), "length"), 0.0),
     ]
-    drawn = StepBatch(Credited(samples, [1 / 3, 0.0], {"groups": 2}), {"lost": 0})
+    drawn = StepBatch(CreditedSamples(samples, [1 / 3, 0.0], {"groups": 2}), {"lost": 0})
     drawn.write(tmp_path)
     assert StepBatch.read(tmp_path) == drawn

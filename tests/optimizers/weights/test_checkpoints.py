@@ -24,7 +24,7 @@ from compound.benchmarks.simulated.toys import Toy, toy  # noqa: E402
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.engine import Adapter  # noqa: E402
 from compound.errors import CompoundError  # noqa: E402
-from compound.evaluation.metrics import apply  # noqa: E402
+from compound.evaluation.metrics import apply_metric  # noqa: E402
 from compound.example import Example, Score  # noqa: E402
 from compound.execution.budget import Budget, Meter  # noqa: E402
 from compound.execution.cache import MemoryCache  # noqa: E402
@@ -38,9 +38,9 @@ from compound.optimizers.weights import moments  # noqa: E402
 from compound.optimizers.weights import training as session  # noqa: E402
 from compound.optimizers.weights.learner.saved import TrainingState  # noqa: E402
 from compound.optimizers.weights.recipes.selection import split  # noqa: E402
-from compound.storage.artifacts import verified  # noqa: E402
+from compound.storage.artifacts import verify_reference  # noqa: E402
 from compound.testing import PlainMemory  # noqa: E402
-from placing import training  # noqa: E402
+from training_settings import training  # noqa: E402
 
 SEED = 3
 SHORT = {"steps": 4, "examples": 2, "runs": 3, "lr": 0.01, "evaluation__every": 1, "evaluation__examples": 4}
@@ -78,7 +78,7 @@ class Scripted:
         self.seen[example.id] += 1
         if example in self.held_out:
             return Score(self.scores[self.seen[example.id] - 1])
-        return await apply(self.task.metric, outputs, example)
+        return await apply_metric(self.task.metric, outputs, example)
 
 
 @dataclass
@@ -181,7 +181,7 @@ class TestBestStep:
         )
         assert [e["best"] for e in run.evaluations] == [0, 1, 2, 2, 2]
         for reference in found.values.values():
-            verified(reference, tmp_path)
+            verify_reference(reference, tmp_path)
 
     def test_no_step_trains_on_an_example_that_chooses_among_steps(self, model: Path, tmp_path: Path) -> None:
         run = Run(model, tmp_path, {"examples": 12})
@@ -267,7 +267,7 @@ class TestBestStep:
         assert found.facts == expected.facts
         assert [e.facts for e in run.events] == [e.facts for e in whole.events]
         for reference in found.values.values():
-            verified(reference, run.folder)
+            verify_reference(reference, run.folder)
 
 
 def test_adapters_that_an_engine_does_not_take_end_a_job_before_its_first_run(
@@ -277,7 +277,7 @@ def test_adapters_that_an_engine_does_not_take_end_a_job_before_its_first_run(
 
     async def admit(_: TransformersEngine, adapter: Adapter) -> None:
         shapes.append(json.loads((Path(adapter.path) / "adapter_config.json").read_text())["r"])
-        verified({"path": adapter.path, "sha256": adapter.sha256})
+        verify_reference({"path": adapter.path, "sha256": adapter.sha256})
         if len(shapes) == 3:
             raise CompoundError("the server does not load it")
 

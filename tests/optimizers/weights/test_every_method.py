@@ -28,7 +28,7 @@ from compound.evaluation.metrics import custom  # noqa: E402
 from compound.example import Example, Score  # noqa: E402
 from compound.execution.cache import MemoryCache  # noqa: E402
 from compound.execution.executor import Executor  # noqa: E402
-from compound.graph.configuration import readable  # noqa: E402
+from compound.graph.configuration import to_readable_json  # noqa: E402
 from compound.optimization.method import Job, JobContext, Proposal, Task  # noqa: E402
 from compound.optimization.problem import Problem  # noqa: E402
 from compound.optimization.scorer import JobScorer  # noqa: E402
@@ -42,12 +42,12 @@ from compound.optimizers.weights.recipes.mhgpo import MHGPO  # noqa: E402
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, GRPOSettings, MMGRPOSettings  # noqa: E402
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings  # noqa: E402
 from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings  # noqa: E402
-from compound.optimizers.weights.recipes.recipe import Credited, Recipe  # noqa: E402
+from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe  # noqa: E402
 from compound.optimizers.weights.step_batch import StepBatch  # noqa: E402
 from compound.optimizers.weights.step_notes import reason_without_samples  # noqa: E402
 from compound.spec import load  # noqa: E402
 from compound.testing import PlainMemory, ScriptedLM  # noqa: E402
-from placing import placed, read_by, trainings  # noqa: E402
+from training_settings import placed, read_by, trainings  # noqa: E402
 
 ATLAS = Path(__file__).parents[3] / "benchmarks" / "atlas.yaml"
 SMALL = {
@@ -116,7 +116,7 @@ async def trained(
         async for event in chosen.optimizers[job.optimizer].propose(task):
             if isinstance(event, Proposal):
                 values |= event.values
-                spent, facts = executor.meter.system_runs - begun, readable(event.facts)
+                spent, facts = executor.meter.system_runs - begun, to_readable_json(event.facts)
                 memory.append({"kind": "job", "optimizer": job.optimizer, "spent": spent, "facts": facts})
     await executor.aclose()
     return values, memory.records()
@@ -369,7 +369,7 @@ def test_what_a_file_names_is_looked_for_beside_it_and_belongs_to_the_run(
     ],
 )
 def test_why_a_step_has_nothing_to_learn_from(recipe: Recipe, facts: dict[str, Any], why: str) -> None:
-    drawn = StepBatch(Credited([], [0.0, 0.0], facts), {"failed": 0, "failure": "", **facts})
+    drawn = StepBatch(CreditedSamples([], [0.0, 0.0], facts), {"failed": 0, "failure": "", **facts})
     assert reason_without_samples(recipe, drawn) == why
 
 

@@ -28,7 +28,7 @@ from compound.execution.rng import derive_seed  # noqa: E402
 from compound.graph.space import LoRA, Text  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
-from placing import training  # noqa: E402
+from training_settings import training  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -32,12 +32,12 @@ from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings
 from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings
 from compound.optimizers.weights.recipes.prompt_r1 import PromptR1, PromptR1Settings, rollout_rewards
-from compound.optimizers.weights.recipes.recipe import Credited, Recipe, TrainingSettings
+from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe, TrainingSettings
 from compound.optimizers.weights.recipes.rollouts import upstream_components
 from compound.rewards.credit.shaping import TooMany
 from compound.testing import RecipeJob
 from compound.testing.recipe_job import EXAMPLES, ConstantCritic
-from placing import placed, read_by
+from training_settings import placed, read_by
 
 NAMES = ("a", "b", "c", "d")
 
@@ -58,7 +58,7 @@ def of_one(inputs: Mapping[str, Any]) -> float:
     return 0.0
 
 
-strict = TooMany("output", most=0, penalty=-2.0)
+strict = TooMany("output", max_items=0, penalty=-2.0)
 
 
 def no_number(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
@@ -100,7 +100,7 @@ class Lab(RecipeJob):
         super().__init__(NAMES[:agents], value=value)
         self.settings = settings or {}
 
-    def collect(self, way: Way, **how: Any) -> Credited:  # type: ignore[override]
+    def collect(self, way: Way, **how: Any) -> CreditedSamples:  # type: ignore[override]
         """Make one step's samples, with the system as it is at present."""
         found = super().collect(way({"runs": 4, **self.settings}), **how)
         assert {answer.temperature for answer in self.lm.answers} <= {1.0}
@@ -497,7 +497,7 @@ class TestBudgets:
         lab.system = System("again", outputs={"y": last}, lm="lm")
         meter = Meter()
         assert mhgpo("is")({"runs": 4}).cost(3, 1) == 12
-        with meter.capped(20), pytest.raises(BudgetExhausted, match="of 20 system runs"):
+        with meter.cap_runs(20), pytest.raises(BudgetExhausted, match="of 20 system runs"):
             lab.collect(mhgpo("is"), meter=meter)
         assert 12 < meter.system_runs <= 20
         lab.collect(mhgpo("is"), meter=(free := Meter()))
@@ -508,7 +508,7 @@ class TestBudgets:
         """A fork held a whole run until it was made: the last one did not fit, and the step was lost."""
         lab, meter = Lab(agents), Meter()
         assert mhgpo("is")({"runs": 4}).cost(3, agents) == pytest.approx(cost)
-        with meter.capped(cost):
+        with meter.cap_runs(cost):
             lab.collect(mhgpo("is"), meter=meter)
         assert meter.system_runs == pytest.approx(cost)
 
@@ -518,7 +518,7 @@ class TestBudgets:
         examples = [Example(f"e{i}", {"x": "w", "wanted": True}) for i in range(2)]
         meter = Meter()
         lab.collect(mhgpo("is"), examples=examples, meter=meter)
-        with meter.capped(meter.system_runs), pytest.raises(BudgetExhausted):
+        with meter.cap_runs(meter.system_runs), pytest.raises(BudgetExhausted):
             lab.collect(mhgpo("is"), examples=examples, meter=meter, step=1)
 
 

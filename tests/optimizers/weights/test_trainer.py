@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from numerics import GRADIENTS, LOGPROBS
-from placing import Parts, plain
+from training_settings import Parts, plain
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
@@ -935,7 +935,7 @@ import torch.distributed as distributed
 from dataclasses import replace
 from pathlib import Path
 from safetensors.torch import save_file
-from placing import plain
+from training_settings import plain
 from tests.optimizers.weights.test_trainer import made, some
 from compound.optimizers.weights.learner import trainer as trainer_module
 from compound.optimizers.weights.learner.trainer import Trainer

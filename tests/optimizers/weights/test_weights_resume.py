@@ -38,7 +38,7 @@ from compound.optimizers.weights.learner import adapters
 from compound.optimizers.weights.learner import trainer
 from compound.api.optimize import optimize
 from compound.settings.optimize import make_settings
-from placing import trainings
+from training_settings import trainings
 
 os.fsync = compound.report.write = lambda _: None
 MODEL = make_toy_model(Path(sys.argv[1]))

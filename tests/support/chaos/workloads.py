@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from guiding import proposals
-from placing import trainings
+from optimas_settings import proposals
+from training_settings import trainings
 
 REMOTE_METHODS = (
     "search", "coordinate", "random", "mipro", "gepa", "textgrad", "opro", "llm_selector", "hbc", "optimas",

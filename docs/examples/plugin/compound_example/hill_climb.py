@@ -37,7 +37,7 @@ class HillClimb:
         examples = task.train[: task.minibatch]
         for key in task.keys[len(state.tried) :]:
             candidates = self._neighbors(task.system, key)
-            if task.scorer.left < len(examples) * (1 + len(candidates)):
+            if task.scorer.runs_left < len(examples) * (1 + len(candidates)):
                 break
             before, *after = await task.scorer.score([{}, *candidates], examples)
             best = max(range(len(after)), key=lambda number: after[number].mean)

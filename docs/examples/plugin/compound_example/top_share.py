@@ -11,7 +11,7 @@ import compound as cp
 from compound.optimizers.weights.credit.grouping import trajectory_samples
 from compound.optimizers.weights.loss.objective import ImitationObjective
 from compound.optimizers.weights.recipes.recipe import (
-    Credited,
+    CreditedSamples,
     RecipeContext,
     TrainingSettings,
     learnable,
@@ -52,7 +52,7 @@ class TopShare(cp.Recipe):
         """Return the system runs of a step."""
         return examples * self.settings.rollouts.runs
 
-    async def collect(self, context: RecipeContext, examples: Sequence[cp.Example]) -> Credited:
+    async def collect(self, context: RecipeContext, examples: Sequence[cp.Example]) -> CreditedSamples:
         """Run each example several times, and keep the best runs."""
         rollouts = await context.sampler.runs(examples, range(self.settings.rollouts.runs))
         samples = []
@@ -62,4 +62,4 @@ class TopShare(cp.Recipe):
             for rollout in runs[: max(1, round(self.settings.share * len(runs)))]:
                 found = trajectory_samples(rollout.trace, context.trained, rollout=rollout.number)
                 samples += [sample.with_advantage(1.0) for sample in found]
-        return Credited(samples, scores_of(rollouts), {"imitated": len(samples)})
+        return CreditedSamples(samples, scores_of(rollouts), {"imitated": len(samples)})
