@@ -246,7 +246,7 @@ def _value(row: DataRow, column: str, name: str, place: str) -> object:
         if not isinstance(value, Mapping) or part not in value:
             entry = f"entry {part!r} in {'.'.join(parts[:i])!r}" if i else f"column {column!r}"
             hint = nearest(part, map(str, value)) if isinstance(value, Mapping) else "it is not an object"
-            raise DataError(f"{place}: no {entry}, which {name!r} is read from", hint=hint)
+            raise DataError(f"{place}: no {entry} to read {name!r} from", hint=hint)
         value = value[part]
     return value
 

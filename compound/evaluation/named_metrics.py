@@ -89,7 +89,7 @@ def made_by(found: Callable[..., object], name: str, /, *arguments: object, **se
         made = found(*arguments, **settings)
     if not isinstance(made, Metric):
         raise UserCodeError(
-            f"metric {name!r} at {definition(found)} returned {short(made)}, which is no metric",
+            f"metric {name!r} at {definition(found)} returned {short(made)}, which is not a metric",
             hint="return an object with name and score, such as cp.custom(function)",
         )
     return made

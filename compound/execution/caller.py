@@ -360,7 +360,7 @@ def _wait(error: TransientError, tries: int, seed: int) -> float:
 
 
 def _running(attempt: Attempt, context: Context) -> Awaitable[Mapping[str, object]]:
-    """Start a component; refuse one that does not run asynchronously."""
+    """Start a component; reject one that does not run asynchronously."""
     component = attempt.component
     started: object = component.run(
         _copy_containers(attempt.inputs), _copy_containers(attempt.values), context

@@ -32,7 +32,8 @@ def check_name(kind: str, name: object) -> None:
     """Raise `DeclarationError` unless ``name`` is valid in addresses and configuration keys."""
     if not isinstance(name, str) or not NAME.match(name):
         raise DeclarationError(
-            f"{kind} name must be letters, digits and underscores, no digit first, but got {name!r}"
+            f"{kind} name must consist of letters, digits and underscores and not start with a digit, "
+            f"but got {name!r}"
         )
 
 

@@ -98,7 +98,7 @@ def method(
 
 
 def check_settings(settings: object, base: type[Settings], role: str) -> None:
-    """Refuse what is given as the model of settings, and is none.
+    """Reject a settings model of another type.
 
     Raises:
         UserCodeError: it is not a subclass of ``base``.
@@ -153,7 +153,7 @@ def _check(found: object, name: str, place: str, system: System) -> None:
             )
     if inspect.isclass(found.scheduler) or not callable(getattr(found.scheduler, "choose", None)):
         raise UserCodeError(
-            f"{role}: the scheduler of its Method is {short(found.scheduler)}, which is no scheduler",
+            f"{role}: the scheduler of its Method is {short(found.scheduler)}, which is not a scheduler",
             hint="give an object with a method choose, such as Uniform()",
         )
     for job in (*([found.opening] if found.opening else []), *found.jobs):

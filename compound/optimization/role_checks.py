@@ -61,7 +61,7 @@ class Proposing:
                 yield self._check_event(event)
 
     def _check_event(self, event: object) -> Progress | Proposal:
-        """Refuse what an optimizer must not yield."""
+        """Reject invalid events of an optimizer."""
         if isinstance(event, Progress):
             self._check_fields("Progress", event.note, step=event.step, of=event.of)
             for name, value in (("state", event.state), ("facts", event.facts)):
@@ -116,8 +116,8 @@ class Proposing:
             )
         if not isinstance(proposal.values, Mapping):
             raise UserCodeError(
-                f"{self._role} proposed {short(proposal.values)}, which is no dictionary of values",
-                hint="yield Proposal({key: value}), or Proposal({}) where nothing better was found",
+                f"{self._role} proposed {short(proposal.values)}, which is not a dictionary of values",
+                hint="yield Proposal({key: value}), or Proposal({}) if nothing better was found",
             )
         for key in proposal.values:
             if key not in working.parameters:

@@ -1,4 +1,4 @@
-"""Ask engines, which may be code of a user, and check that they keep to their role."""
+"""Call engines, which may be user code, and validate their results."""
 
 from __future__ import annotations
 

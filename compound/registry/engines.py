@@ -112,14 +112,14 @@ def own_engine(place: str, folder: Path) -> Callable[..., Engine]:
 def _made_by(kind: str, found: object) -> Callable[..., Engine]:
     if not callable(found):
         raise UserCodeError(
-            f"engine {kind!r} is {short(found)}, which is no class",
+            f"engine {kind!r} is {short(found)}, which is not a class",
             hint="name a class that implements Engine",
         )
     return _checked(kind, found)
 
 
 def _checked(kind: str, found: Callable[..., object]) -> Callable[..., Engine]:
-    """Return a function that reports errors in the user's code, and refuses what is no engine."""
+    """Return a function that reports errors in the user's code, and rejects objects that are not engines."""
 
     @functools.wraps(found, updated=())
     def make(*arguments: object, **settings: object) -> Engine:

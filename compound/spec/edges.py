@@ -41,7 +41,9 @@ class Names:
             return self.inputs[name]
         if name not in self.nodes:
             possible = {f"${known}" for known in (*self.inputs, *self.nodes)}
-            raise WiringError(f"{reference} names no input and no node", hint=nearest(f"${name}", possible))
+            raise WiringError(
+                f"{reference} names neither an input nor a node", hint=nearest(f"${name}", possible)
+            )
         node = self.nodes[name]
         return ANYTHING if node is None else _output(node, field)
 

@@ -2,7 +2,7 @@
 
 All errors of a file are reported at once, as ``file:line:column: address: error; hint``.
 A file that names Python code (``call:``, ``class:``) or a command to run (``command:`` of an engine)
-must be trusted like Python code; ``allow_import=False`` refuses such files. A file that names a server or the
+must be trusted like Python code; ``allow_import=False`` rejects such files. A file that names a server or the
 environment variable of a key needs the user's consent; see `compound.security.trust`.
 """
 

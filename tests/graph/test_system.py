@@ -179,7 +179,7 @@ def test_a_name_that_cannot_stand_in_an_address_is_refused(name: str) -> None:
         lambda: Function(name, echo)(text=question(), name="fine"),
         lambda: LLM("llm", output={name: str, "other": str})(question=question()),
     ):
-        assert "name must be letters, digits and underscores" in message_of(make, DeclarationError)
+        assert "name must consist of letters, digits and underscores" in message_of(make, DeclarationError)
 
 
 # --- functions -----------------------------------------------------------------------------------------
