@@ -175,7 +175,9 @@ class Comparison(ABC):
         if isinstance(gold, set | frozenset):
             accepted = sorted(gold, key=repr)  # deterministic across processes
         if not accepted or None in accepted:
-            raise DataError(f"{where}: gold field {self.gold!r} is {_shown(gold)}, nothing to compare with")
+            raise DataError(
+                f"{where}: gold field {self.gold!r} is {_shown(gold)}, but must hold a value to compare with"
+            )
         return accepted
 
     @abstractmethod

@@ -205,7 +205,9 @@ class Caller:
                 except (TransientError, TimeoutError) as error:
                     usage += context.usage
                     if tries > ASK_RETRIES:
-                        raise TransientError(f"{lm} gave no answer in {tries} tries: {error}") from error
+                        raise TransientError(
+                            f"{lm} returned no answer in {tries} attempts: {error}"
+                        ) from error
                     passing = error if isinstance(error, TransientError) else TransientError(str(error))
                     await self._sleep(_wait(passing, tries, request.seed))
 

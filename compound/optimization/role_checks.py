@@ -40,9 +40,7 @@ class Proposing:
         given: object = self.optimizer
         if inspect.isclass(given):
             name = given.__name__
-            raise UserCodeError(
-                f"{self._role} is the class {name}", hint=f"make an optimizer of it: {name}(…)"
-            )
+            raise UserCodeError(f"{self._role} is the class {name}", hint=f"create an instance: {name}(…)")
         propose = getattr(self.optimizer, "propose", None)
         if not callable(propose):
             raise UserCodeError(f"{self._role} has no method propose", hint=_ASYNC_GENERATOR)
@@ -88,7 +86,7 @@ class Proposing:
             if not isinstance(count, int | None):
                 raise UserCodeError(
                     f"{self._role}: {name} of {event} is {short(count)}, which is not an integer",
-                    hint=f"give a number of type int, or leave {name} out",
+                    hint=f"give a number of type int, or omit {name}",
                 )
 
     def _check_json(self, what: str, value: object) -> None:

@@ -132,7 +132,10 @@ def _check_not_hidden(top: str, folder: Path) -> None:
     file = getattr(sys.modules.get(top), "__file__", None)
     here = [path for path in (folder / f"{top}.py", folder / top / "__init__.py") if os.path.isfile(path)]
     if file and here and not Path(file).resolve().is_relative_to(folder):
-        raise DeclarationError(f"{here[0]} is hidden by the imported module {file}", hint="rename it")
+        raise DeclarationError(
+            f"{here[0]} cannot be imported: {file} has the same name and is already imported",
+            hint="rename the first file",
+        )
 
 
 def _only_beside(top: str, folder: Path) -> bool:

@@ -26,7 +26,7 @@ def checked_engine(name: str, engine: object) -> Engine:
     if inspect.isclass(engine):
         raise UserCodeError(
             f"engine {name!r} is the class {engine.__name__} at {definition(engine)}, not an engine",
-            hint=f"make one: {engine.__name__}()",
+            hint=f"create an instance: {engine.__name__}()",
         )
     if not isinstance(engine, Engine):
         missing = [each for each in MEMBERS if not hasattr(engine, each)]

@@ -608,17 +608,17 @@ def small(x: int) -> bool:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Loop("l", turn(), carry={"y": "x"}), "'l': carry names 'y', which its body lacks"),
-        (lambda: Loop("l", turn(), carry={"x": "z"}), "'l': carry names 'z', which its body lacks"),
+        (lambda: Loop("l", turn(), carry={"y": "x"}), "'l': carry names 'y', which its body does not have"),
+        (lambda: Loop("l", turn(), carry={"x": "z"}), "'l': carry names 'z', which its body does not have"),
         (lambda: Loop("l", turn(), carry={"note": "x"}), "loop 'l': carry gives 'note' (str) to 'x' (int)"),
         (
             lambda: Loop("l", turn(), carry={}, until="don"),
-            "until names 'don', which its body lacks; did you mean 'done'",
+            "until names 'don', which its body does not have; did you mean 'done'",
         ),
         (lambda: Loop("l", turn(), carry={}, until="x"), "loop 'l': until needs a bool, but 'x' is int"),
         (lambda: Loop("l", turn(), carry={}, max_turns=0), "max_turns must be >= 1, but got 0"),
         (lambda: Loop("l", turn(), carry={}, max_turns=Int(0, 3)), "max_turns must be >= 1, but got"),
-        (lambda: Map("m", turn(), over="xs"), "'m': over names 'xs', which its body lacks"),
+        (lambda: Map("m", turn(), over="xs"), "'m': over names 'xs', which its body does not have"),
     ],
 )
 def test_a_wrong_loop_or_map_is_refused(make: Callable[[], object], message: str) -> None:

@@ -133,7 +133,7 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             "$thinker,",
             "thinker,",
             [
-                "f.yaml:7:72: components.judge.in.thought: must be a reference such as $question or $node.field, but got 'thinker'; constants are settings of the component",
+                "f.yaml:7:72: components.judge.in.thought: must be a reference such as $question or $node.field, but got 'thinker'; write constants as settings of the component",
             ],
         ),
         (
@@ -141,7 +141,7 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             "outputs: {verdict: $judge.label, x: $thinker, y: [1]}",
             [
                 "f.yaml:8:20: outputs.verdict: judge has no output 'label'; possible: output",
-                "f.yaml:8:50: outputs.y: must be a reference such as $question or $node.field, but got [1]; constants are settings of the component",
+                "f.yaml:8:50: outputs.y: must be a reference such as $question or $node.field, but got [1]; write constants as settings of the component",
             ],
         ),
         (
@@ -345,23 +345,23 @@ def test_a_mistake_in_a_small_file_is_named_where_it_is(old: str, new: str, line
             "until: done",
             "until: don",
             [
-                "f.yaml:35:14: components.agent.loop.until: 'agent': until names 'don', which its body lacks; did you mean 'done'?",
+                "f.yaml:35:14: components.agent.loop.until: 'agent': until names 'don', which its body does not have; did you mean 'done'?",
             ],
         ),
         (
             "carry: {state: state}",
             "carry: {state: stat, done: state, x: state}",
             [
-                "f.yaml:34:22: components.agent.loop.carry.state: 'agent': carry names 'stat', which its body lacks; did you mean 'state'?",
+                "f.yaml:34:22: components.agent.loop.carry.state: 'agent': carry names 'stat', which its body does not have; did you mean 'state'?",
                 "f.yaml:34:34: components.agent.loop.carry.done: loop 'agent': carry gives 'done' (bool) to 'state' (str)",
-                "f.yaml:34:44: components.agent.loop.carry.x: 'agent': carry names 'x', which its body lacks; possible: done, state",
+                "f.yaml:34:44: components.agent.loop.carry.x: 'agent': carry names 'x', which its body does not have; possible: done, state",
             ],
         ),
         (
             "over: question",
             "over: questions",
             [
-                "f.yaml:47:13: components.workers.map.over: 'workers': over names 'questions', which its body lacks; did you mean 'question'?",
+                "f.yaml:47:13: components.workers.map.over: 'workers': over names 'questions', which its body does not have; did you mean 'question'?",
             ],
         ),
         (
@@ -790,7 +790,10 @@ def test_an_import_that_fails_says_how(tmp_path: Path, code: str, message: str) 
 def test_a_module_that_another_one_hides_is_refused(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("def score(outputs, example): return 1")
     text = changed(SMALL, "{exact_match: {output: verdict}}", "{custom: {call: 'json:score'}}")
-    with pytest.raises(SpecError, match=r"json\.py is hidden by the imported module .*; rename it"):
+    with pytest.raises(
+        SpecError,
+        match=r"json\.py cannot be imported: .* has the same name and is already imported; rename the first file",
+    ):
         loads(text, path=tmp_path / "f.yaml")
 
 
