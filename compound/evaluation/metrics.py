@@ -523,7 +523,7 @@ def _finite(value: object, source: str) -> float:
     if isinstance(value, Metric):
         raise CallError(
             f"{source} must return a finite real number, got another metric",
-            hint="a function that makes a metric is called with its settings: "
+            hint="if the function returns a metric, call it with its settings: "
             "custom: {call: …, settings: {…}}, or cp.evaluate(…, metric=function(…)) in Python",
         )
     raise CallError(

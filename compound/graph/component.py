@@ -412,7 +412,7 @@ def _check_condition(name: str, condition: Condition | None) -> None:
     source = condition.source
     if not fits(type(condition.value), source.type) and not accepts(source.type, condition.value):
         raise WiringError(
-            f"{name}: when expects {source.label} to equal {condition.value!r}, "
-            f"but it is {spell(source.type)}",
+            f"{name}: when compares {source.label} with {condition.value!r}, "
+            f"but its type is {spell(source.type)}",
             hint="use when=output.equals(value) with a possible value of the output",
         )

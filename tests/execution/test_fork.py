@@ -560,7 +560,7 @@ def test_a_fork_with_another_system_is_refused() -> None:
     trace = lab.run(chain(lab, 1), {"x": 1})
     others = [chain(lab, 2), chain(lab, 1).with_lm("other")]
     for other in others:
-        with pytest.raises(DeclarationError, match="recorded with another system; fork with the system"):
+        with pytest.raises(DeclarationError, match="recorded with another system; pass the system"):
             lab.fork(other, trace, "n1", resample=0)
     assert lab.fork(chain(lab, 1), trace, "n1", resample=0).outputs == trace.outputs
 

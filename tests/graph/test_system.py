@@ -157,13 +157,13 @@ def test_a_condition_must_compare_with_a_value_its_source_can_have() -> None:
     route = Function("route", echo)(text=question())
     size = Function("size", count)(text=question())
     label = Selector("label", "fast", "slow")(question=question())
-    assert "when expects $size to equal 'x', but it is int" in message_of(
+    assert "when compares $size with 'x', but its type is int" in message_of(
         lambda: Function("echo", echo)(text=question(), when=size.equals("x"))
     )
-    assert "when expects $route to equal True, but it is str" in message_of(
+    assert "when compares $route with True, but its type is str" in message_of(
         lambda: Function("echo", echo)(text=question(), when=route)
     )
-    assert "when expects $label to equal 'medium'" in message_of(
+    assert "when compares $label with 'medium'" in message_of(
         lambda: Function("echo", echo)(text=question(), when=label.equals("medium"))
     )
     assert Function("echo", echo)(text=question(), when=label.equals("fast")).label == "$echo"

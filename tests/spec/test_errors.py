@@ -55,7 +55,7 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
         "f.yaml:7:89: components.ranker.in.query: $rewriterr names neither an input nor a node; did you mean '$rewriter'?",
         "f.yaml:8:28: components.answerer.llm.prompt: must be a string or {tune: TEXT}, but got {'tun': 'Answer.'}; did you mean 'tune'?",
         "f.yaml:8:58: components.answerer.llm.max_tokens: must be an integer, but got '5'",
-        "f.yaml:9:3: components.answerer: is given twice; first on line 8, column 3",
+        "f.yaml:9:3: components.answerer: is a duplicate key; first defined on line 8, column 3",
         "f.yaml:10:19: outputs.answer: $anwserer names neither an input nor a node; did you mean '$answerer'?",
         "f.yaml:11:29: data.trian: unknown key; did you mean 'train'?",
         "f.yaml:12:10: metric.token_f2: unknown metric; did you mean 'token_f1'?",
@@ -469,14 +469,14 @@ def test_a_mistake_in_a_small_file_is_named_where_it_is(old: str, new: str, line
             "{$router.route: search}",
             "{$router.route: serch}",
             [
-                "f.yaml:20:92: components.ranker.when: ranker: when expects $router.route to equal 'serch', but it is one of search, answer; write `when: {$node.field: VALUE}` with a value it can have",
+                "f.yaml:20:92: components.ranker.when: ranker: when compares $router.route with 'serch', but its type is one of search, answer; write `when: {$node.field: VALUE}` with a value it can have",
             ],
         ),
         (
             "$router.needs_search",
             "$router.route",
             [
-                "f.yaml:17:5: components.rewriter.when: rewriter: when expects $router.route to equal True, but it is one of search, answer; write `when: {$node.field: VALUE}` with a value it can have",
+                "f.yaml:17:5: components.rewriter.when: rewriter: when compares $router.route with True, but its type is one of search, answer; write `when: {$node.field: VALUE}` with a value it can have",
             ],
         ),
         (
@@ -536,7 +536,7 @@ def test_a_mistake_among_all_kinds_is_named_where_it_is(old: str, new: str, line
             [
                 "f.yaml:1:1: 'components' is missing",
                 "f.yaml:1:1: 'outputs' is missing",
-                "f.yaml:2:1: system: is given twice; first on line 1, column 1",
+                "f.yaml:2:1: system: is a duplicate key; first defined on line 1, column 1",
             ],
         ),
         (

@@ -176,7 +176,7 @@ class _Reading:
             inside = (*address, event.value)
             if event.value in found:
                 line, column = self._document.label(inside, key=True).split(":")[-2:]
-                twice = f"is given twice; first on line {line}, column {column}"
+                twice = f"is a duplicate key; first defined on line {line}, column {column}"
                 self._document.report_at(_start(event), inside, twice)
                 self._skip()
                 continue
