@@ -118,7 +118,8 @@ async def judged(outputs: Mapping[str, object], example: Example) -> Score:
     name = os.environ.get(JUDGE, "")
     if not name:
         raise DeclarationError(
-            f"no judge: {JUDGE} is not set", hint=f"set it to a model, such as {JUDGE}=openai/gpt-4.1-mini"
+            f"the metric needs a judge, but {JUDGE} is not set",
+            hint=f"set it to a model, such as {JUDGE}=openai/gpt-4.1-mini",
         )
     return await _judge(name)(outputs, example)
 

@@ -213,7 +213,8 @@ def _without_model(name: str, body: System) -> None:
 def _require_port(name: str, setting: str, value: str, possible: Mapping[str, object]) -> None:
     if value not in possible:
         raise DeclarationError(
-            f"{name!r}: {setting} names {value!r}, which its body lacks", hint=suggest_name(value, possible)
+            f"{name!r}: {setting} names {value!r}, which its body does not have",
+            hint=suggest_name(value, possible),
         )
 
 

@@ -1,6 +1,6 @@
 """The pair buffer: all draws of all components, with their origin and iteration.
 
-It is stored in a run's memory as JSON records, and refuses records of another system.
+It is stored in a run's memory as JSON records, and rejects records of another system.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """LoRA adapters read from a folder in peft's format, without executing anything in the folder.
 
 An adapter with an unsupported setting would sample from another policy than the trained one, so it is
-refused with an error that names the setting.
+rejected with an error that names the setting.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 All models, tokenizers and embedding models are loaded through this module. The libraries are configured not
 to run Python code and not to read pickled weights. Settings that some or all of their versions would still
-act on are refused before the folder is loaded: a module class named by its import path, attention kernels
+act on are rejected before the folder is loaded: a module class named by its import path, attention kernels
 to download, an adapter that names another base, weights of another format under any name, and arguments that
 disable these defences.
 """
@@ -134,7 +134,7 @@ def explain(error: Exception) -> str:
 
 
 def _check_kinds(place: Path, folders: list[str], files: list[str]) -> None:
-    """Refuse links to folders, which the check does not follow, and files that block when read (pipes)."""
+    """Reject links to folders, which the check does not follow, and files that block when read (pipes)."""
     for name in folders:
         if (place / name).is_symlink():
             raise CompoundError(f"{place / name} is a link to a folder", hint="replace it by the folder")
@@ -144,7 +144,7 @@ def _check_kinds(place: Path, folders: list[str], files: list[str]) -> None:
 
 
 def _check_index(file: Path) -> None:
-    """Refuse a weight index that names files of another format."""
+    """Reject a weight index that names files of another format."""
     index = _read(file)
     weights = index.get("weight_map") if isinstance(index, Mapping) else None
     for value in weights.values() if isinstance(weights, Mapping) else ():
@@ -152,7 +152,7 @@ def _check_index(file: Path) -> None:
 
 
 def _check_settings(file: Path) -> None:
-    """Refuse settings that name downloaded code, other weights, or unsafe arguments of loaders."""
+    """Reject settings that name downloaded code, other weights, or unsafe arguments of loaders."""
     for key, value in _entries(_read(file)):
         if key.strip("_").startswith(("attn_implementation", "experts_implementation")) and "/" in str(value):
             raise CompoundError(
@@ -184,7 +184,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _check_modules(folder: Path) -> None:
-    """Refuse modules of an embedding model outside of sentence-transformers or outside of the folder."""
+    """Reject modules of an embedding model outside of sentence-transformers or outside of the folder."""
     file = folder / "modules.json"
     modules = _read(file)
     for module in modules if isinstance(modules, list) else [modules]:

@@ -193,9 +193,9 @@ def _from_hub(name: str, revision: str | None = None) -> Path:
             return Path(snapshot_download(name, revision=revision, allow_patterns=list(HUB_FILES)))
     except (OSError, ValueError) as error:
         raise ModelNotFound(
-            f"no folder {name!r}, and the hub did not provide a model of that name ({type(error).__name__})",
-            hint=f"{suggest_name(name, [NAME])}; a hub id has the form OWNER/NAME and is downloaded at "
-            "first use",
+            f"no folder {name!r}, and no model of that name could be loaded from the hub "
+            f"({type(error).__name__})",
+            hint=f"{suggest_name(name, [NAME])}; a hub id has the form OWNER/NAME and is downloaded at first use",
         ) from None
 
 

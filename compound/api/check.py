@@ -192,7 +192,7 @@ def _missing_corpora(program: Program) -> Iterator[str]:
     for name, component in program.system.components.items():
         corpus = getattr(getattr(component, "index", None), "corpus", None)
         if corpus is not None and not Path(corpus).is_file():
-            yield f"corpus of {name!r}: there is no file {str(corpus)!r}"
+            yield f"corpus of {name!r}: file {str(corpus)!r} does not exist"
 
 
 def _check_data(program: Program, problems: list[CompoundError]) -> Iterator[str]:
@@ -203,7 +203,7 @@ def _check_data(program: Program, problems: list[CompoundError]) -> Iterator[str
     if not is_local(data):
         path = str(data.path)
         hub = "; `check` does not load data sets from the hub" if path.startswith(HUB) else ""
-        yield f"data: there is no file or folder {path.removeprefix(HUB)!r}{hub}"
+        yield f"data: file or folder {path.removeprefix(HUB)!r} does not exist{hub}"
         return
     for role in ROLES:
         if data.has(role):

@@ -248,7 +248,7 @@ def _value(row: DataRow, column: str, name: str, place: str) -> object:
             hint = (
                 suggest_name(part, map(str, value)) if isinstance(value, Mapping) else "it is not an object"
             )
-            raise DataError(f"{place}: no {entry}, which {name!r} is read from", hint=hint)
+            raise DataError(f"{place}: no {entry} to read {name!r} from", hint=hint)
         value = value[part]
     return value
 

@@ -177,7 +177,9 @@ class Comparison(ABC):
         if isinstance(gold, set | frozenset):
             accepted = sorted(gold, key=repr)  # deterministic across processes
         if not accepted or None in accepted:
-            raise DataError(f"{where}: gold field {self.gold!r} is {_shown(gold)}, nothing to compare with")
+            raise DataError(
+                f"{where}: gold field {self.gold!r} is {_shown(gold)}, but must hold a value to compare with"
+            )
         return accepted
 
     @abstractmethod
@@ -523,7 +525,7 @@ def _finite(value: object, source: str) -> float:
     if isinstance(value, Metric):
         raise CallError(
             f"{source} must return a finite real number, got another metric",
-            hint="a function that makes a metric is called with its settings: "
+            hint="if the function returns a metric, call it with its settings: "
             "custom: {call: …, settings: {…}}, or cp.evaluate(…, metric=function(…)) in Python",
         )
     raise CallError(

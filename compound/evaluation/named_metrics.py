@@ -73,7 +73,7 @@ def _checked(name: str, found: Callable[..., object]) -> Factory:
 
 
 def made_by(found: Callable[..., object], name: str, /, *arguments: object, **settings: object) -> Metric:
-    """Return the metric that a function of a user makes of its settings.
+    """Return the metric that a user-defined function creates from its settings.
 
     Args:
         found: the function.

@@ -283,7 +283,7 @@ class Meter:
         if whole is None or whole == getattr(self.budget, name):
             return ""
         amount = f"${whole:.4f}" if name == "cost" else f"{whole:g}" if name == "minutes" else str(whole)
-        return f" ({amount} in all: {self._rest})"
+        return f" ({amount} in total; {self._rest})"
 
     def _limit_problem(self, more: Usage) -> str:
         """Return the limit that further usage would exceed, as text, or ``""``."""
@@ -291,16 +291,19 @@ class Meter:
         if late := self._time_limit_problem():
             return late
         if budget.calls is not None and total.calls > budget.calls:
-            return f"the next call would be number {total.calls} of {budget.calls}{self._of_whole('calls')}"
+            return (
+                f"the next call would raise the calls to {total.calls}, above the limit of {budget.calls}"
+                f"{self._of_whole('calls')}"
+            )
         if budget.tokens is not None and total.tokens > budget.tokens:
             return (
-                f"the next call could bring tokens to {total.tokens} of {budget.tokens}"
+                f"the next call could raise the tokens to {total.tokens}, above the limit of {budget.tokens}"
                 f"{self._of_whole('tokens')}"
             )
         if budget.cost is not None and total.cost > budget.cost + 1e-12:  # float sum
             return (
-                f"the next call could bring the cost to ${total.cost:.4f} of ${budget.cost:.4f}"
-                f"{self._of_whole('cost')}"
+                f"the next call could raise the cost to ${total.cost:.4f}, "
+                f"above the limit of ${budget.cost:.4f}{self._of_whole('cost')}"
             )
         return ""
 

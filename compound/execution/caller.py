@@ -205,7 +205,9 @@ class Caller:
                 except (TransientError, TimeoutError) as error:
                     usage += context.usage
                     if tries > ASK_RETRIES:
-                        raise TransientError(f"{lm} gave no answer in {tries} tries: {error}") from error
+                        raise TransientError(
+                            f"{lm} returned no answer in {tries} attempts: {error}"
+                        ) from error
                     passing = error if isinstance(error, TransientError) else TransientError(str(error))
                     await self._sleep(_wait(passing, tries, request.seed))
 
@@ -360,7 +362,7 @@ def _wait(error: TransientError, tries: int, seed: int) -> float:
 
 
 def _running(attempt: Attempt, context: Context) -> Awaitable[Mapping[str, object]]:
-    """Start a component; refuse one that does not run asynchronously."""
+    """Start a component; reject one that does not run asynchronously."""
     component = attempt.component
     started: object = component.run(
         _copy_containers(attempt.inputs), _copy_containers(attempt.values), context

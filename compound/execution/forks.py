@@ -43,16 +43,16 @@ def make_fork(
         DeclarationError: the trace belongs to another system, or the call cannot be changed this way.
     """
     if (outputs is None) == (resample is None):
-        raise DeclarationError("fork needs either outputs or resample")
+        raise DeclarationError("fork requires exactly one of outputs and resample")
     if outputs is not None and settings:
         raise DeclarationError("settings are not allowed with outputs, because the call does not run")
     if system.identity != trace.system:
         raise DeclarationError(
-            "the trace was made by another system", hint="fork with the system that made it"
+            "the trace was recorded with another system", hint="pass the system that recorded it"
         )
     if system.configuration.digest != trace.configuration:
         raise DeclarationError(
-            "the trace was made with another configuration", hint="bind the system to it before forking"
+            "the trace was recorded with another configuration", hint="bind the system to it before forking"
         )
     kept = {call.address: call for call in trace.calls}
     if address not in kept:
@@ -78,7 +78,7 @@ def _check_outputs(component: Component, address: str, outputs: Mapping[str, obj
         return
     if set(outputs) != set(ports):
         raise DeclarationError(
-            f"fork at {address!r} must give the outputs {sorted(ports)}, but got {sorted(outputs)}"
+            f"fork at {address!r} must have the outputs {sorted(ports)}, but got {sorted(outputs)}"
         )
     for name, value in outputs.items():
         if not accepts(ports[name].type, value):

@@ -32,7 +32,8 @@ def check_name(kind: str, name: object) -> None:
     """Raise `DeclarationError` unless ``name`` is valid in addresses and configuration keys."""
     if not isinstance(name, str) or not NAME.match(name):
         raise DeclarationError(
-            f"{kind} name must be letters, digits and underscores, no digit first, but got {name!r}"
+            f"{kind} name must consist of letters, digits and underscores and not start with a digit, "
+            f"but got {name!r}"
         )
 
 
@@ -412,7 +413,7 @@ def _check_condition(name: str, condition: Condition | None) -> None:
     source = condition.source
     if not is_assignable(type(condition.value), source.type) and not accepts(source.type, condition.value):
         raise WiringError(
-            f"{name}: when expects {source.label} to equal {condition.value!r}, "
-            f"but it is {format_type(source.type)}",
+            f"{name}: when compares {source.label} with {condition.value!r}, "
+            f"but its type is {format_type(source.type)}",
             hint="use when=output.equals(value) with a possible value of the output",
         )

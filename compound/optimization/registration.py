@@ -98,7 +98,7 @@ def method(
 
 
 def check_settings(settings: object, base: type[Settings], role: str) -> None:
-    """Refuse what is given as the model of settings, and is none.
+    """Reject a settings model of another type.
 
     Raises:
         UserCodeError: it is not a subclass of ``base``.

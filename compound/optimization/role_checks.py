@@ -40,9 +40,7 @@ class RunningOptimizer:
         given: object = self.optimizer
         if inspect.isclass(given):
             name = given.__name__
-            raise UserCodeError(
-                f"{self._role} is the class {name}", hint=f"make an optimizer of it: {name}(…)"
-            )
+            raise UserCodeError(f"{self._role} is the class {name}", hint=f"create an instance: {name}(…)")
         propose = getattr(self.optimizer, "propose", None)
         if not callable(propose):
             raise UserCodeError(f"{self._role} has no method propose", hint=_ASYNC_GENERATOR)
@@ -61,7 +59,7 @@ class RunningOptimizer:
                 yield self._check_event(event)
 
     def _check_event(self, event: object) -> Progress | Proposal:
-        """Refuse what an optimizer must not yield."""
+        """Reject invalid events of an optimizer."""
         if isinstance(event, Progress):
             self._check_fields("Progress", event.note, step=event.step, of=event.of)
             for name, value in (("state", event.state), ("facts", event.facts)):
@@ -89,7 +87,7 @@ class RunningOptimizer:
             if not isinstance(count, int | None):
                 raise UserCodeError(
                     f"{self._role}: {name} of {event} is {short_repr(count)}, which is not an integer",
-                    hint=f"give a number of type int, or leave {name} out",
+                    hint=f"give a number of type int, or omit {name}",
                 )
 
     def _check_json(self, what: str, value: object) -> None:
@@ -118,7 +116,7 @@ class RunningOptimizer:
         if not isinstance(proposal.values, Mapping):
             raise UserCodeError(
                 f"{self._role} proposed {short_repr(proposal.values)}, which is not a dictionary of values",
-                hint="yield Proposal({key: value}), or Proposal({}) where nothing better was found",
+                hint="yield Proposal({key: value}), or Proposal({}) if nothing better was found",
             )
         for key in proposal.values:
             if key not in working.parameters:

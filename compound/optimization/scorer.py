@@ -146,7 +146,9 @@ class JobScorer:
     def _writer(self, lm: str | None) -> str:
         chosen = lm or self._incumbent.defaults.get("lm")
         if not chosen:
-            raise DeclarationError("no model to write prompts with", hint=_where_to_name(self._problem))
+            raise DeclarationError(
+                "no model is set for proposal requests", hint=_where_to_name(self._problem)
+            )
         return str(chosen)
 
     def snapshot(self) -> list[ScoredCandidate]:

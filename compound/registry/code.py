@@ -1,6 +1,6 @@
 """Python code that a YAML file names: ``module:name``, found on ``sys.path`` or beside the file.
 
-Importing runs the code: a file that names code is as trusted as Python, and `load` can refuse such files.
+Importing runs the code: a file that names code is as trusted as Python, and `load` can reject such files.
 """
 
 from __future__ import annotations
@@ -130,11 +130,14 @@ def _searching(folder: Path) -> Iterator[None]:
 
 
 def _check_not_hidden(top: str, folder: Path) -> None:
-    """Refuse a module beside the file when another one of its name is already imported."""
+    """Reject a module beside the file when another one of its name is already imported."""
     file = getattr(sys.modules.get(top), "__file__", None)
     here = [path for path in (folder / f"{top}.py", folder / top / "__init__.py") if os.path.isfile(path)]
     if file and here and not Path(file).resolve().is_relative_to(folder):
-        raise DeclarationError(f"{here[0]} is hidden by the imported module {file}", hint="rename it")
+        raise DeclarationError(
+            f"{here[0]} cannot be imported: {file} has the same name and is already imported",
+            hint="rename the first file",
+        )
 
 
 def _only_beside(top: str, folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Ask engines, which may be code of a user, and check that they keep to their role."""
+"""Call engines, which may be user code, and validate their results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def checked_engine(name: str, engine: object) -> Engine:
     if inspect.isclass(engine):
         raise UserCodeError(
             f"engine {name!r} is the class {engine.__name__} at {definition(engine)}, not an engine",
-            hint=f"make one: {engine.__name__}()",
+            hint=f"create an instance: {engine.__name__}()",
         )
     if not isinstance(engine, Engine):
         missing = [each for each in MEMBERS if not hasattr(engine, each)]

@@ -119,7 +119,7 @@ def _made_by(kind: str, found: object) -> Callable[..., Engine]:
 
 
 def _checked(kind: str, found: Callable[..., object]) -> Callable[..., Engine]:
-    """Return a function that reports errors in the user's code, and refuses what is no engine."""
+    """Return a function that reports errors in the user's code, and rejects objects that are not engines."""
 
     @functools.wraps(found, updated=())
     def make(*arguments: object, **settings: object) -> Engine:

@@ -5,7 +5,7 @@ A package declares them in its ``pyproject.toml``::
     [project.entry-points."compound.optimizers"]
     hill_climb = "my_package.hill_climb:HillClimb"
 
-Metadata alone is read until a name is used; only then is the package imported.
+Only the metadata is read at first; a package is imported when one of its names is used.
 """
 
 from __future__ import annotations

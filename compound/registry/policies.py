@@ -1,8 +1,8 @@
-"""Rewards that choose for each input while a system runs: found by reference, loaded once in a process.
+"""Score a component's options for each input with a stored reward, which is loaded once per process.
 
-All of it happens on one thread beside the event loop, one call after the other. A reward model then need not
-be thread-safe, and reads each call alone: how texts are batched moves the last digits of their features, and
-a choice must not depend on which other calls happen to be in flight.
+Calls are scored one at a time in a dedicated thread, so reward models need not be thread-safe. They are not
+batched, because the last digits of a text's features depend on its batch, and a choice must not depend on
+other calls in flight.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Policy(Protocol):
 async def score(
     reference: Reference, folder: Path | None, component: str, calls: Sequence[CallValues]
 ) -> Sequence[float]:
-    """Score (inputs, outputs) of a component by a stored reward, beside the event loop.
+    """Score (inputs, outputs) of a component by a stored reward, in a dedicated thread.
 
     Args:
         reference: to the reward's checkpoint.

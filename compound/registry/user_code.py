@@ -178,12 +178,12 @@ def located(error: BaseException, code: object, called: str = "") -> str:
     'ValueError: no words'
     """
     not_called = called and isinstance(error, TypeError) and _place(error, code) is None and short_place(code)
-    fix = f"; it is called as {called}" if not_called else ""
+    fix = f"; it must accept the call {called}" if not_called else ""
     return f"{type(error).__name__}: {error}{place_in(error, code)}{fix}"
 
 
 def check_signature(code: Callable[..., object], role: str, *parameters: str, **named: object) -> None:
-    """Refuse a function that cannot be called with some arguments.
+    """Reject a function that cannot be called with some arguments.
 
     Args:
         code: the function or class.

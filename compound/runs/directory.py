@@ -212,7 +212,7 @@ def _check_unused(folder: UntrustedFolder) -> None:
 
 
 def _check_history(folder: UntrustedFolder) -> None:
-    """Refuse to restart a recorded run; before the first checkpoint there is at most one event.
+    """Reject a run without a checkpoint if its events show that it had one.
 
     Raises:
         RunDirectoryError: the checkpoint is missing.

@@ -1,8 +1,8 @@
-"""Handles of directories whose entries are reached without following links.
+"""Handles of directories whose entries are opened without following links.
 
-On POSIX a handle is a descriptor: entries are opened relative to it, so that nothing on the way can be
-exchanged between a check and its use. Where the platform has no such calls (Windows), a handle is a path:
-links are refused by a check before each use, and a file that was opened is compared with what its path names.
+On POSIX a handle is a file descriptor, and entries are opened relative to it, so that no part of the path can
+be replaced between a check and its use. On platforms without these calls (Windows), a handle is a path:
+every use first rejects links, and compares the opened file with the file at the path.
 """
 
 from __future__ import annotations

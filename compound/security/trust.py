@@ -220,7 +220,10 @@ def refusal(trust: Trust, model: str, address: str | None, key: str | None) -> t
     else:
         return None
     if trust.strict:
-        return f"the file sends {what}, and --no-import refuses that", f"if you trust it, add --trust {entry}"
+        return (
+            f"the file sends {what}, which --no-import does not allow",
+            f"if you trust it, add --trust {entry}",
+        )
     return (
         f"the file sends {what}, which you have not trusted",
         f"to allow it once, add --trust {entry}; in Python, pass trust=[{entry!r}]; "

@@ -121,7 +121,7 @@ def _model_of(name: str, folder: Path, *, imports: bool) -> type[Settings] | Non
     except DeclarationError:
         return None
     found = method_of(found)
-    if isinstance(found, type):  # it lacks a decorator, and is refused where it is used
+    if isinstance(found, type):  # it lacks a decorator, and is rejected where it is used
         return None
     model = getattr(found, "settings", NoSettings)
     return model if isinstance(model, type) and issubclass(model, Settings) else None

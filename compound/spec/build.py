@@ -114,7 +114,9 @@ class Graph:
         address = (*self._address, "nodes", name)
         component, used, visible = None, self._document.at((*address, "use")), self._visible()
         if name in self._entries:
-            self._document.report(address, "a component's own node has this name", "choose another", key=True)
+            self._document.report(
+                address, "this name is used by the node of a component", "choose another", key=True
+            )
         self._check_input(name, address)
         if isinstance(used, str) and NAME.match(used):
             component = self._find(used)
@@ -126,7 +128,7 @@ class Graph:
 
     def _check_input(self, name: str, address: Address) -> None:
         if name in self._inputs:
-            what = f"${name} would name an input and a node"
+            what = f"${name} is the name of both an input and a node"
             self._document.report(address, what, "rename one of them", key=True)
 
     def _read_outputs(self) -> dict[str, str]:

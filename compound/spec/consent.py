@@ -68,7 +68,7 @@ def _text(value: object) -> str | None:
 
 
 def _check_provider(model: str, server: str | None) -> None:
-    """Refuse a URL in a model's name, and a custom server of a provider that is not known to be safe."""
+    """Reject a URL in a model's name, and a custom server of a provider that is not known to be safe."""
     Connection(model, server, None)
     provider = model.partition("/")[0]
     if server is not None and provider not in CONFIGURABLE_PROVIDERS:

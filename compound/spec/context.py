@@ -18,7 +18,7 @@ from compound.storage.artifacts import Reference, with_absolute_path
 
 T = TypeVar("T")
 _ENGINES = ("local/", "vllm/")  # engine prefixes of a model's folder or hub id
-OUTSIDE = "leads out of the file's folder, and --no-import refuses that"
+OUTSIDE = "is outside the file's folder, which --no-import does not allow"
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Context:
         return self.folder / inside, self.folder
 
     def resolve_stored(self, value: Reference, address: Address) -> Reference:
-        """Return a reference to a stored folder with an absolute path; report a path that is refused."""
+        """Return a reference to a stored folder with an absolute path; report a path that is rejected."""
         self.resolve_path(value["path"], (*address, "path"))
         return with_absolute_path(value, self.folder)
 

@@ -84,7 +84,9 @@ class _Dumping:
     def _check_node_names(self, system: System, owned: set[str]) -> None:
         for name, node in system.nodes.items():
             if name in system.inputs:
-                raise DeclarationError(f"${name} would name an input and a node", hint="rename one of them")
+                raise DeclarationError(
+                    f"${name} is the name of both an input and a node", hint="rename one of them"
+                )
             if name in owned and name != node.component.name:
                 raise DeclarationError(
                     f"node {name!r} uses {node.component.name!r}, but a component is named {name!r} too",

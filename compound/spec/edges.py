@@ -42,7 +42,7 @@ class Names:
         if name not in self.nodes:
             possible = {f"${known}" for known in (*self.inputs, *self.nodes)}
             raise WiringError(
-                f"{reference} names no input and no node", hint=suggest_name(f"${name}", possible)
+                f"{reference} names neither an input nor a node", hint=suggest_name(f"${name}", possible)
             )
         node = self.nodes[name]
         return ANYTHING if node is None else _output(node, field)

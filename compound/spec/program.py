@@ -2,7 +2,7 @@
 
 All errors of a file are reported at once, as ``file:line:column: address: error; hint``.
 A file that names Python code (``call:``, ``class:``) or a command to run (``command:`` of an engine)
-must be trusted like Python code; ``allow_import=False`` refuses such files. A file that names a server or the
+must be trusted like Python code; ``allow_import=False`` rejects such files. A file that names a server or the
 environment variable of a key needs the user's consent; see `compound.security.trust`.
 """
 
@@ -366,11 +366,11 @@ def _metric(context: Context) -> Metric | None:
 def _own_metric(
     context: Context, function: Callable[..., object], found: CustomMetric, address: Address
 ) -> Metric | None:
-    """Return the metric that a function of the user's own makes of its settings."""
+    """Return the metric that a user-defined function creates from its settings."""
     assert found.settings is not None
     for name in ("name", "bounds"):
         if name in found.model_fields_set:
-            hint = "the function gives them to the metric: cp.custom(score, name, bounds)"
+            hint = "pass them to cp.custom in the function: cp.custom(score, name, bounds)"
             context.document.report(
                 (*address, name), "cannot be given together with settings", hint, key=True
             )

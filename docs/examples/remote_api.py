@@ -1,7 +1,7 @@
 """Optimize a system that calls a remote API: consent for its server, rate limits, and a budget in dollars.
 
 The API is a stand-in on this machine, which the example starts and stops. It speaks the protocol of OpenAI,
-demands a key, and refuses some requests because of their rate. For a real one, change `api_base` and the key.
+demands a key, and rejects some requests because of their rate. For a real one, change `api_base` and the key.
 
 Needs ``pip install "compound-ai[remote]"``.
 Run: python docs/examples/remote_api.py [FOLDER]
@@ -45,25 +45,25 @@ class StandIn(BaseHTTPRequestHandler):
     """A chat model that answers in a sentence, or in one word where the prompt shows an example."""
 
     protocol_version = "HTTP/1.1"
-    lock, answered, refused = threading.Lock(), 0, 0
+    lock, answered, rejected = threading.Lock(), 0, 0
 
     def do_POST(self) -> None:
-        """Refuse every twentieth request because of its rate, and answer the others."""
+        """Reject every twentieth request because of its rate, and answer the others."""
         prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][-1]["content"]
         with StandIn.lock:
-            refuse = (StandIn.answered + StandIn.refused) % 20 == 0
-            StandIn.refused, StandIn.answered = StandIn.refused + refuse, StandIn.answered + (not refuse)
+            reject = (StandIn.answered + StandIn.rejected) % 20 == 0
+            StandIn.rejected, StandIn.answered = StandIn.rejected + reject, StandIn.answered + (not reject)
         country = max(CAPITALS, key=prompt.rfind)
         has_example = prompt.count("What is") > 1
         text = CAPITALS[country] if has_example else f"The capital of {country} is {CAPITALS[country]}."
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": len(text.split())}
         answer = {"id": "1", "object": "chat.completion", "model": "stand-in", "choices": [choice]}
-        body = json.dumps({"error": "too many requests"} if refuse else {**answer, "usage": usage}).encode()
-        self.send_response(429 if refuse else 200)
+        body = json.dumps({"error": "too many requests"} if reject else {**answer, "usage": usage}).encode()
+        self.send_response(429 if reject else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
-        if refuse:
+        if reject:
             self.send_header("Retry-After", "0.1")
         self.end_headers()
         self.wfile.write(body)
@@ -79,7 +79,7 @@ def optimize(folder: Path, server: str) -> cp.Result:
     try:
         cp.load_system(path)
     except cp.CompoundError as error:
-        print(f"refused without consent: {str(error).partition('api_key_env: ')[2].partition(';')[0]}")
+        print(f"rejected without consent: {str(error).partition('api_key_env: ')[2].partition(';')[0]}")
     system = cp.load_system(path, trust=[f"EXAMPLE_KEY@{server}"])
     rows = [{"question": f"What is the capital of {name}?", "answer": CAPITALS[name]} for name in CAPITALS]
     budget = cp.Budget(cost=0.01)
@@ -97,7 +97,8 @@ def optimize(folder: Path, server: str) -> cp.Result:
     print(f"token F1 on test questions: {before.mean:.2f} -> {after.mean:.2f}")
     print(f"spent ${result.spent['cost']:.4f} of at most ${budget.cost:.4f}")
     print(
-        f"{result.spent['calls']} calls answered; {StandIn.refused} refused by the rate limit, and sent again"
+        f"{result.spent['calls']} calls answered; "
+        f"{StandIn.rejected} rejected by the rate limit and sent again"
     )
     return result
 

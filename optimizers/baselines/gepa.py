@@ -112,7 +112,9 @@ class GEPA:
         if task.resume is not None:
             state = Evolution.from_json(task.resume)
         elif not task.scorer.may_ask(self.lm):
-            yield Proposal({}, note="the model may not be called: too many failures, or no requests left")
+            yield Proposal(
+                {}, note="no further requests to the model: too many failed, or the planned number is used"
+            )
             return
         else:
             most = min(self.held_out, len(examples) // 2)

@@ -71,7 +71,7 @@ class NumberSearch:
                     yield event
                 state.finalists = _best(state.samples) or _random_settings(task, len(examples))
             count = len(state.finalists)
-            yield Progress(state.to_json(), f"{count} setting{'s' * (count != 1)} to race")
+            yield Progress(state.to_json(), f"{count} setting{'s' * (count != 1)} to compare")
         async for result in race_incumbent(task, state.finalists, examples, state):
             yield result
 

@@ -97,7 +97,7 @@ def propagate(
     rules = penalties or {}
     unknown = sorted(set(rules) - set(agents))
     if unknown:
-        raise DeclarationError(f"there is no agent {unknown[0]!r}", hint=suggest_name(unknown[0], agents))
+        raise DeclarationError(f"unknown agent {unknown[0]!r}", hint=suggest_name(unknown[0], agents))
     combine = _aggregator(aggregate)
     rewards = [run_reward(trace, fallback) for trace in traces]
     nodes = _unite(traces)
@@ -210,7 +210,5 @@ def _aggregator(aggregate: str | Aggregate) -> Aggregate:
     if not isinstance(aggregate, str):
         return aggregate
     if aggregate not in AGGREGATES:
-        raise DeclarationError(
-            f"there is no aggregation {aggregate!r}", hint=suggest_name(aggregate, AGGREGATES)
-        )
+        raise DeclarationError(f"unknown aggregation {aggregate!r}", hint=suggest_name(aggregate, AGGREGATES))
     return AGGREGATES[aggregate]

@@ -99,7 +99,7 @@ def test_check_says_that_data_which_is_not_there_was_not_checked(game: Path, cli
     (game / "rows.jsonl").unlink()
     ran = cli("check", "game.yaml")
     assert ran.code == 0
-    assert "not checked: data: there is no file or folder 'rows.jsonl'" in ran.out
+    assert "not checked: data: file or folder 'rows.jsonl' does not exist" in ran.out
 
 
 def test_check_reads_the_data_that_is_there(game: Path, cli: Any) -> None:
@@ -123,7 +123,7 @@ def test_check_compares_the_metric_with_every_row(game: Path, cli: Any) -> None:
 def test_check_says_that_a_corpus_which_is_not_there_was_not_checked(cli: Any) -> None:
     ran = cli("check", str(ROOT / "benchmarks" / "hover.yaml"))
     assert ran.code == 0
-    assert re.search(r"not checked: corpus of 'searcher': there is no file '.*wiki_abstracts", ran.out)
+    assert re.search(r"not checked: corpus of 'searcher': file '.*wiki_abstracts", ran.out)
 
 
 def test_check_does_not_look_for_data_on_the_hub(
@@ -136,7 +136,7 @@ def test_check_does_not_look_for_data_on_the_hub(
     ran = cli("check", "game.yaml", "--set", "data.path=someone/numbers", "--set", "data.split_by=null")
     assert ran.code == 0
     assert (
-        "not checked: data: there is no file or folder 'someone/numbers'; `check` does not load data sets"
+        "not checked: data: file or folder 'someone/numbers' does not exist; `check` does not load data sets"
         in ran.out
     )
 

@@ -160,7 +160,7 @@ def test_rows_are_data(data: Any) -> None:
 
 def test_missing_values_of_a_data_frame_are_no_gold_answers() -> None:
     frame: Any = Frame([{"question": "What is 1?", "answer": float("nan")}])
-    with pytest.raises(CompoundError, match="nothing to compare with"):
+    with pytest.raises(CompoundError, match="must hold a value to compare with"):
         cp.evaluate(system(), frame, "exact_match", engines={"lm": ScriptedLM(echo)}, cache=False)
 
 
@@ -188,7 +188,7 @@ def test_a_metric_that_still_needs_its_output_is_that_of_the_only_output() -> No
         ({"data": 7}, "data must be rows, but is int 7"),
         ({"data": {"dev": ROWS}}, "data has no split 'dev'"),
         ({"data": [{"question": "What is 1?"}]}, "no gold field 'answer'"),
-        ({"data": [*ROWS, {"question": "x", "answer": None}]}, "nothing to compare with"),
+        ({"data": [*ROWS, {"question": "x", "answer": None}]}, "must hold a value to compare with"),
         ({"engines": "lm"}, "engines must map"),
     ],
 )

@@ -478,13 +478,13 @@ class TestMessages:
         budget = BudgetSettings(calls=10, tokens=100, cost=1, minutes=5)
         meter = Meter(budget.search(), whole=budget.total(), rest="the rest is reserved for the test split")
         for usage, said in (
-            (Usage(9), "number 9 of 8 (10 in all: the rest is reserved for the test split)"),
-            (Usage(0, 90), "to 90 of 80 (100 in all: the rest"),
-            (Usage(cost=0.9), "$0.9000 of $0.8000 ($1.0000 in all: the rest"),
+            (Usage(9), "to 9, above the limit of 8 (10 in total; the rest is reserved for the test split)"),
+            (Usage(0, 90), "to 90, above the limit of 80 (100 in total; the rest"),
+            (Usage(cost=0.9), "$0.9000, above the limit of $0.8000 ($1.0000 in total; the rest"),
         ):
             assert said in meter._limit_problem(usage)
         meter._earlier_seconds = 240.0
-        assert "4.0 of 4 minutes are used (5 in all: the rest is reserved" in meter._limit_problem(Usage())
+        assert "4.0 of 4 minutes are used (5 in total; the rest is reserved" in meter._limit_problem(Usage())
 
     def test_a_missing_input_is_told_in_the_words_of_the_door(self, qa: Path, cli: Any) -> None:
         ran = cli("run", "qa.yaml")

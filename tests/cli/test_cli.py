@@ -92,7 +92,7 @@ def test_check_tells_every_mistake_with_its_place(game: Path, cli: Any) -> None:
     places = [re.match(r"bad\.yaml:(\d+):\d+: ", line) for line in ran.err.splitlines()]
     assert [int(place[1]) for place in places if place] == [5, 6, 11]
     assert "did you mean 'seed'" in ran.err
-    assert "names no input and no node; possible: $guesser, $x" in ran.err
+    assert "names neither an input nor a node; possible: $guesser, $x" in ran.err
 
 
 def test_a_file_that_is_not_there_is_bad_input(game: Path, cli: Any) -> None:

@@ -127,7 +127,7 @@ def test_blank_lines_a_byte_order_mark_and_any_letters_are_read(tmp_path: Path) 
         ('{"id": "q0", "question": ""}', r"id 'q0' is already used on line 1"),
         (
             '{"id": "q3", "qestion": ""}',
-            r"no column 'question', which 'question' is .*did you mean 'qestion'",
+            r"no column 'question' to read 'question' from.*did you mean 'qestion'",
         ),
         ('{"id": [3], "question": ""}', r"id column 'id' must hold text or a number, got \[3\]"),
         ('{"id": "", "question": ""}', r"id column 'id' must hold text or a number, got ''"),
@@ -146,9 +146,9 @@ def test_an_unusable_row_is_named_by_file_and_line(
 def test_a_missing_entry_of_a_column_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "train.jsonl", [{"q": {"txt": "?"}, "r": "text"}])
     for column, message in (
-        ("q.text", "no entry 'text' in 'q', which 'a' is read from; did you mean 'txt'"),
-        ("r.text", "no entry 'text' in 'r', which 'a' is read from; it is not an object"),
-        ("s.text", "no column 's.text', which 'a' is read from; possible: q, r"),
+        ("q.text", "no entry 'text' in 'q' to read 'a' from; did you mean 'txt'"),
+        ("r.text", "no entry 'text' in 'r' to read 'a' from; it is not an object"),
+        ("s.text", "no column 's.text' to read 'a' from; possible: q, r"),
     ):
         with pytest.raises(DataError, match=f"^{path}:1: {message}"):
             Dataset(tmp_path, fields={"a": column}).examples("train", [])
@@ -267,7 +267,7 @@ def test_a_column_of_one_file_can_name_the_split(tmp_path: Path) -> None:
     assert [ids(data, role) for role in ("train", "valid", "test")] == [["0", "2"], ["1"], ["3"]]
     with pytest.raises(DataError, match=r"all.jsonl: no rows of split 'trian'; did you mean 'train'"):
         ids(Dataset(path, train="trian", split_by="part"))
-    with pytest.raises(DataError, match=r"all.jsonl:1: no column 'prat', which 'split_by' is read from"):
+    with pytest.raises(DataError, match=r"all.jsonl:1: no column 'prat' to read 'split_by' from"):
         ids(Dataset(path, split_by="prat"))
 
 

@@ -245,7 +245,7 @@ def test_a_missing_output_names_the_outputs_there_are(name: str) -> None:
 
 @pytest.mark.parametrize("gold", [None, [], ["x", None]])
 def test_gold_without_a_value_is_refused(gold: Any) -> None:
-    with pytest.raises(DataError, match="nothing to compare with"):
+    with pytest.raises(DataError, match="must hold a value to compare with"):
         value(exact_match("answer"), "x", gold)
 
 

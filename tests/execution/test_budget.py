@@ -81,10 +81,30 @@ def test_what_was_reserved_and_not_used_is_given_back() -> None:
 @pytest.mark.parametrize(
     ("budget", "spent", "worst", "message"),
     [
-        (Budget(calls=2), Usage(2), Usage(1), "the next call would be number 3 of 2"),
-        (Budget(calls=0), NO_USAGE, Usage(1), "the next call would be number 1 of 0"),
-        (Budget(tokens=10), Usage(0, 3, 3), Usage(1, 4, 1), "the next call could bring tokens to 11 of 10"),
-        (Budget(cost=0.5), Usage(cost=0.4), Usage(1, cost=0.2), "could bring the cost to $0.6000 of $0.5000"),
+        (
+            Budget(calls=2),
+            Usage(2),
+            Usage(1),
+            "the next call would raise the calls to 3, above the limit of 2",
+        ),
+        (
+            Budget(calls=0),
+            NO_USAGE,
+            Usage(1),
+            "the next call would raise the calls to 1, above the limit of 0",
+        ),
+        (
+            Budget(tokens=10),
+            Usage(0, 3, 3),
+            Usage(1, 4, 1),
+            "the next call could raise the tokens to 11, above the limit of 10",
+        ),
+        (
+            Budget(cost=0.5),
+            Usage(cost=0.4),
+            Usage(1, cost=0.2),
+            "could raise the cost to $0.6000, above the limit of $0.5000",
+        ),
     ],
 )
 def test_a_worst_case_that_does_not_fit_is_refused_before_the_request(
@@ -461,7 +481,9 @@ def run(system: System, xs: list[int], executor: Executor) -> Trace:
 def test_an_exhausted_budget_ends_the_run_and_leaves_no_task_behind(latency: float) -> None:
     lm = ScriptedLM(lambda message: message, latency=latency)
     executor = Executor({"m": lm}, meter=Meter(Budget(calls=3)))
-    with pytest.raises(BudgetExhausted, match="the next call would be number 4 of 3"):
+    with pytest.raises(
+        BudgetExhausted, match="the next call would raise the calls to 4, above the limit of 3"
+    ):
         run(asking_often(), list(range(8)), executor)
     assert len(lm.requests) <= 3
     assert lm.in_flight == 0

@@ -1204,7 +1204,7 @@ def test_a_request_outside_the_graph_is_tried_again_and_then_a_clear_error() -> 
     request = Request((Message("user", "write"),))
     assert asyncio.run(executor.request("m", request)).text == "written"
     stuck = Executor({"m": ScriptedLM([TransientError("busy")] * 9)}, sleep=_no_sleep)
-    with pytest.raises(CallError, match="m gave no answer in 4 tries: busy"):
+    with pytest.raises(CallError, match="m returned no answer in 4 attempts: busy"):
         asyncio.run(stuck.request("m", request))
 
 

@@ -519,10 +519,14 @@ def test_a_fork_can_break_what_worked() -> None:
     [
         ("n9", {"resample": 1}, "the trace has no call at 'n9'; possible: n1"),
         ("each[7]/first", {"resample": 1}, "the trace has no call at 'each[7]/first'"),
-        ("n1", {}, "fork needs either outputs or resample"),
-        ("n1", {"outputs": {"output": 1}, "resample": 1}, "fork needs either outputs or resample"),
-        ("n1", {"outputs": {}}, "fork at 'n1' must give the outputs ['output'], but got []"),
-        ("n1", {"outputs": {"y": 1}}, "fork at 'n1' must give the outputs ['output'], but got ['y']"),
+        ("n1", {}, "fork requires exactly one of outputs and resample"),
+        (
+            "n1",
+            {"outputs": {"output": 1}, "resample": 1},
+            "fork requires exactly one of outputs and resample",
+        ),
+        ("n1", {"outputs": {}}, "fork at 'n1' must have the outputs ['output'], but got []"),
+        ("n1", {"outputs": {"y": 1}}, "fork at 'n1' must have the outputs ['output'], but got ['y']"),
         ("n1", {"outputs": {"output": "1"}}, "fork at 'n1': output must be int, but got '1'"),
     ],
 )
@@ -546,7 +550,7 @@ def test_a_fork_of_a_trace_of_another_configuration_is_refused() -> None:
 
     system = System("s", outputs={"y": Function("scale", scale, by=Int(1, 9, value=2))(x=X)})
     trace = lab.run(system, {"x": 1})
-    with pytest.raises(DeclarationError, match="made with another configuration; bind the system to it"):
+    with pytest.raises(DeclarationError, match="recorded with another configuration; bind the system to it"):
         lab.fork(system.bind({"scale.by": 3}), trace, "scale", resample=0)
     assert lab.fork(system.bind({"scale.by": 2}), trace, "scale", resample=0).outputs == {"y": 2}
 
@@ -556,7 +560,7 @@ def test_a_fork_with_another_system_is_refused() -> None:
     trace = lab.run(chain(lab, 1), {"x": 1})
     others = [chain(lab, 2), chain(lab, 1).with_lm("other")]
     for other in others:
-        with pytest.raises(DeclarationError, match="made by another system; fork with the system"):
+        with pytest.raises(DeclarationError, match="recorded with another system; pass the system"):
             lab.fork(other, trace, "n1", resample=0)
     assert lab.fork(chain(lab, 1), trace, "n1", resample=0).outputs == trace.outputs
 
@@ -568,7 +572,7 @@ def test_a_fork_with_another_setting_that_is_not_tunable_is_refused() -> None:
     executor = Executor({"lm": ScriptedLM(lambda request: "yes")})
     trace = asyncio.run(executor.run(asking("Say yes."), {}))
     assert asking("Say yes.").settings["a.prompt"] == "Say yes."
-    with pytest.raises(DeclarationError, match="made by another system"):
+    with pytest.raises(DeclarationError, match="recorded with another system"):
         asyncio.run(executor.fork(asking("Say no."), trace, "a", resample=1))
     assert asyncio.run(executor.fork(asking("Say yes."), trace, "a", resample=1)).outputs == {"y": "yes"}
 

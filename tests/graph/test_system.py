@@ -157,13 +157,13 @@ def test_a_condition_must_compare_with_a_value_its_source_can_have() -> None:
     route = Function("route", echo)(text=question())
     size = Function("size", count)(text=question())
     label = Selector("label", "fast", "slow")(question=question())
-    assert "when expects $size to equal 'x', but it is int" in message_of(
+    assert "when compares $size with 'x', but its type is int" in message_of(
         lambda: Function("echo", echo)(text=question(), when=size.equals("x"))
     )
-    assert "when expects $route to equal True, but it is str" in message_of(
+    assert "when compares $route with True, but its type is str" in message_of(
         lambda: Function("echo", echo)(text=question(), when=route)
     )
-    assert "when expects $label to equal 'medium'" in message_of(
+    assert "when compares $label with 'medium'" in message_of(
         lambda: Function("echo", echo)(text=question(), when=label.equals("medium"))
     )
     assert Function("echo", echo)(text=question(), when=label.equals("fast")).label == "$echo"
@@ -179,7 +179,7 @@ def test_a_name_that_cannot_stand_in_an_address_is_refused(name: str) -> None:
         lambda: Function(name, echo)(text=question(), name="fine"),
         lambda: LLM("llm", output={name: str, "other": str})(question=question()),
     ):
-        assert "name must be letters, digits and underscores" in message_of(make, DeclarationError)
+        assert "name must consist of letters, digits and underscores" in message_of(make, DeclarationError)
 
 
 # --- functions -----------------------------------------------------------------------------------------
@@ -608,17 +608,17 @@ def small(x: int) -> bool:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Loop("l", turn(), carry={"y": "x"}), "'l': carry names 'y', which its body lacks"),
-        (lambda: Loop("l", turn(), carry={"x": "z"}), "'l': carry names 'z', which its body lacks"),
+        (lambda: Loop("l", turn(), carry={"y": "x"}), "'l': carry names 'y', which its body does not have"),
+        (lambda: Loop("l", turn(), carry={"x": "z"}), "'l': carry names 'z', which its body does not have"),
         (lambda: Loop("l", turn(), carry={"note": "x"}), "loop 'l': carry gives 'note' (str) to 'x' (int)"),
         (
             lambda: Loop("l", turn(), carry={}, until="don"),
-            "until names 'don', which its body lacks; did you mean 'done'",
+            "until names 'don', which its body does not have; did you mean 'done'",
         ),
         (lambda: Loop("l", turn(), carry={}, until="x"), "loop 'l': until needs a bool, but 'x' is int"),
         (lambda: Loop("l", turn(), carry={}, max_turns=0), "max_turns must be >= 1, but got 0"),
         (lambda: Loop("l", turn(), carry={}, max_turns=Int(0, 3)), "max_turns must be >= 1, but got"),
-        (lambda: Map("m", turn(), over="xs"), "'m': over names 'xs', which its body lacks"),
+        (lambda: Map("m", turn(), over="xs"), "'m': over names 'xs', which its body does not have"),
     ],
 )
 def test_a_wrong_loop_or_map_is_refused(make: Callable[[], object], message: str) -> None:

@@ -551,7 +551,9 @@ class TestBudgets:
             return SMALL.model_copy(update={"budget": BudgetSettings(**budget)})
 
         lm = ScriptedLM(student)
-        with pytest.raises(BudgetExhausted, match="the next call would be number 11 of 10"):
+        with pytest.raises(
+            BudgetExhausted, match="the next call would raise the calls to 11, above the limit of 10"
+        ):
             run(tmp_path / "run", limited(calls=13), lm)
         assert len(lm.requests) == 10
         result = run(tmp_path / "run", limited(system_runs=300), lm)
@@ -570,7 +572,9 @@ class TestBudgets:
         budget = BudgetSettings(calls=320)
         result = run(tmp_path / "run", SMALL.model_copy(update={"budget": budget}), ScriptedLM(eager))
         stopped = read_json(tmp_path / "run", "checkpoint.json")["state"]["search"]["stopped"]
-        assert stopped.startswith("budget: the next call would be number 257 of 256")
+        assert stopped.startswith(
+            "budget: the next call would raise the calls to 257, above the limit of 256"
+        )
         assert result.accepted == sum(e["accepted"] for e in events(tmp_path / "run", "decision"))
         assert result.spent["calls"] <= 320
 

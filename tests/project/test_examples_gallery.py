@@ -94,7 +94,7 @@ def test_the_remote_api_is_asked_within_consent_rate_and_budget(run: Run, tmp_pa
     assert "the environment variable 'EXAMPLE_KEY' to http://127.0.0.1:" in refused
     assert scores == "token F1 on test questions: 0.33 -> 1.00"
     assert re.fullmatch(r"spent \$0\.00\d\d of at most \$0\.0100", spent)
-    assert re.fullmatch(r"\d+ calls answered; [1-9]\d* refused by the rate limit, and sent again", calls)
+    assert re.fullmatch(r"\d+ calls answered; [1-9]\d* rejected by the rate limit and sent again", calls)
 
 
 def test_a_resumed_run_repeats_no_recorded_request(run: Run, tmp_path: Path) -> None:

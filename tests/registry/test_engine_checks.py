@@ -119,7 +119,7 @@ def test_an_exception_in_the_worst_case_is_no_failed_call() -> None:
     ("engine", "said", "hint"),
     [
         (Closed(), "engine 'lm' at {} lacks worst_case, generate, aclose", "an engine has name, concurrency"),
-        (Echo, "engine 'lm' is the class Echo at {}, not an engine", "make one: Echo()"),
+        (Echo, "engine 'lm' is the class Echo at {}, not an engine", "create an instance: Echo()"),
     ],
 )
 def test_what_is_no_engine_is_refused(engine: Any, said: str, hint: str) -> None:

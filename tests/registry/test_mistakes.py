@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "extending.md"
-SECTION = "## When your code fails"
+SECTION = "## Errors in your code"
 CODE = """\
 import compound as cp
 from compound.optimizers.scheduling.scheduler import Uniform

@@ -235,9 +235,9 @@ def test_wrong_arguments_are_refused() -> None:
         propagate([trace, replace(trace, example="f")], {"a"})
     with pytest.raises(DeclarationError, match="a run of example 'e' has no score"):
         propagate([run(call("a"))], {"a"})
-    with pytest.raises(DeclarationError, match="there is no agent 'answer'; did you mean 'answerer'"):
+    with pytest.raises(DeclarationError, match="unknown agent 'answer'; did you mean 'answerer'"):
         propagate([trace], {"answerer"}, penalties={"answer": lambda made: 0.0})
-    with pytest.raises(DeclarationError, match="there is no aggregation 'maen'; did you mean 'mean'"):
+    with pytest.raises(DeclarationError, match="unknown aggregation 'maen'; did you mean 'mean'"):
         propagate([trace], {"a"}, aggregate="maen")
     assert propagate([], {"a"}) == Propagated(())
 

@@ -275,14 +275,14 @@ def test_a_file_without_imports_names_nothing_outside_its_folder(theirs: Path, p
     (problem,) = (line for line in found if f" {shown}: " in line or f" {shown}: " in line.replace("'", ""))
     assert problem.startswith("f.yaml:")
     assert problem.split(": ")[0].count(":") == 2
-    assert "leads out of the file's folder, and --no-import refuses that" in problem
+    assert "is outside the file's folder, which --no-import does not allow" in problem
 
 
 @pytest.mark.parametrize("name", ["local//etc", "local/../model", "vllm//etc", "vllm/../../model"])
 def test_a_model_that_is_named_with_its_engine_leads_out_no_more(theirs: Path, name: str) -> None:
     (problem,) = problems(TEXT.replace("smollm2", name), allow_import=False)
     assert problem.startswith("f.yaml:2:5: lm: ")
-    assert "leads out of the file's folder" in problem
+    assert "is outside the file's folder" in problem
 
 
 def test_hub_ids_and_paths_below_the_file_are_read_without_imports(theirs: Path) -> None:
@@ -311,13 +311,13 @@ def test_a_model_that_is_chosen_in_a_run_leads_out_no_more(theirs: Path) -> None
     """An edge may feed the model's name, so that the file need not spell it."""
     program = loads(TEXT, path="f.yaml", allow_import=False)
     for name in ("/etc", "../home", "local//etc", "vllm/../x"):
-        with pytest.raises(DeclarationError, match="leads out of the file's folder"):
+        with pytest.raises(DeclarationError, match="is outside the file's folder"):
             program.find_engine(name)
     assert loads(TEXT, path="f.yaml").find_engine(str(theirs / "data")).name
     mine = str(theirs / "data")
     chosen = loads(TEXT, path="f.yaml", allow_import=False, overrides=[("lm", mine)])
     assert chosen.find_engine(mine).name
-    with pytest.raises(DeclarationError, match="leads out of the file's folder"):
+    with pytest.raises(DeclarationError, match="is outside the file's folder"):
         chosen.find_engine("/etc")
 
 

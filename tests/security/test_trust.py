@@ -380,7 +380,7 @@ class TestServers:
         config_file().write_text(f"trust = {list(entries)}", encoding="utf-8")
         assert problems(**settings) == []
         (problem,) = problems(**settings, allow_import=False)
-        assert "--no-import refuses" in problem
+        assert "--no-import does not allow" in problem
         (entry,) = re.findall(r"--trust (\S+)$", problem)
         assert problems(**settings, allow_import=False, trust=(entry,)) == []
 

@@ -52,11 +52,11 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
         "f.yaml:7:12: components.ranker.retriever: 'corpus' is missing",
         "f.yaml:7:37: components.ranker.retriever.corpos: unknown key; did you mean 'corpus'?",
         "f.yaml:7:65: components.ranker.retriever.k.vlaue: unknown key; did you mean 'value'?",
-        "f.yaml:7:89: components.ranker.in.query: $rewriterr names no input and no node; did you mean '$rewriter'?",
+        "f.yaml:7:89: components.ranker.in.query: $rewriterr names neither an input nor a node; did you mean '$rewriter'?",
         "f.yaml:8:28: components.answerer.llm.prompt: must be a string or {tune: TEXT}, but got {'tun': 'Answer.'}; did you mean 'tune'?",
         "f.yaml:8:58: components.answerer.llm.max_tokens: must be an integer, but got '5'",
-        "f.yaml:9:3: components.answerer: is given twice; first on line 8, column 3",
-        "f.yaml:10:19: outputs.answer: $anwserer names no input and no node; did you mean '$answerer'?",
+        "f.yaml:9:3: components.answerer: is a duplicate key; first defined on line 8, column 3",
+        "f.yaml:10:19: outputs.answer: $anwserer names neither an input nor a node; did you mean '$answerer'?",
         "f.yaml:11:29: data.trian: unknown key; did you mean 'train'?",
         "f.yaml:12:10: metric.token_f2: unknown metric; did you mean 'token_f1'?",
         "f.yaml:13:1: bugdet: unknown key; possible: components, data, engines, inputs, lm, metric, nodes, optimize, outputs, system",
@@ -83,7 +83,7 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             "the-size:",
             [
                 "f.yaml:6:3: components.the-size: must consist of letters, digits and underscores, not starting with a digit",
-                "f.yaml:7:88: components.judge.in.size: $size names no input and no node; possible: $judge, $question, $thinker",
+                "f.yaml:7:88: components.judge.in.size: $size names neither an input nor a node; possible: $judge, $question, $thinker",
             ],
         ),
         (
@@ -118,7 +118,7 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             "in: {thought: $thinker, size: $size}",
             "in: {thought: $thinkr, size: $size.valu}",
             [
-                "f.yaml:7:72: components.judge.in.thought: $thinkr names no input and no node; did you mean '$thinker'?",
+                "f.yaml:7:72: components.judge.in.thought: $thinkr names neither an input nor a node; did you mean '$thinker'?",
                 "f.yaml:7:87: components.judge.in.size: size has no output 'valu'; did you mean 'value'?",
             ],
         ),
@@ -133,7 +133,7 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             "$thinker,",
             "thinker,",
             [
-                "f.yaml:7:72: components.judge.in.thought: must be a reference such as $question or $node.field, but got 'thinker'; constants are settings of the component",
+                "f.yaml:7:72: components.judge.in.thought: must be a reference such as $question or $node.field, but got 'thinker'; write constants as settings of the component",
             ],
         ),
         (
@@ -141,7 +141,7 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             "outputs: {verdict: $judge.label, x: $thinker, y: [1]}",
             [
                 "f.yaml:8:20: outputs.verdict: judge has no output 'label'; possible: output",
-                "f.yaml:8:50: outputs.y: must be a reference such as $question or $node.field, but got [1]; constants are settings of the component",
+                "f.yaml:8:50: outputs.y: must be a reference such as $question or $node.field, but got [1]; write constants as settings of the component",
             ],
         ),
         (
@@ -282,7 +282,7 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             "outputs:",
             "nodes: {size: {use: judge, in: {thought: $thinker}}, a: {use: juge}, b: {in: {}}}\noutputs:",
             [
-                "f.yaml:8:9: nodes.size: a component's own node has this name; choose another",
+                "f.yaml:8:9: nodes.size: this name is used by the node of a component; choose another",
                 "f.yaml:8:54: nodes.a: no output depends on this node; use it or remove it",
                 "f.yaml:8:63: nodes.a.use: no component 'juge'; did you mean 'judge'?",
                 "f.yaml:8:70: nodes.b: 'use' is missing",
@@ -293,8 +293,8 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             "size:",
             "question:",
             [
-                "f.yaml:6:3: components.question: $question would name an input and a node; rename one of them",
-                "f.yaml:7:88: components.judge.in.size: $size names no input and no node; possible: $judge, $question, $thinker",
+                "f.yaml:6:3: components.question: $question is the name of both an input and a node; rename one of them",
+                "f.yaml:7:88: components.judge.in.size: $size names neither an input nor a node; possible: $judge, $question, $thinker",
             ],
         ),
         (
@@ -345,23 +345,23 @@ def test_a_mistake_in_a_small_file_is_named_where_it_is(old: str, new: str, line
             "until: done",
             "until: don",
             [
-                "f.yaml:35:14: components.agent.loop.until: 'agent': until names 'don', which its body lacks; did you mean 'done'?",
+                "f.yaml:35:14: components.agent.loop.until: 'agent': until names 'don', which its body does not have; did you mean 'done'?",
             ],
         ),
         (
             "carry: {state: state}",
             "carry: {state: stat, done: state, x: state}",
             [
-                "f.yaml:34:22: components.agent.loop.carry.state: 'agent': carry names 'stat', which its body lacks; did you mean 'state'?",
+                "f.yaml:34:22: components.agent.loop.carry.state: 'agent': carry names 'stat', which its body does not have; did you mean 'state'?",
                 "f.yaml:34:34: components.agent.loop.carry.done: loop 'agent': carry gives 'done' (bool) to 'state' (str)",
-                "f.yaml:34:44: components.agent.loop.carry.x: 'agent': carry names 'x', which its body lacks; possible: done, state",
+                "f.yaml:34:44: components.agent.loop.carry.x: 'agent': carry names 'x', which its body does not have; possible: done, state",
             ],
         ),
         (
             "over: question",
             "over: questions",
             [
-                "f.yaml:47:13: components.workers.map.over: 'workers': over names 'questions', which its body lacks; did you mean 'question'?",
+                "f.yaml:47:13: components.workers.map.over: 'workers': over names 'questions', which its body does not have; did you mean 'question'?",
             ],
         ),
         (
@@ -386,8 +386,8 @@ def test_a_mistake_in_a_small_file_is_named_where_it_is(old: str, new: str, line
             "rewriter: {function",
             [
                 "f.yaml:9:3: components.rewriter: a second component is named 'rewriter'; the first is at f.yaml:29:11",
-                "f.yaml:33:26: components.agent.loop.body.outputs.state: $step.state names no input and no node; did you mean '$state'?",
-                "f.yaml:33:45: components.agent.loop.body.outputs.done: $step.done names no input and no node; did you mean '$state'?",
+                "f.yaml:33:26: components.agent.loop.body.outputs.state: $step.state names neither an input nor a node; did you mean '$state'?",
+                "f.yaml:33:45: components.agent.loop.body.outputs.done: $step.done names neither an input nor a node; did you mean '$state'?",
             ],
         ),
         (
@@ -409,7 +409,7 @@ def test_a_mistake_in_a_small_file_is_named_where_it_is(old: str, new: str, line
             "parts:step",
             [
                 "f.yaml:50:17: components.mine.class: parts:step at parts.py:19 is not a subclass of Operation; "
-                "a function is used by function: {call: …}",
+                "use a function as `function: {call: …}`",
             ],
         ),
         (
@@ -469,14 +469,14 @@ def test_a_mistake_in_a_small_file_is_named_where_it_is(old: str, new: str, line
             "{$router.route: search}",
             "{$router.route: serch}",
             [
-                "f.yaml:20:92: components.ranker.when: ranker: when expects $router.route to equal 'serch', but it is one of search, answer; write `when: {$node.field: VALUE}` with a value it can have",
+                "f.yaml:20:92: components.ranker.when: ranker: when compares $router.route with 'serch', but its type is one of search, answer; write `when: {$node.field: VALUE}` with a value it can have",
             ],
         ),
         (
             "$router.needs_search",
             "$router.route",
             [
-                "f.yaml:17:5: components.rewriter.when: rewriter: when expects $router.route to equal True, but it is one of search, answer; write `when: {$node.field: VALUE}` with a value it can have",
+                "f.yaml:17:5: components.rewriter.when: rewriter: when compares $router.route with True, but its type is one of search, answer; write `when: {$node.field: VALUE}` with a value it can have",
             ],
         ),
         (
@@ -536,7 +536,7 @@ def test_a_mistake_among_all_kinds_is_named_where_it_is(old: str, new: str, line
             [
                 "f.yaml:1:1: 'components' is missing",
                 "f.yaml:1:1: 'outputs' is missing",
-                "f.yaml:2:1: system: is given twice; first on line 1, column 1",
+                "f.yaml:2:1: system: is a duplicate key; first defined on line 1, column 1",
             ],
         ),
         (
@@ -564,8 +564,8 @@ def test_a_mistake_among_all_kinds_is_named_where_it_is(old: str, new: str, line
                 "f.yaml:1:1: 'outputs' is missing",
                 "f.yaml:1:1: 'system' is missing",
                 "f.yaml:1:1: a: unknown key; possible: components, data, engines, inputs, lm, metric, nodes, optimize, outputs, system",
-                "f.yaml:1:4: a: the anchor &x is refused; write the value wherever it is needed",
-                "f.yaml:2:4: b: the alias *x is refused; repeat the value",
+                "f.yaml:1:4: a: the anchor &x is not supported; write the value wherever it is needed",
+                "f.yaml:2:4: b: the alias *x is not supported; repeat the value",
             ],
         ),
         (
@@ -574,8 +574,8 @@ def test_a_mistake_among_all_kinds_is_named_where_it_is(old: str, new: str, line
                 "f.yaml:1:1: 'components' is missing",
                 "f.yaml:1:1: 'outputs' is missing",
                 "f.yaml:1:1: 'system' is missing",
-                "f.yaml:1:4: a: the tag '!!python/object:os.system' is refused; remove it",
-                "f.yaml:2:4: b: the tag '!x' is refused; remove it",
+                "f.yaml:1:4: a: the tag '!!python/object:os.system' is not supported; remove it",
+                "f.yaml:2:4: b: the tag '!x' is not supported; remove it",
             ],
         ),
         (
@@ -690,7 +690,7 @@ def test_an_alias_bomb_is_refused_without_expanding_it() -> None:
     bomb = "a: &a [x, x]\n" + "".join(
         f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
     )
-    assert len([line for line in problems(bomb) if "is refused" in line]) == 9 + 16
+    assert len([line for line in problems(bomb) if "is not supported" in line]) == 9 + 16
 
 
 def test_files_that_cannot_be_opened_say_why(tmp_path: Path) -> None:
@@ -713,7 +713,7 @@ def test_overrides_are_named_as_they_were_given() -> None:
         "--set lm.x=2: there is no lm.x to set",
         "--set components.size.hyperparameter.choice.7=2: there is no components.size.hyperparameter.choice.7 to set",
         "--set optimize.iterations=few: optimize.iterations: must be an integer, but got 'few'",
-        "--set outputs.verdict=$juge: outputs.verdict: $juge names no input and no node; did you mean '$judge'?",
+        "--set outputs.verdict=$juge: outputs.verdict: $juge names neither an input nor a node; did you mean '$judge'?",
     ]
 
 
@@ -728,7 +728,7 @@ def test_overrides_that_are_no_values_are_refused() -> None:
     assert problems(SMALL, overrides=overrides) == [
         "--set optimize.seed=[1: is not YAML: expected ',' or ']', but got '<stream end>' (while parsing a flow sequence from line 1); quote strings that hold any of [ ] { } , # or `: `",
         "--set a..b=1: must name an entry such as optimize.seed",
-        "--set optimize.alpha=!x 1: the tag '!x' is refused; remove it",
+        "--set optimize.alpha=!x 1: the tag '!x' is not supported; remove it",
         "'--set lm=a\\x00': holds the control character U+0000; remove it",
         "--set 'a\\x1b'=…: must name an entry such as optimize.seed",
     ]
@@ -737,8 +737,8 @@ def test_overrides_that_are_no_values_are_refused() -> None:
 def test_code_is_refused_line_by_line_when_imports_are_not_allowed() -> None:
     found = problems(EVERYTHING, allow_import=False)
     assert found[0] == (
-        "f.yaml:4:47: engines.mock.litellm.api_base: the file sends prompts to http://127.0.0.1:8000, and "
-        "--no-import refuses that; if you trust it, add --trust http://127.0.0.1:8000"
+        "f.yaml:4:47: engines.mock.litellm.api_base: the file sends prompts to http://127.0.0.1:8000, which "
+        "--no-import does not allow; if you trust it, add --trust http://127.0.0.1:8000"
     )
     assert found[1] == (
         "f.yaml:8:29: components.router.function.call: names Python code (parts:route), and imports are not allowed"
@@ -790,7 +790,10 @@ def test_an_import_that_fails_says_how(tmp_path: Path, code: str, message: str) 
 def test_a_module_that_another_one_hides_is_refused(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("def score(outputs, example): return 1")
     text = changed(SMALL, "{exact_match: {output: verdict}}", "{custom: {call: 'json:score'}}")
-    with pytest.raises(SpecError, match=r"json\.py is hidden by the imported module .*; rename it"):
+    with pytest.raises(
+        SpecError,
+        match=r"json\.py cannot be imported: .* has the same name and is already imported; rename the first file",
+    ):
         loads(text, path=tmp_path / "f.yaml")
 
 

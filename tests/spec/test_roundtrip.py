@@ -268,7 +268,7 @@ def typed(function: Any) -> Any:
         (lambda: LLM("c", output=Answer)(text=QUESTION), "c.output: the type Answer cannot be written"),
         (lambda: Forgetful("c", 4)(text=QUESTION), "c: the argument 'width' of Forgetful cannot be read back"),
         (lambda: Kept("c")(text=QUESTION), "c: the argument 'rest' of Kept cannot be read back"),
-        (lambda: LLM("question")(text=QUESTION), r"\$question would name an input and a node"),
+        (lambda: LLM("question")(text=QUESTION), r"\$question is the name of both an input and a node"),
         (lambda: LLM("a")(text=LLM("b")(text=QUESTION, name="x"), name="b"), "node 'b' uses 'a', but a component is named 'b'"),
         (lambda: LLM("c", system="\ud800")(text=QUESTION), "cannot be written in YAML"),
     ],

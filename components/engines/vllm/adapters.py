@@ -91,7 +91,7 @@ class ServedAdapters:
         Raises:
             ConfigurationError: the folder does not match the adapter's digest, or its probe is invalid.
             AdapterNotServed: the server reports that it serves the adapter, but does not.
-            CompoundError: the server refuses the adapter.
+            CompoundError: the server rejects the adapter.
             TransientError: the server does not answer.
         """
         if adapter is None:
@@ -225,7 +225,7 @@ class ServedAdapters:
             await self._api.send("unload_lora_adapter", {"lora_name": name}, self._timeout)
 
     def _refused(self, folder: Path, status: int, message: str) -> CompoundError:
-        """Return the error for a refused adapter; vLLM returns status 500 for one that it cannot load."""
+        """Return the error for a rejected adapter; vLLM returns status 500 for one that it cannot load."""
         if status in TRANSIENT_STATUSES or status > 500:
             return TransientError(f"{self._api.model}: {first_line(message)}")
         if "max_lora_rank" in message:

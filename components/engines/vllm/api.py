@@ -97,7 +97,7 @@ class API:
 
         Raises:
             TransientError: the server is overloaded or has another transient error.
-            CallError: the server refuses the request, or its answer is not JSON.
+            CallError: the server rejects the request, or its answer is not JSON.
             QuotaExhausted: the account has no credit left.
         """
         if answer.status >= 300:

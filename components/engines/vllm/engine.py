@@ -250,7 +250,7 @@ class VLLMEngine:
         return completion
 
     async def _check_temperature(self, link: Link) -> None:
-        """Refuse token records whose log-probabilities ignore the sampling temperature."""
+        """Reject token records whose log-probabilities ignore the sampling temperature."""
         if link.logprobs_are_tempered is None:
             link.logprobs_are_tempered = await link.api.logprobs_are_tempered(self.model, self.timeout)
         if not link.logprobs_are_tempered:
@@ -318,7 +318,7 @@ class VLLMEngine:
 
 
 def _check_arguments(args: Sequence[str], model: str) -> None:
-    """Refuse arguments of ``vllm serve`` that the engine sets, including abbreviated names."""
+    """Reject arguments of ``vllm serve`` that the engine sets, including abbreviated names."""
     for argument in args:
         name = argument.partition("=")[0].removeprefix("--").replace("_", "-")
         if argument.startswith("--") and name and any(own.startswith(name) for own in RESERVED_ARGUMENTS):

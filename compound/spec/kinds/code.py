@@ -43,7 +43,7 @@ def _make(entry: ClassEntry, context: MakeContext) -> Component | None:
         return None
     if not (isinstance(found, type) and issubclass(found, Operation | Composite)):
         place = f" at {definition(found)}" if callable(found) else ""
-        hint = "a function is used by function: {call: …}" if inspect.isfunction(found) else ""
+        hint = "use a function as `function: {call: …}`" if inspect.isfunction(found) else ""
         hint = hint or "write class Name(cp.Operation)"
         file.document.report(address, f"{entry.code}{place} is not a subclass of Operation", hint)
         return None

@@ -50,7 +50,7 @@ def _type(value: object) -> object:
 def _reference(value: object) -> str:
     if isinstance(value, str) and _REFERENCE.match(value):
         return value
-    hint = "constants are settings of the component"
+    hint = "write constants as settings of the component"
     raise value_error("must be a reference such as $question or $node.field", hint)
 
 

@@ -1,7 +1,7 @@
 """Parse a YAML file into plain data with the position of every value.
 
 PyYAML only scans; its events become values by the rules of YAML 1.2 (``1e-6`` is a number, ``on`` and ``yes``
-are strings). Some valid YAML is refused: duplicate keys, tags, anchors and aliases, multiple documents,
+are strings). Some valid YAML is rejected: duplicate keys, tags, anchors and aliases, multiple documents,
 numbers that are not finite, and files that are too deep or too large.
 """
 
@@ -157,14 +157,14 @@ class _Reading:
     def _check_extras(self, event: yaml.Event, address: Address) -> None:
         anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
         if isinstance(event, yaml.AliasEvent):
-            self._document.report(address, f"the alias *{anchor} is refused", "repeat the value")
+            self._document.report(address, f"the alias *{anchor} is not supported", "repeat the value")
             self._document.mark_unreadable(address)
         elif anchor is not None:
             hint = "write the value wherever it is needed"
-            self._document.report(address, f"the anchor &{anchor} is refused", hint)
+            self._document.report(address, f"the anchor &{anchor} is not supported", hint)
         elif tag is not None:
             self._document.report(
-                address, f"the tag {tag.replace(_STANDARD_TAG, '!!')!r} is refused", "remove it"
+                address, f"the tag {tag.replace(_STANDARD_TAG, '!!')!r} is not supported", "remove it"
             )
             self._document.mark_unreadable(address)
 
@@ -176,7 +176,7 @@ class _Reading:
             inside = (*address, event.value)
             if event.value in found:
                 line, column = self._document.label(inside, key=True).split(":")[-2:]
-                twice = f"is given twice; first on line {line}, column {column}"
+                twice = f"is a duplicate key; first defined on line {line}, column {column}"
                 self._document.report_at(_start(event), inside, twice)
                 self._skip()
                 continue

@@ -178,7 +178,7 @@ class Adapters:
         try:
             tensors = load_file(folder / "adapter_model.safetensors")
         except (OSError, SafetensorError) as error:
-            raise ConfigurationError(f"{folder} holds no adapter that can be read: {error}") from None
+            raise ConfigurationError(f"{folder} contains no readable adapter: {error}") from None
         own = dict(self.parameters(name))
         if {k: tuple(v.shape) for k, v in tensors.items()} != {k: tuple(p.shape) for k, p in own.items()}:
             raise ConfigurationError(

@@ -520,7 +520,7 @@ class TestAdapters:
         assert reference
         path = tmp_path / reference["path"] / "adapter_model.safetensors"
         path.write_bytes(path.read_bytes()[:100])
-        with pytest.raises(ConfigurationError, match="holds no adapter"):
+        with pytest.raises(ConfigurationError, match="contains no readable adapter"):
             made(folder, "x").load("x", path.parent)
         with pytest.raises(ConfigurationError, match="was changed"):
             made(folder, "x").start_from("x", reference, tmp_path)
