@@ -195,7 +195,7 @@ def _from_hub(name: str, revision: str | None = None) -> Path:
         raise ModelNotFound(
             f"no folder {name!r}, and no model of that name could be loaded from the hub "
             f"({type(error).__name__})",
-            hint=f"{suggest_name(name, [NAME])}; a hub id has the form OWNER/NAME and is downloaded at first use",
+            hint=f"{suggest_name(name, [NAME])}; a hub id has the form OWNER/NAME",
         ) from None
 
 
