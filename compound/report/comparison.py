@@ -351,7 +351,9 @@ def markdown(facts: SweepFacts) -> str:
     """Return the page ``sweep.md``."""
     parts = ["# Sweep", escape(_sentence(facts))]
     for file in facts["files"]:
-        parts += [f"## {escape(file)}", escape(f"Budget of each run: {_budget(facts['budgets'][file])}.")]
+        limits = [f"{name.replace('_', ' ')} {limit:g}" for name, limit in facts["budgets"][file].items()]
+        budget = ", ".join(limits) or "no limit"
+        parts += [f"## {escape(file)}", escape(f"Budget of each run: {budget}.")]
         parts.append(render_block(methods(facts, file)))
         rewards = accuracies(facts, file)
         if rewards.rows:
@@ -364,11 +366,6 @@ def markdown(facts: SweepFacts) -> str:
         parts += ["## Not in the tables", "\n".join(f"- {escape(note)}" for note in notes)]
     parts += ["## How to read this", "\n".join(f"- {escape(line)}" for line in READING)]
     return escape_invisible("\n\n".join(parts) + "\n")
-
-
-def _budget(limits: Limits) -> str:
-    found = [f"{name.replace('_', ' ')} {limit:g}" for name, limit in limits.items()]
-    return ", ".join(found) or "no limit"
 
 
 def terminal_summary(facts: SweepFacts) -> str:

@@ -24,12 +24,14 @@ from compound.settings.sections import defaults
 def sections(facts: ReportFacts) -> list[Section]:
     """Return the report's sections."""
     none = "No changes: the best configuration is the initial one."
+    has_scores = any(curve["start"] for curve in facts["curves"])
+    curve = _figure("curve", CURVE, curve_svg, facts) if has_scores else "There are no scores yet."
     return [
         Section("Methods", _methods(facts)),
         Section("Changes", [Change(**change) for change in facts["changes"]] or [none]),
-        Section("Score by iteration", [_curve(facts)]),
+        Section("Score by iteration", [curve]),
         Section("Decisions", _decisions(facts)),
-        Section("Jobs", _jobs(facts)),
+        Section("Jobs", [tables.jobs(facts)] if facts["jobs"] else ["No optimizer job has finished."]),
         *([Section("Proposals", _proposals(facts["proposals"]))] if facts["proposals"] else []),
         *([Section("Detectable gains", list(facts["outlook"]["told"]))] if facts["outlook"] else []),
         *([Section("Training", training_blocks(trained))] if (trained := facts.get("training")) else []),
@@ -61,11 +63,6 @@ def _figure(name: str, caption: str, draw: Callable[[Drawn], str], facts: Drawn)
                       f"{error.hint}, then run `compound report` on this run.")  # fmt: skip
 
 
-def _curve(facts: RunFacts) -> Block:
-    has_scores = any(curve["start"] for curve in facts["curves"])
-    return _figure("curve", CURVE, curve_svg, facts) if has_scores else "There are no scores yet."
-
-
 def _methods(facts: RunFacts) -> list[Block]:
     how = (
         "Means over examples with 95 % confidence intervals; gains are paired by example. Validation scores "
@@ -86,10 +83,6 @@ def _decisions(facts: RunFacts) -> list[Block]:
         "that is no better."
     )
     return [tables.decisions(facts), how]
-
-
-def _jobs(facts: RunFacts) -> list[Block]:
-    return [tables.jobs(facts)] if facts["jobs"] else ["No optimizer job has finished."]
 
 
 def _proposals(found: ProposalFacts) -> list[Block]:

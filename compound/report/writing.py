@@ -55,18 +55,16 @@ def terminal_summary(path: str | Path) -> str:
             [f"{facts['system']}: {facts['title']}", facts["sentence"], *facts["notes"]],
             _compared(facts),
             [line for change in facts["changes"] for line in _changed(change)],
-            _trained(facts),
+            [
+                f"training, job {job['job'] + 1}: {job['note']}"
+                for job in facts["jobs"]
+                if job["best_step"] is not None  # it proposed the best of several steps
+            ],
             [f"spent: {spending(facts['spent'])}", f"report: {folder / 'report.html'}"],
         ]
         if facts["files"]["best.json"]:
             blocks[-1].append(f"best configuration: {folder / 'best.json'}")
     return escape_invisible("\n\n".join("\n".join(lines) for lines in blocks if lines))
-
-
-def _trained(facts: RunFacts) -> list[str]:
-    """Return a line for each training job that proposed the best of several steps."""
-    compared = [job for job in facts["jobs"] if job["best_step"] is not None]
-    return [f"training, job {job['job'] + 1}: {job['note']}" for job in compared]
 
 
 def _compared(facts: RunFacts) -> list[str]:

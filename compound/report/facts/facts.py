@@ -57,7 +57,7 @@ def _summarized(record: Record, path: str) -> RunFacts:
         "method": record.method,
         "seed": seed,
         "missing": record.missing,
-        "bounds": _bounds(record),
+        "bounds": list(first.bounds) if (first := record.evaluation("before")) and first.bounds else None,
         "stopped": search.stopped if search else "",
         "test_skipped": "; ".join(dict.fromkeys(e["skipped"] for e in record.events if e.get("skipped"))),
         "alpha": record.config["optimize"]["alpha"],
@@ -155,12 +155,6 @@ def method_spending(spent: Spent) -> MethodSpending:
         "unpriced": spent.get("unpriced"),
         "seconds": spent.get("seconds"),
     }
-
-
-def _bounds(record: Record) -> list[float] | None:
-    """Return the minimum and maximum score that the metric declares."""
-    found = record.evaluation("before")
-    return list(found.bounds) if found and found.bounds else None
 
 
 def _failed(row: MethodRow) -> int | None:

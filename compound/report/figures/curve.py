@@ -44,7 +44,10 @@ def curve_svg(facts: RunFacts) -> str:
             _draw(axes, curve, _color(number), main=number == 0)
         for label in labels:
             _annotate(axes, label)
-        _finish(axes, end)
+        axes.set_xlim(0, end)
+        axes.set_xlabel("system runs spent on the search", size=9, color=PALETTE["ink"])
+        axes.set_ylabel("score", size=9, color=PALETTE["ink"])
+        style_axes(axes)
         handles, names = axes.get_legend_handles_labels()
         figure.legend(handles[::-1], names[::-1], loc="lower center", ncols=5, frameon=False, fontsize=SMALL,
                       labelcolor=PALETTE["ink"], handlelength=1.8, columnspacing=1.8)  # fmt: skip
@@ -143,13 +146,6 @@ def _annotate(axes: Axes, label: _Label) -> None:
                   annotation_clip=False)  # fmt: skip
     axes.text(label.middle, top, label.text, transform=across, size=SMALL, color=color, ha="center",
               va="bottom", bbox=behind)  # fmt: skip
-
-
-def _finish(axes: Axes, end: float) -> None:
-    axes.set_xlim(0, end)
-    axes.set_xlabel("system runs spent on the search", size=9, color=PALETTE["ink"])
-    axes.set_ylabel("score", size=9, color=PALETTE["ink"])
-    style_axes(axes)
 
 
 def _tests(axes: Axes, rows: Sequence[tuple[str, Summary]]) -> None:

@@ -55,7 +55,8 @@ def layout(drawing: GraphDocument) -> Layout:
     edges = {(a, b): ", ".join(ports) for a, b, ports in drawing["edges"] if a in kinds and b in kinds}
     for name, label in drawing["outputs"].items():
         kinds[f"={name}"] = "output"
-        edges[_origin(label, kinds), f"={name}"] = label.partition(".")[2]
+        read = label.removeprefix("$").split(".")[0]  # of $node, $node.field or an input $name
+        edges[read if read in kinds else f"${read}", f"={name}"] = label.partition(".")[2]
     layer = _layers(kinds, edges)
     chains = {edge: _chain(edge, layer) for edge in edges}
     order = _ordered(layer, chains)
@@ -64,12 +65,6 @@ def layout(drawing: GraphDocument) -> Layout:
     boxes = [Box(name, kind, *places[name]) for name, kind in kinds.items()]
     routes = [Route(*edge, edges[edge], [places[n] for n in chain[1:-1]]) for edge, chain in chains.items()]
     return Layout(boxes, routes, len(order), rows)
-
-
-def _origin(label: str, kinds: Mapping[str, str]) -> str:
-    """Return the node that an output reads: ``$node``, ``$node.field`` or an input ``$name``."""
-    name = label.removeprefix("$").split(".")[0]
-    return name if name in kinds else f"${name}"
 
 
 def _layers(kinds: Mapping[str, str], edges: Mapping[tuple[str, str], str]) -> dict[str, int]:

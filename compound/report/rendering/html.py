@@ -85,7 +85,13 @@ def element(block: Block) -> Markup:
 @element.register
 def _(block: Table) -> Markup:
     def row(name: str, cells: Sequence[str]) -> Markup:
-        return tag("tr", *(tag(name, *_cell(cell), **_align(block, i)) for i, cell in enumerate(cells)))
+        return tag(
+            "tr",
+            *(
+                tag(name, *_cell(cell), **({"class_": "number"} if column in block.numeric else {}))
+                for column, cell in enumerate(cells)
+            ),
+        )
 
     head = tag("thead", row("th", block.headings))
     body = tag("tbody", *(row("td", cells) for cells in block.rows))
@@ -97,10 +103,6 @@ def _cell(text: str) -> list[str]:
     mean, bracket, limits = text.partition(" [")
     interval = re.fullmatch(r"[−\d.,]+, [−\d.,]+\](, n = \d+)?", limits)
     return [mean, tag("span", bracket.strip() + limits, class_="limits")] if interval else [text]
-
-
-def _align(block: Table, column: int) -> dict[str, str]:
-    return {"class_": "number"} if column in block.numeric else {}
 
 
 @element.register

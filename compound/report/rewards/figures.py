@@ -92,7 +92,8 @@ def attribution_svg(chosen: Attribution, rejected: Attribution) -> str:
             sides, (chosen, rejected), ("better output", "worse output"), strict=True
         ):
             draw_attribution(axes, side, 1.1 * max(sizes, default=0.0) or 1.0)
-            axes.set_title(f"{name}: reward {_sign(side.reward)}", size=9.5, color=PALETTE["ink"], loc="left")
+            reward = f"{side.reward:+.2f}".replace("-", "−")
+            axes.set_title(f"{name}: reward {reward}", size=9.5, color=PALETTE["ink"], loc="left")
         figure.tight_layout()
     return svg[0]
 
@@ -339,7 +340,3 @@ def _note(axes: Axes, text: str, *, low: bool = False) -> None:
     """Write a note into a corner of the panel."""
     x, y, ha, va = (0.98, 0.04, "right", "bottom") if low else (0.02, 0.96, "left", "top")
     axes.text(x, y, text, transform=axes.transAxes, size=SMALL, color=PALETTE["ink"], ha=ha, va=va)
-
-
-def _sign(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")

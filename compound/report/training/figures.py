@@ -197,7 +197,9 @@ def _draw(axes: Axes, panel: Panel, jobs: Jobs, names: Sequence[str]) -> None:
     some = len({(line.color, line.dashes) for line in lines}) <= FEW
     for line in lines:
         if panel is REWARD and line.second:
-            _threshold(axes, line)
+            color, dashes = THRESHOLD
+            axes.plot(*zip(*line.points, strict=True), color=color, linestyle=dashes, linewidth=1.3,
+                      drawstyle="steps-mid")  # fmt: skip
             continue
         half = round(SMOOTH * line.steps) // 2
         if half and some:
@@ -217,13 +219,6 @@ def dash_coincident(lines: Sequence[Line]) -> list[Line]:
         for group in groups.values()
         for place, line in enumerate(group)
     ]
-
-
-def _threshold(axes: Axes, line: Line) -> None:
-    """Draw the reward threshold for keeping attempts."""
-    color, dashes = THRESHOLD
-    axes.plot(*zip(*line.points, strict=True), color=color, linestyle=dashes, linewidth=1.3,
-              drawstyle="steps-mid")  # fmt: skip
 
 
 def _finish(axes: Axes, panel: Panel, jobs: Jobs, *, high: bool) -> None:

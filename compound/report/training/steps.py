@@ -187,7 +187,8 @@ def _job(number: int, found: Sequence[Step], drawn: Sequence[int], chosen: Chose
         {**_step(record), **({"sampled": known[place]} if place < len(known) else {})}
         for place, record in enumerate(found)
     ]
-    trained = components_of(key for record in found for key in _keys(record))
+    listed = [keys for record in found if isinstance(keys := record.get("keys"), list)]
+    trained = components_of(str(key) for keys in listed for key in keys)
     names = dict.fromkeys([*trained, *(name for step in steps for name in by_component(step))])
     return {
         "number": number,
@@ -202,11 +203,6 @@ def _job(number: int, found: Sequence[Step], drawn: Sequence[int], chosen: Chose
         "components": {name: _component([by_component(s).get(name, {}) for s in steps]) for name in names},
         **chosen,
     }
-
-
-def _keys(record: Step) -> Sequence[str]:
-    keys = record.get("keys")
-    return [str(key) for key in keys] if isinstance(keys, list) else []
 
 
 def by_component(step: Step) -> Mapping[str, Step]:
