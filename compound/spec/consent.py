@@ -28,7 +28,8 @@ def check_consent(context: Context, kind: str, settings: Mapping[str, object], a
         ConfigurationError: the user's configuration file cannot be read.
     """
     server_setting, server = _server(kind, settings)
-    key_setting, key = _key(settings)
+    key_setting = next((name for name in settings if name.endswith("key_env")), "api_key_env")
+    key = _text(settings.get(key_setting))
     model = str(settings.get("model", ""))
     named = (*address, server_setting if server is not None else "model")
     try:
@@ -55,12 +56,6 @@ def _server(kind: str, settings: Mapping[str, object]) -> tuple[str, str | None]
             if isinstance(value, str) and (name == "api_base" or "://" in value):
                 return name, value
     return "api_base", _text(settings.get("api_base"))
-
-
-def _key(settings: Mapping[str, object]) -> tuple[str, str | None]:
-    """Return the setting that names the environment variable of a key, and the variable."""
-    name = next((name for name in settings if name.endswith("key_env")), "api_key_env")
-    return name, _text(settings.get(name))
 
 
 def _text(value: object) -> str | None:

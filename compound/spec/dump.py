@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 
 from compound.errors import DeclarationError
-from compound.graph.component import Component, Condition, Node, Source
+from compound.graph.component import Component, Node
 from compound.graph.composite import Composite
 from compound.graph.system import System
 from compound.spec.kinds.body import BUILT_IN
@@ -104,10 +104,10 @@ class _Dumping:
 
 
 def _wiring(node: Node) -> Tree:
-    wires = {"in": Flow({port: source.label for port, source in node.wires.items()})} if node.wires else {}
-    return {**wires, **({"when": _condition(node.when)} if node.when else {})}
-
-
-def _condition(when: Condition) -> object:
-    source: Source = when.source
-    return source.label if when.value is True else Flow({source.label: when.value})
+    tree: dict[str, object] = {}
+    if node.wires:
+        tree["in"] = Flow({port: source.label for port, source in node.wires.items()})
+    if node.when:
+        label, value = node.when.source.label, node.when.value
+        tree["when"] = label if value is True else Flow({label: value})
+    return tree

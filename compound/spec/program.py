@@ -191,7 +191,9 @@ def _load(
     Trust.of(trust)  # raises on a malformed entry even if the file does not need it
     document = read(raw, str(path))
     apply(document, overrides)
-    own = _own_sections(document, path.parent, allow_import)
+    own: UserSections = ()  # the sections of custom methods, with the models of their settings
+    if isinstance(sections := document.at(("optimize",)), dict):
+        own = tuple(own_sections(sections, path.parent, imports=allow_import).items())
     report_schema_errors(document, file_model(own))
     context = Context(document, path.parent, allow_import, {*models, *_keys(document, "engines")}, trust)
     lm = parse_at(document, str, ("lm",))
@@ -261,12 +263,6 @@ def _own_engine(context: Context, found: ClassEngine, address: Address) -> Engin
         return found.code, found.settings
 
     return context.attempt((*address, "class"), check)
-
-
-def _own_sections(document: Document, folder: Path, imports: bool) -> UserSections:
-    """Return the sections of custom methods, with the models of their settings."""
-    values = document.at(("optimize",))
-    return tuple(own_sections(values, folder, imports=imports).items()) if isinstance(values, dict) else ()
 
 
 def _optimize(context: Context, own: UserSections) -> OptimizeSettings:

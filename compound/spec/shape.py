@@ -53,12 +53,6 @@ Kind = TypeVar("Kind")
 _ADAPTERS: dict[object, TypeAdapter[Any]] = {}  # cached by type: building one is slow
 
 
-def _adapter(kind: TypeForm[Kind]) -> TypeAdapter[Kind]:
-    if kind not in _ADAPTERS:
-        _ADAPTERS[kind] = TypeAdapter(kind)
-    return _ADAPTERS[kind]
-
-
 def parse_at(document: Document, kind: TypeForm[Kind], address: Address = ()) -> Kind | None:
     """Return the value at an address as a ``kind``, or None if it is invalid; errors are not reported."""
     try:
@@ -77,8 +71,11 @@ def report_schema_errors(document: Document, model: type[File]) -> None:
 
 
 def _validated(document: Document, kind: TypeForm[Kind], address: Address) -> Kind:
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    adapter: TypeAdapter[Kind] = _ADAPTERS[kind]
     # Validate JSON, not Python values: in strict mode only JSON input accepts a list for a tuple.
-    return _adapter(kind).validate_json(json.dumps(document.at(address)), strict=True)
+    return adapter.validate_json(json.dumps(document.at(address)), strict=True)
 
 
 def _note(document: Document, detail: ErrorDetails, model: type[File]) -> None:

@@ -140,7 +140,11 @@ def _parameters(factory: Callable[..., object], skip: Collection[str]) -> dict[s
     for name, parameter in inspect.signature(factory).parameters.items():
         if name in skip or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        _check_name(name, factory)
+        if name in RESERVED or name.startswith("_") or hasattr(Model, name):
+            raise UserCodeError(
+                f"parameter {name!r} of {definition(factory)} has a name that a file reserves",
+                hint="rename it",
+            )
         if name in hints and not _in_json(hints[name]):
             if parameter.default is not parameter.empty:
                 continue  # it keeps its default
@@ -155,13 +159,6 @@ def _parameters(factory: Callable[..., object], skip: Collection[str]) -> dict[s
             Field(default, description=" ".join(described[2].split()) if described else None),
         )
     return fields
-
-
-def _check_name(name: str, factory: Callable[..., object]) -> None:
-    if name in RESERVED or name.startswith("_") or hasattr(Model, name):
-        raise UserCodeError(
-            f"parameter {name!r} of {definition(factory)} has a name that a file reserves", hint="rename it"
-        )
 
 
 def setting_type(annotation: object) -> object:

@@ -40,7 +40,8 @@ def read(raw: bytes | str, name: str) -> Document:
     document = Document(name, _decoded(raw, name))
     tree = _Reading(document).tree()
     if not isinstance(tree, dict):
-        document.report((), f"a file must be a mapping such as `system: NAME`, but this is {_shape(tree)}")
+        found = "empty" if tree is None else "a list" if isinstance(tree, list) else "a single value"
+        document.report((), f"a file must be a mapping such as `system: NAME`, but this is {found}")
         document.check()
     document.tree = tree
     return document
@@ -59,10 +60,6 @@ def read_value(text: str, label: str) -> object:
     value = _Reading(document).tree() if text.strip() else ""
     document.check()
     return value
-
-
-def _shape(tree: object) -> str:
-    return "empty" if tree is None else "a list" if isinstance(tree, list) else "a single value"
 
 
 def _decoded(raw: bytes | str, name: str) -> str:
