@@ -13,7 +13,7 @@ from compound.errors import FRESH, RunDirectoryError
 from compound.graph.component import Component
 from compound.graph.configuration import canonical_json
 from compound.graph.system import System
-from compound.graph.types import Port, format_type
+from compound.graph.types import format_type
 from compound.runs.directory import read_json
 
 FORMAT = 3  # of config.json; until 2, `prompts`, `rewards` and `weights` held the settings of all methods
@@ -42,14 +42,10 @@ def describe_structure(system: System) -> dict[str, Any]:
 
 def _declared(component: Component) -> dict[str, Any]:
     own = {name: value for name in OWN if isinstance(value := getattr(component, name, None), str | tuple)}
-    return {"kind": component.kind, "out": _spelled(component.outputs), "version": component.version, **own}
-
-
-def _spelled(outputs: Mapping[str, Port]) -> str:
-    """Format outputs as declared in a file."""
-    if list(outputs) == ["output"]:
-        return format_type(outputs["output"].type)
-    return "{" + ", ".join(f"{name}: {format_type(port.type)}" for name, port in outputs.items()) + "}"
+    outputs = {name: format_type(port.type) for name, port in component.outputs.items()}
+    several = "{" + ", ".join(f"{name}: {kind}" for name, kind in outputs.items()) + "}"
+    out = outputs["output"] if list(outputs) == ["output"] else several  # as declared in a file
+    return {"kind": component.kind, "out": out, "version": component.version, **own}
 
 
 def list_changes(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...]) -> list[str]:

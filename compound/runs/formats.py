@@ -56,7 +56,7 @@ def read_state(stored: Mapping[str, Any]) -> RunState:
             "search": _search(stored) if "plan" in stored and "incumbent" in stored else None,
             "test_before": _final(stored, "test_before"),
             "test_after": _final(stored, "test_after"),
-            "meters": [_meter(meter) for meter in stored.get("meters", [])],
+            "meters": [{**meter, "usage": _usage(meter["usage"])} for meter in stored.get("meters", [])],
             "memory": stored.get("memory", {}),
             "done": stored.get("done", False),
             "reported": stored.get("reported", False),
@@ -69,12 +69,14 @@ def _search(stored: Mapping[str, Any]) -> dict[str, object]:
         {name: record[name] for name in JobRecord.model_fields if name in record}
         for record in stored.get("history", [])
     ]
+    ledger = stored.get("proposals") or {}
+    usage = ledger.get("usage")
     return {
         "plan": stored["plan"],
         "free_runs": stored.get("free"),
         "best": stored["best"],
         "incumbent": _evaluation(stored["incumbent"]),
-        "ledger": _ledger(stored.get("proposals") or {}),
+        "ledger": {"models": ledger.get("models", {}), **({"usage": _usage(usage)} if usage else {})},
         "working": stored.get("working", {}),
         "decisions": stored.get("decision", 0),
         "history": records,
@@ -88,15 +90,6 @@ def _final(stored: Mapping[str, Any], name: str) -> dict[str, object] | None:
 
 def _evaluation(evaluation: Mapping[str, Any] | None) -> dict[str, object] | None:
     return {**evaluation, "usage": _usage(evaluation["usage"])} if evaluation else None
-
-
-def _ledger(ledger: Mapping[str, Any]) -> dict[str, object]:
-    usage = ledger.get("usage")
-    return {"models": ledger.get("models", {}), **({"usage": _usage(usage)} if usage else {})}
-
-
-def _meter(meter: Mapping[str, Any]) -> dict[str, object]:
-    return {**meter, "usage": _usage(meter["usage"])}
 
 
 def _usage(usage: UsageDocument | UsageRow) -> UsageDocument:

@@ -120,7 +120,12 @@ class Recorder:
         kind = {"split": split, "again": True} if again else {"split": split}
 
         def record(example: Example, trace: Trace) -> None:
-            self.run.append("traces.jsonl", {**kind, "gold": _gold(example), **to_json(trace)})
+            gold = {  # the fields that are short enough to display
+                k: v
+                for k, v in example.gold.items()
+                if isinstance(v, str | int | float) and len(str(v)) <= 300
+            }
+            self.run.append("traces.jsonl", {**kind, "gold": gold, **to_json(trace)})
 
         return record
 
@@ -218,8 +223,3 @@ class _Layered:
             self._borrowed.discard(key)
             return True
         return self._own.take_pending(key)
-
-
-def _gold(example: Example) -> dict[str, Any]:
-    """Return the gold fields that are short enough to display."""
-    return {k: v for k, v in example.gold.items() if isinstance(v, str | int | float) and len(str(v)) <= 300}
