@@ -501,18 +501,14 @@ def open_run(path: Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
         )
     run = RunDirectory.open(path)
     try:
-        _record_engines(run, config.get("engines", {}))
+        # models that the run did not use before, for example because its budget was smaller
+        engines, stored = config.get("engines", {}), read_json(run.path, "config.json")
+        if "engines" in stored and (more := {k: v for k, v in engines.items() if k not in stored["engines"]}):
+            run.write_json("config.json", {**stored, "engines": {**stored["engines"], **more}})
     except BaseException:
         run.close()
         raise
     return run
-
-
-def _record_engines(run: RunDirectory, engines: Mapping[str, str]) -> None:
-    """Record models that a run did not use before, for example because its budget was smaller."""
-    stored = read_json(run.path, "config.json")
-    if "engines" in stored and (more := {k: v for k, v in engines.items() if k not in stored["engines"]}):
-        run.write_json("config.json", {**stored, "engines": {**stored["engines"], **more}})
 
 
 def list_changes(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...] = MAY_CHANGE) -> list[str]:

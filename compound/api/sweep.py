@@ -114,8 +114,9 @@ def plan(
                 f"a sweep needs at least one {what}, and no duplicates, "
                 f"but got {', '.join(map(str, given)) or 'none'}"
             )
+    names = {method: re.sub(r"[^\w.-]", "-", method) for method in methods}  # user-defined ones have a colon
     runs = [
-        PlannedRun(file, method, seed, folder / file / _folder(method) / str(seed), program, reason)
+        PlannedRun(file, method, seed, folder / file / names[method] / str(seed), program, reason)
         for seed in seeds
         for file, program in zip(files, programs, strict=True)
         for method in methods
@@ -227,11 +228,6 @@ def _states(runs: Sequence[PlannedRun], folder: Path, failed: Mapping[PlannedRun
             "status": status,
             "reason": run.inapplicable or failed.get(run, ""),
         }
-
-
-def _folder(method: str) -> str:
-    """Return the folder name for a method: user-defined methods contain a colon."""
-    return re.sub(r"[^\w.-]", "-", method)
 
 
 def _inapplicable_reason(program: Program, method: str) -> str:

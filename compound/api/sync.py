@@ -245,7 +245,11 @@ def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:
             )
         if name not in system.inputs:
             raise DeclarationError(f"unknown input {name!r}; {suggest_name(name, system.inputs)}")
-        values[name] = _value(name, text, system.inputs[name])
+        kind = system.inputs[name]
+        try:
+            values[name] = from_text(kind, text)
+        except ValueError:
+            raise DeclarationError(f"input {name!r} must be {format_type(kind)}, but got {text!r}") from None
     for name, kind in system.inputs.items():
         if name not in values:
             raise DeclarationError(
@@ -253,13 +257,6 @@ def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:
                 hint=f"write {name}=VALUE",
             )
     return values
-
-
-def _value(name: str, text: str, kind: object) -> object:
-    try:
-        return from_text(kind, text)
-    except ValueError:
-        raise DeclarationError(f"input {name!r} must be {format_type(kind)}, but got {text!r}") from None
 
 
 def list_runs(folder: Path) -> list[dict[str, Any]]:
