@@ -106,12 +106,10 @@ def format_value(value: object) -> str:
     if isinstance(value, Sequence) and value and all(isinstance(item, str) for item in value):
         return "\n".join(f"[{i}] {text}" for i, text in enumerate(value, 1))
     if isinstance(value, Sequence) and value and all(isinstance(v, Mapping) and "text" in v for v in value):
-        return "\n".join(_passage(item) for item in value)
+        return "\n".join(
+            f"{item['title']}: {item['text']}" if item.get("title") else str(item["text"]) for item in value
+        )
     return canonical_json(value)
-
-
-def _passage(item: Mapping[str, object]) -> str:
-    return f"{item['title']}: {item['text']}" if item.get("title") else str(item["text"])
 
 
 def format_outputs(outputs: Mapping[str, object], layout: Layout) -> str:

@@ -148,7 +148,10 @@ def _isolated_client(header: str, value: str) -> httpx.AsyncClient:
     from compound.components.engines.wire import UNLIMITED, guarded
 
     async def replace_credentials(request: httpx.Request) -> None:
-        for name in (*ENVIRONMENT_HEADERS, *_user_headers()):
+        # the OpenAI client adds these headers to every call
+        lines = os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines()
+        added = [line.partition(":")[0].strip() for line in lines if ":" in line]
+        for name in (*ENVIRONMENT_HEADERS, *added):
             request.headers.pop(name, None)
         request.headers[header] = value
 
@@ -157,9 +160,3 @@ def _isolated_client(header: str, value: str) -> httpx.AsyncClient:
             event_hooks={"request": [replace_credentials]}, follow_redirects=False, limits=UNLIMITED
         )
     )
-
-
-def _user_headers() -> list[str]:
-    """Return the names of the headers that the OpenAI client adds to every call."""
-    lines = os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines()
-    return [line.partition(":")[0].strip() for line in lines if ":" in line]

@@ -112,18 +112,15 @@ def validate_options(
         first = error.errors(include_url=False)[0]
         name = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
+            near, possible = suggest_name(name, kind.model_fields), suggest_name("", kind.model_fields)
+            names = near if near == possible else f"{near}; {possible}"
             raise DeclarationError(
                 f"engine {model!r}: extra must not set {name!r}",
-                hint=f"{_nearest(name, kind)}; only sampling and reasoning options are passed on",
+                hint=f"{names}; only sampling and reasoning options are passed on",
             ) from None
         raise DeclarationError(
             f"engine {model!r}: extra.{name}: {first['msg']}, but got {first['input']!r:.100}"
         ) from None
-
-
-def _nearest(name: str, kind: type[Options]) -> str:
-    near, possible = suggest_name(name, kind.model_fields), suggest_name("", kind.model_fields)
-    return near if near == possible else f"{near}; {possible}"
 
 
 def check_settings(engine: Callable[..., object], given: Mapping[str, object]) -> None:

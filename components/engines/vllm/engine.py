@@ -215,7 +215,8 @@ class VLLMEngine:
                 return await self._sample(link, name, request)
         except CompoundError as error:
             # A server that is shutting down may return any error, but a refusal comes from a healthy one.
-            if _is_refusal(error) or not await link.is_ending():
+            refused = isinstance(error, CallError) and not isinstance(error, TransientError)
+            if refused or not await link.is_ending():
                 raise
             assert link.server is not None
             raise TransientError(
@@ -326,7 +327,3 @@ def _check_arguments(args: Sequence[str], model: str) -> None:
                 f"engine {model!r}: args must not set {argument!r}",
                 hint="the engine sets it; max_lora_rank and max_loras are settings of the engine",
             )
-
-
-def _is_refusal(error: CompoundError) -> bool:
-    return isinstance(error, CallError) and not isinstance(error, TransientError)
