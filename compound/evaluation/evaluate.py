@@ -368,7 +368,9 @@ async def score(trace: Trace, metric: Metric, example: Example, rules: Evaluatio
     except (TransientError, ConnectionError, TimeoutError) as error:
         return _metric_failed(trace, Failure(TransientError.kind, f"metric: {error}"), rules)
     except CallError as error:
-        return _metric_failed(trace, Failure("metric", _placed(error, metric)), rules)
+        message = f"{error.message}{place_in(error, metric)}"
+        message = f"{message}; {error.hint}" if error.hint else message
+        return _metric_failed(trace, Failure("metric", message), rules)
     except MissingOutput as error:
         raise MissingOutput(f"{error.message}{place_in(error, metric)}", hint=error.hint) from error
     except CompoundError:
@@ -378,11 +380,6 @@ async def score(trace: Trace, metric: Metric, example: Example, rules: Evaluatio
             trace, Failure("metric", located(error, metric, "score(outputs, example)")), rules
         )
     return trace.with_score(found.value, found.feedback, found.parts)
-
-
-def _placed(error: CallError, metric: Metric) -> str:
-    message = f"{error.message}{place_in(error, metric)}"
-    return f"{message}; {error.hint}" if error.hint else message
 
 
 def _metric_failed(trace: Trace, failure: Failure, rules: EvaluationRules) -> Trace:

@@ -39,7 +39,9 @@ def read_examples(
         DataError: a row is invalid, or a value does not match the type of its input.
     """
     found = data.examples(role, list(inputs), limit=limit, seed=seed)
-    return check_types(found, inputs, f"{data.path}, {role} split", text=_is_csv(data, role))
+    file = data.file(role)
+    is_csv = file is not None and file.name.endswith(CSV)  # its cells are all strings
+    return check_types(found, inputs, f"{data.path}, {role} split", text=is_csv)
 
 
 def check_types(
@@ -104,9 +106,3 @@ def from_text(kind: object, text: str) -> object:
         return convert(kind, json.loads(text))
     except ValueError:
         return convert(kind, text)
-
-
-def _is_csv(data: Dataset, role: Split) -> bool:
-    """Return whether a role is read from a CSV file, whose cells are all strings."""
-    file = data.file(role)
-    return file is not None and file.name.endswith(CSV)

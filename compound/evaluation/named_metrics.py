@@ -43,7 +43,11 @@ def metric_factory(name: str) -> Factory:
             f"metric {name!r} is {short_repr(found)}",
             hint="name a function of its settings, or of (outputs, example)",
         )
-    if list(_parameters(found)) == ["outputs", "example"]:
+    try:
+        parameters = list(inspect.signature(found).parameters)
+    except (TypeError, ValueError):
+        parameters = []
+    if parameters == ["outputs", "example"]:
         scoring: Callable[..., object] = found
 
         @functools.wraps(scoring, assigned=("__doc__", "__module__"))
@@ -53,13 +57,6 @@ def metric_factory(name: str) -> Factory:
         del plain.__wrapped__
         return plain
     return _checked(name, found)
-
-
-def _parameters(found: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(found).parameters
-    except (TypeError, ValueError):
-        return {}
 
 
 def _checked(name: str, found: Callable[..., object]) -> Factory:
