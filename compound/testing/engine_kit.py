@@ -132,7 +132,9 @@ class EngineKit:
 
         async def check(engine: Engine) -> None:
             text = (await _answer(engine, self.request())).text
-            stop = _within_text(text)
+            # a letter of the text that differs from its first one
+            stop = next((letter for letter in text[1:] if letter.isalnum() and text.find(letter) > 0), "")
+            assert stop, f"the answer is {text!r}; return a request whose answer has at least two letters"
             found = (await _answer(engine, replace(self.request(), stop=(stop,)))).text
             assert stop not in found, f"the answer {found!r} contains {stop!r}, which is a stop sequence"
             if self.deterministic:
@@ -297,13 +299,6 @@ async def _gather(engine: Engine, requests: Sequence[Request]) -> list[Completio
             return await _answer(engine, request)
 
     return await asyncio.gather(*map(answer, requests))
-
-
-def _within_text(text: str) -> str:
-    """Return a letter of a text that differs from its first one."""
-    found = next((letter for letter in text[1:] if letter.isalnum() and text.find(letter) > 0), "")
-    assert found, f"the answer is {text!r}; return a request whose answer has at least two letters"
-    return found
 
 
 def _check_usage(usage: Usage, what: str, request: Request) -> None:

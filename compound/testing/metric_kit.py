@@ -92,7 +92,7 @@ class MetricKit:
         bounds_of(metric)
         for number, outputs, example in self._arguments():
             try:
-                asyncio.run(_applied(metric, outputs, example))
+                asyncio.run(apply_metric(metric, outputs, example))
             except CompoundError as error:
                 raise AssertionError(f"case {number} cannot be scored: {error}") from error
 
@@ -166,10 +166,6 @@ class MetricKit:
 async def _scored(metric: Metric, outputs: Values, example: Example) -> object:
     found = metric.score(outputs, example)
     return await found if inspect.isawaitable(found) else found
-
-
-async def _applied(metric: Metric, outputs: Values, example: Example) -> Score:
-    return await apply_metric(metric, outputs, example)
 
 
 def _is_finite(value: object) -> bool:
