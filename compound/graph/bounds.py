@@ -100,15 +100,12 @@ def extent_of_values(values: Iterable[object]) -> Extent:
     (3, 2)
     """
     found = list(values)
-    lengths = [len(_text(value).encode(errors="replace")) for value in found]
+    texts = (value if isinstance(value, str) else canonical_json(to_readable_json(value)) for value in found)
+    lengths = [len(text.encode(errors="replace")) for text in texts]
     items = [len(value) if isinstance(value, list | tuple) else 1 for value in found]
     margin = 8 * max(items, default=0)  # numbers and line breaks between the items of a list
     listed = any(isinstance(value, list | tuple | Mapping) for value in found)
     return Extent(max(lengths, default=0) + (margin if listed else 0), items=max(items, default=0))
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else canonical_json(to_readable_json(value))
 
 
 def extent_of_setting(setting: object) -> Extent:

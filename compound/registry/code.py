@@ -77,7 +77,11 @@ def _import(name: str, folder: Path) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise _failed(name, error) from None
-            raise DeclarationError(f"no module {name!r}", hint=_known(name, folder)) from None
+            beside = [path.stem for path in folder.glob("*.py") if path.stem.isidentifier()]
+            raise DeclarationError(
+                f"no module {name!r}",
+                hint=f"looked beside the file and on sys.path; {suggest_name(name, beside)}",
+            ) from None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
             raise _failed(name, error) from None
         finally:
@@ -107,11 +111,6 @@ def import_hint(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"install it where compound is installed, or correct the name {error.name!r}"
     return ""
-
-
-def _known(name: str, folder: Path) -> str:
-    beside = [path.stem for path in folder.glob("*.py") if path.stem.isidentifier()]
-    return f"looked beside the file and on sys.path; {suggest_name(name, beside)}"
 
 
 @contextmanager

@@ -130,7 +130,9 @@ def store_folder(write: Callable[[Path], object], folder: Path, name: str) -> di
         made = Path(temporary) / "made"
         made.mkdir()
         write(made)
-        _set_permissions(made)
+        # the usual permissions: libraries write for one user, but a server may run as another
+        for path in (made, *made.rglob("*")):
+            os.chmod(path, (0o777 if path.is_dir() else 0o666) & ~UMASK)
         digest = folder_digest(made)
         target = folder / f"{name}-{digest[:SHOWN]}"
         if UntrustedFolder(folder, error=ConfigurationError).kind(target.name) is None:
@@ -138,20 +140,8 @@ def store_folder(write: Callable[[Path], object], folder: Path, name: str) -> di
     return {"path": target.name, "sha256": digest}
 
 
-def _set_permissions(folder: Path) -> None:
-    """Set the usual permissions: libraries write for one user, but a server may run as another."""
-    for path in (folder, *folder.rglob("*")):
-        os.chmod(path, (0o777 if path.is_dir() else 0o666) & ~UMASK)
-
-
-def _umask() -> int:
-    """Return the process's umask, which can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-UMASK = _umask()
+UMASK = os.umask(0o077)  # the process's umask can only be read by setting it
+os.umask(UMASK)
 
 
 def discard(name: str, folder: Path) -> None:
