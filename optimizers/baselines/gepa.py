@@ -86,7 +86,10 @@ class GEPA:
     lm: str | None = None
 
     def __post_init__(self) -> None:
-        _check_library()  # report a missing library before any budget is spent
+        try:  # report a missing library before any budget is spent
+            import gepa.api  # noqa: F401
+        except ImportError:
+            raise MissingExtra("method 'gepa'", "gepa", "search") from None
 
     def bound(self, outlook: Outlook) -> JobBound:
         """Declare one reflection per iteration."""
@@ -167,13 +170,6 @@ def pareto_size(most: int, least: int, batch: int, runs: float) -> int:
     """
     first = (runs - 2 * batch) / 2
     return max(0, math.floor(min(most, first, max(least, runs / COMPARED))))
-
-
-def _check_library() -> None:
-    try:
-        import gepa.api  # noqa: F401
-    except ImportError:
-        raise MissingExtra("method 'gepa'", "gepa", "search") from None
 
 
 def _note(progress: Proceed) -> str:

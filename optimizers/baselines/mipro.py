@@ -91,8 +91,9 @@ class Mipro:
         larger = examples[: state.larger]
         if state.values and larger:
             async for after in rounds(task, state, larger):
-                done = len(after.trials)
-                yield Progress(after.to_json(), _note(after), step=done, of=after.wanted)
+                done, best = len(after.trials), max(trial.mean for trial in after.scored)
+                note = f"{len(after.scored)} on {after.larger} examples: best {best:.3f}"
+                yield Progress(after.to_json(), note, step=done, of=after.wanted)
         yield _proposal(state)
 
     async def _values(self, task: Task, key: str, pool: Sequence[WeightedDemo]) -> list[object]:
@@ -136,11 +137,6 @@ class Mipro:
             wanted, least, most, examples, task.scorer.runs_left, task.scorer.has_free_repeats
         )
         return JointSearch(values=dict(values), wanted=wanted, batch=batch, larger=larger)
-
-
-def _note(state: JointSearch) -> str:
-    best = max(trial.mean for trial in state.scored)
-    return f"{len(state.scored)} on {state.larger} examples: best {best:.3f}"
 
 
 def _proposal(state: JointSearch) -> Proposal:

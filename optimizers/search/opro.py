@@ -41,7 +41,10 @@ def prompt_request(
         shown: the number of earlier prompts to include.
     """
     best = sorted(dict(history).items(), key=lambda item: -math.inf if item[1] is None else item[1])[-shown:]
-    lines = "\n".join(f"<prompt>{text}</prompt> {_score(score)}" for text, score in best)
+    lines = "\n".join(
+        f"<prompt>{text}</prompt> " + ("not scored yet" if score is None else f"score {score:.3f}")
+        for text, score in best
+    )
     text = (
         f"A language model performs one step of a larger system. The step: {purpose}\n\n"
         f"Instructions tried so far, with their scores (higher is better):\n{lines}\n\n"
@@ -93,10 +96,6 @@ def bound(outlook: Outlook, key: str, calls: float, lm: str | None) -> CallBound
 def purpose_of(component: Component) -> str:
     """Return a description of a component's task, from its declaration."""
     return f"{component.name} writes {', '.join(component.outputs)}"
-
-
-def _score(score: float | None) -> str:
-    return "not scored yet" if score is None else f"score {score:.3f}"
 
 
 def parse_prompt(text: str) -> str | None:

@@ -71,11 +71,8 @@ def diagram(system: System) -> str:
 
 
 def _shortened(value: object) -> str:
-    return _cut(value if isinstance(value, str) else canonical_json(to_readable_json(value)), VALUE)
-
-
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[:longest]} …"
+    text = value if isinstance(value, str) else canonical_json(to_readable_json(value))
+    return text if len(text) <= VALUE else f"{text[:VALUE]} …"
 
 
 def _cut_bytes(text: str, longest: int) -> str:

@@ -322,13 +322,9 @@ def _wrapped(base: PreTrainedModel, spaces: Mapping[Name, Weights], seed: int) -
                 ) from None
     if model is None:
         raise DeclarationError("no component has weights to train")
-    if base.dtype != _dtype_of_adapters(model):
+    if base.dtype != next(weight.dtype for weight in model.parameters() if weight.requires_grad):
         _compute_in_base_dtype(model)
     return model.eval()
-
-
-def _dtype_of_adapters(model: PeftModel) -> torch.dtype:
-    return next(parameter.dtype for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _compute_in_base_dtype(model: PeftModel) -> None:

@@ -65,7 +65,8 @@ def forward(
     if shared is None:
         shared = not unshareable_kinds(model.config) and shared_fraction(samples) <= MAX_SHARED_FRACTION
     states = _shared_states(model, samples, prompts) if shared else _plain_states(model, samples)
-    mask = _mask(samples, states.device)
+    lengths = torch.tensor([s.length for s in samples], device=states.device)
+    mask = (torch.arange(int(lengths.max()), device=states.device) < lengths[:, None]).float()
     targets = _padded([s.tokens.sampled for s in samples], states.device)
     logps = torch.zeros(mask.shape, dtype=torch.float32, device=states.device)
     entropies = torch.zeros_like(logps)
@@ -171,10 +172,3 @@ def _padded(rows: Sequence[Sequence[int]], device: torch.device, width: int | No
     for i, row in enumerate(rows):
         padded[i, : len(row)] = torch.tensor(row, dtype=torch.long)
     return padded.to(device)
-
-
-def _mask(samples: Sequence[Sample], device: torch.device) -> Tensor:
-    import torch
-
-    lengths = torch.tensor([s.length for s in samples], device=device)
-    return (torch.arange(int(lengths.max()), device=device) < lengths[:, None]).float()

@@ -13,8 +13,7 @@ from compound.errors import DeclarationError
 from compound.graph.space import ATTENTION
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 EXPERTS = (
     "num_experts",
@@ -38,12 +37,14 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
     if not isinstance(targets, str):
         return sorted(targets)
     modules = dict(model.named_modules())
+    # routers send tokens to experts, and inference servers do not apply adapters to them
+    experts = {getattr(model.config, name, None) for name in EXPERTS}
     chosen = {
         name
         for name, module in modules.items()
         if isinstance(module, torch.nn.Linear)
         and module is not model.get_output_embeddings()
-        and not _is_router(module, model.config)
+        and module.out_features not in experts
         and (targets != ATTENTION or _is_attention(name))
     }
     if not chosen:
@@ -61,11 +62,6 @@ def _is_attention(name: str) -> bool:
     (True, False)
     """
     return any("attn" in part or "attention" in part for part in name.split(".")[:-1])
-
-
-def _is_router(layer: torch.nn.Linear, config: PreTrainedConfig) -> bool:
-    """Return whether a layer routes tokens to experts; inference servers do not apply adapters to routers."""
-    return layer.out_features in {getattr(config, name, None) for name in EXPERTS}
 
 
 def shortest_suffixes(chosen: Collection[str], others: Collection[str]) -> list[str]:
