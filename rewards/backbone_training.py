@@ -132,7 +132,10 @@ def _descend(
         note(f"epoch {epoch + 1}: held-out loss {losses[-1][1]:.4f}")
         if step - kept >= training.patience:
             break
-    _restore(backbone, best)
+    for parameter, value in zip(backbone.parameters(), best, strict=True):
+        parameter.data.copy_(value)
+    backbone.model.eval()
+    backbone.name_adapter()
     return Curve(tuple(losses), kept)
 
 
@@ -205,10 +208,3 @@ def _held_out_loss(backbone: Backbone, heads: torch.nn.Linear, items: Sequence[_
 
 def _state(backbone: Backbone) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in backbone.parameters()]
-
-
-def _restore(backbone: Backbone, state: Sequence[torch.Tensor]) -> None:
-    for parameter, value in zip(backbone.parameters(), state, strict=True):
-        parameter.data.copy_(value)
-    backbone.model.eval()
-    backbone.name_adapter()
