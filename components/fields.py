@@ -84,15 +84,11 @@ def field_label(name: str) -> str:
 
 def format_inputs(inputs: Mapping[str, object]) -> str:
     """Format inputs as labelled text."""
+    texts = {name: format_value(value) for name, value in inputs.items() if value is not None}
     return "\n".join(
-        f"{field_label(name)}:{_spaced(format_value(value))}"
-        for name, value in inputs.items()
-        if value is not None
+        f"{field_label(name)}:" + (f"\n{text}" if "\n" in text else f" {text}")
+        for name, text in texts.items()
     )
-
-
-def _spaced(text: str) -> str:
-    return f"\n{text}" if "\n" in text else f" {text}"
 
 
 def format_value(value: object) -> str:
