@@ -56,14 +56,11 @@ def verify(path: str | Path) -> list[str]:
         []
     """
     folder = UntrustedFolder(path)
-    return [problem for one in (folder, *_baselines(folder)) for problem in _run_problems(one)]
-
-
-def _baselines(folder: UntrustedFolder) -> list[UntrustedFolder]:
     try:
-        return baselines(folder)
+        others = baselines(folder)
     except CompoundError:
-        return []  # reported by the check of the folder itself
+        others = []  # reported by the check of the folder itself
+    return [problem for one in (folder, *others) for problem in _run_problems(one)]
 
 
 def _run_problems(folder: UntrustedFolder) -> list[str]:
