@@ -229,12 +229,9 @@ def _finish(axes: Axes, panel: Panel, jobs: Jobs, *, high: bool) -> None:
     axes.set_xlim(1 - max(0.5, 0.02 * end), end + max(0.5, 0.02 * end))
     use_integer_ticks(axes.xaxis)
     if panel.low is not None:
-        axes.set_ylim(panel.low - 0.03 * (panel.high or 0), (panel.high or 1.08 * _top(axes)) * 1.03)
-
-
-def _top(axes: Axes) -> float:
-    """Return the highest value drawn, or 1 if all are 0."""
-    return max((float(np.max(line.get_ydata())) for line in axes.get_lines()), default=0.0) or 1.0
+        drawn = (float(np.max(line.get_ydata())) for line in axes.get_lines())
+        top = panel.high or 1.08 * (max(drawn, default=0.0) or 1.0)
+        axes.set_ylim(panel.low - 0.03 * (panel.high or 0), top * 1.03)
 
 
 def _separate(axes: Axes, jobs: Jobs, wide: float, *, named: bool) -> None:
