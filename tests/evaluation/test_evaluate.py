@@ -495,7 +495,7 @@ class TestBudget:
         lm = ScriptedLM(asked_for, latency=any_time)
         system = System("s", outputs={"answer": LLM("a", prompt="Say")(x=Input("x", int))}, lm="lm")
         executor = Executor({"lm": lm}, meter=Meter(Budget(calls=13)))
-        with pytest.raises(BudgetExhausted, match="number 14 of 13"):
+        with pytest.raises(BudgetExhausted, match="the calls to 14, above the limit of 13"):
             finished(
                 evaluate(
                     executor, system, examples(40), exact_match("answer"), rules=EvaluationRules(concurrency)

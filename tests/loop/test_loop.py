@@ -484,7 +484,7 @@ class TestTestSplit:
         result = run(tmp_path / "run", SMALL.model_copy(update={"budget": budget}))
         assert result.test_before is None
         (skipped,) = events(tmp_path / "run", "test_before")
-        assert "number 9 of 8" in skipped["skipped"]
+        assert "the calls to 9, above the limit of 8" in skipped["skipped"]
         assert result.spent["calls"] <= 400
 
 

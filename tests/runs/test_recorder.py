@@ -264,7 +264,7 @@ class TestSharing:
         for concurrency in (1, 4):
             baseline = child(recorder, f"random{concurrency}")
             meter = Meter(Budget(calls=7))
-            with pytest.raises(BudgetExhausted, match="number 8 of 7"):
+            with pytest.raises(BudgetExhausted, match="the calls to 8, above the limit of 7"):
                 measured(baseline, lm, meter, ROWS, concurrency)
             assert meter.usage.calls == 7
             baseline.close()
