@@ -114,3 +114,9 @@ def test_every_tool_of_the_tests_is_pinned() -> None:
     wanted = [*extras["dev"], *extras["local"], *extras["search"], *extras["retrieval"]]
     names = {re.split(r"[\[=<>]", item)[0].lower() for item in wanted} - {"compound-ai", "types-pyyaml"}
     assert names - pinned == set()
+
+
+def test_pre_commit_uses_the_pinned_version_of_ruff() -> None:
+    text = (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
+    (pinned,) = re.findall(r"^ruff==(\S+)$", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)
+    assert set(re.findall(r"ruff==([\d.]+)", text)) == {pinned}
