@@ -24,7 +24,7 @@ WISHES = {"refund": "I want my money back", "exchange": "I want another size", "
 
 
 def answer(message: str, numbers: int) -> str:
-    """Answer as a model that can add so many numbers."""
+    """Answer as a model that can add up to `numbers` numbers."""
     if "Add" in message:
         return str(sum(int(price) for price in re.findall(r"\d+", message)[:numbers]))
     return next(wish for wish, sentence in WISHES.items() if sentence in message)

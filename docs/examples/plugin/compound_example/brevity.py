@@ -8,7 +8,7 @@ import compound as cp
 
 
 def brevity(output: str, words: int = 5) -> cp.Metric:
-    """Score 1 for answers of at most so many words, and less for longer ones.
+    """Score 1 for answers of at most `words` words, and less for longer ones.
 
     Args:
         output: the output to score.
