@@ -230,8 +230,8 @@ def test_a_failing_file_is_reported_and_the_others_go_on(game: Path) -> None:
     ):
         run("random", (0, 1), "broken.yaml", "game.yaml")
     shutil.rmtree(game / "out/broken")
-    mended = run("random", (0, 1), "broken.yaml", "game.yaml")
-    assert [r["status"] for r in mended["runs"]] == ["finished"] * 4
+    repaired = run("random", (0, 1), "broken.yaml", "game.yaml")
+    assert [r["status"] for r in repaired["runs"]] == ["finished"] * 4
 
 
 def test_data_that_is_gone_fails_its_own_runs_alone(game: Path) -> None:
