@@ -14,6 +14,7 @@ from pydantic import Field, Tag
 
 from compound.components.flow import Loop, Map
 from compound.spec.kinds.code import CLASS_KIND
+from compound.spec.kinds.code_runner import CODE_KIND
 from compound.spec.kinds.first_of import FIRST_OF_KIND
 from compound.spec.kinds.function import FUNCTION_KIND
 from compound.spec.kinds.hyperparameter import HYPERPARAMETER_KIND
@@ -108,6 +109,7 @@ _KINDS: tuple[AnyKind, ...] = (
     SELECTOR_KIND,
     HYPERPARAMETER_KIND,
     FUNCTION_KIND,
+    CODE_KIND,
     Kind("loop", LoopEntry, _make_loop, (Loop,), _dump_loop, has_body=True),
     Kind("map", MapEntry, _make_map, (Map,), _dump_map, has_body=True),
     FIRST_OF_KIND,

@@ -1,0 +1,1 @@
+"""Measurements of methods that search prompts."""

@@ -1,0 +1,100 @@
+"""Code component: runs a Python program in a sandbox."""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
+
+from compound.graph.bounds import Extent, Limits, Reach
+from compound.graph.component import CallContext, Operation, check_name
+from compound.graph.types import Port
+from compound.narrowing import entry
+from compound.security.sandbox.limits import LimitName, SandboxLimits
+from compound.security.sandbox.sandbox import Sandbox
+
+LONGEST_CHARACTER = 3  # bytes that stand for one byte that is no text
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CodeRunner(Operation):
+    """A component that runs the Python program on its port ``code``, isolated from this machine.
+
+    The ports ``stdin`` and ``files`` (texts by relative path) may be left unconnected. A program that fails
+    or reaches a limit is a result like any other: ``ok`` is false, and ``status`` and ``limit`` say why.
+
+    Attributes:
+        name: the component's name.
+        limits: resources of each program; see `compound.security.sandbox.limits.SandboxLimits`.
+        reproducible: whether equal programs give equal outputs, so that results are shared between samples.
+
+    Raises:
+        SandboxUnavailable: when it runs on a machine without a sandbox; the program is not run.
+
+    Example:
+        >>> from compound import Input
+        >>> runner = CodeRunner("runner", SandboxLimits(wall=5.0))
+        >>> runner(code=Input("program")).ok.label
+        '$runner.ok'
+    """
+
+    name: str
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
+    reproducible: bool = False
+
+    kind = "code"
+    cacheable = True
+
+    def __post_init__(self) -> None:
+        check_name("CodeRunner", self.name)
+
+    @property
+    def inputs(self) -> Mapping[str, Port]:  # noqa: D102
+        return {
+            "code": Port(str),
+            "stdin": Port(str, optional=True, default=""),
+            "files": Port(dict[str, str], optional=True, default={}),
+        }
+
+    @property
+    def outputs(self) -> Mapping[str, Port]:  # noqa: D102
+        return {
+            "stdout": Port(str),
+            "stderr": Port(str),
+            "status": Port(int),
+            "limit": Port(LimitName),
+            "ok": Port(bool),
+        }
+
+    @property
+    def version(self) -> str:  # noqa: D102
+        return f"code:1:{platform.python_version()}:{astuple(self.limits)}"
+
+    def deterministic(self, values: Mapping[str, object]) -> bool:  # noqa: D102
+        return self.reproducible
+
+    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
+        written = Extent(self.limits.output * 1024 * LONGEST_CHARACTER)
+        return Reach({**self.longest_outputs(), "stdout": written, "stderr": written}, ())
+
+    async def run(  # noqa: D102
+        self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
+    ) -> Mapping[str, object]:
+        files = {path: str(text) for path, text in (entry(inputs, "files", dict)).items()}
+        result = await shared_sandbox(self.limits).run(
+            entry(inputs, "code", str), entry(inputs, "stdin", str), files
+        )
+        return {
+            "stdout": result.stdout,
+            "stderr": result.stderr,
+            "status": result.status,
+            "limit": result.limit,
+            "ok": result.ok,
+        }
+
+
+@functools.cache
+def shared_sandbox(limits: SandboxLimits) -> Sandbox:
+    """Return the sandbox of all components with equal limits, which bounds their concurrency."""
+    return Sandbox(limits)

@@ -1,0 +1,1 @@
+"""Run generated code in an isolated process without network access and with bounded resources."""

@@ -1,0 +1,328 @@
+"""Run Python programs in a sandbox, without blocking the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import sys
+import weakref
+from asyncio.subprocess import Process
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from compound.errors import CallError, SandboxUnavailable
+from compound.security.sandbox.launchers import LAUNCHERS, Descriptors, Launcher, LauncherName, unused_uid
+from compound.security.sandbox.limits import LimitName, SandboxLimits, limit_of
+from compound.security.sandbox.stage import FILES, READY, Payload
+from compound.security.sandbox.syscalls import compile_filter
+from compound.security.sandbox.view import python_view
+from compound.security.sanitize import replace_surrogates
+
+FOLDER = "/tmp/work"  # nosec B108  # inside the sandbox, on a file system of its own
+MAIN = "main.py"
+ENVIRONMENT: Mapping[str, str] = {
+    "HOME": FOLDER,
+    "LANG": "C.UTF-8",
+    "MPLBACKEND": "Agg",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+    "USER": "sandbox",
+}
+"""The whole environment of a sandboxed program."""
+_SETUP_SECONDS = 20.0  # time to build the sandbox, which does not count as time of the program
+_LONGEST_PATH = 500
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class SandboxResult:
+    """End of a sandboxed program.
+
+    Attributes:
+        stdout: standard output, cut at the limit of output.
+        stderr: standard error, likewise.
+        status: exit status; 128 plus the number of the signal that ended the program.
+        limit: the limit that ended the program, or ``""``. For limits that Python turns into exceptions,
+            such as ``memory``, it is read from the traceback of an uncaught one.
+    """
+
+    stdout: str
+    stderr: str
+    status: int
+    limit: LimitName = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the program ended by itself with status 0."""
+        return self.status == 0 and not self.limit
+
+
+@dataclass(eq=False)
+class Sandbox:
+    """Runs Python programs with this interpreter and its installed packages, isolated from this machine.
+
+    A program sees its own files, Python and its packages, and nothing else of this machine: no network, no
+    other processes, no environment variables. All its processes end with it.
+
+    Attributes:
+        limits: resources of each program.
+        concurrency: number of programs that run at the same time; default: the number of processors.
+        launcher: ``bubblewrap`` or ``namespaces``; default: the first one that works.
+
+    Example:
+        >>> async def answer() -> SandboxResult:
+        ...     return await Sandbox().run("print(6 * 7)")
+        >>> asyncio.run(answer()).stdout  # doctest: +SKIP
+        '42\\n'
+    """
+
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
+    concurrency: int = field(default_factory=lambda: os.cpu_count() or 1)
+    launcher: LauncherName | None = None
+
+    def __post_init__(self) -> None:
+        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    async def run(
+        self,
+        code: str,
+        stdin: str = "",
+        files: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
+    ) -> SandboxResult:
+        """Run a program and return its end, whatever it is.
+
+        Args:
+            code: the program.
+            stdin: its standard input.
+            files: further text files in its working directory, by relative path.
+            arguments: its command line arguments.
+
+        Raises:
+            CallError: the path of a file is invalid.
+            SandboxUnavailable: there is no sandbox on this machine.
+            MissingExtra: pyseccomp is not installed.
+        """
+        loop = asyncio.get_running_loop()
+        turn = self._turns.setdefault(loop, asyncio.Semaphore(self.concurrency))
+        texts = {**{check_path(path): text for path, text in (files or {}).items()}, MAIN: code}
+        found = {path: replace_surrogates(text) for path, text in texts.items()}
+        async with turn:
+            launcher = await find_launcher(self.launcher)
+            return await _launch(launcher, self.limits, found, replace_surrogates(stdin), arguments)
+
+
+def check_path(path: str) -> str:
+    """Return a path below the working directory of a program.
+
+    Raises:
+        CallError: it is empty, absolute, too long, or leads elsewhere.
+
+    >>> check_path("data/rows.csv")
+    'data/rows.csv'
+    >>> check_path("../rows.csv")
+    Traceback (most recent call last):
+    compound.errors.CallError: '../rows.csv' is not a path of a file below the working directory
+    """
+    parts = path.split("/")
+    if len(path) > _LONGEST_PATH or not path.isprintable() or any(part in ("", ".", "..") for part in parts):
+        raise CallError(f"{path[:_LONGEST_PATH]!r} is not a path of a file below the working directory")
+    return path
+
+
+async def find_launcher(name: LauncherName | None = None) -> Launcher:
+    """Return the launcher of that name, or the first one that works.
+
+    Raises:
+        SandboxUnavailable: none works; the message says why, and how to get one.
+        MissingExtra: pyseccomp is not installed.
+    """
+    reasons: list[str] = []
+    for launcher in LAUNCHERS:
+        if name in (None, launcher.name):
+            if (reason := await _why_not(launcher)) is None:
+                return launcher
+            reasons.append(f"{launcher.name}: {reason}")
+    raise SandboxUnavailable(
+        "generated code runs only in a sandbox, and none works here: " + "; ".join(reasons),
+        hint="install bubblewrap, on Debian and Ubuntu by: apt-get install bubblewrap; in a container, allow "
+        "user namespaces, for example by: docker run --security-opt seccomp=unconfined",
+    )
+
+
+_TRIED: dict[tuple[LauncherName, str | None], str | None] = {}
+
+
+async def _why_not(launcher: Launcher) -> str | None:
+    """Return why a launcher does not work, or None; it is tried once per process."""
+    key = (launcher.name, os.environ.get("PATH"))
+    if key not in _TRIED:
+        _TRIED[key] = await _try(launcher)
+    return _TRIED[key]
+
+
+async def _try(launcher: Launcher) -> str | None:
+    if sys.platform != "linux":
+        return "it needs Linux"
+    if missing := launcher.missing():
+        return f"{missing} is not installed (package {launcher.package})"
+    try:
+        result = await _launch(launcher, SandboxLimits(), {MAIN: "print('works')"}, "", ())
+    except SandboxUnavailable as error:
+        return error.message
+    return None if result.stdout == "works\n" else f"a test program failed: {result.stderr.strip()[-300:]}"
+
+
+@contextlib.contextmanager
+def _sealed(name: str, content: bytes) -> Iterator[int]:
+    """Give a descriptor of a file in memory that cannot be changed."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+async def _launch(
+    launcher: Launcher,
+    limits: SandboxLimits,
+    files: Mapping[str, str],
+    stdin: str,
+    arguments: Sequence[str],
+) -> SandboxResult:
+    payload: Payload = {
+        "argv": [python_view().python, "-s", "-B", "-X", "utf8", f"{FOLDER}/{MAIN}", *arguments],
+        "files": dict(files),
+        "folder": FOLDER,
+        "uid": unused_uid(),
+        "rlimits": limits.rlimits(),
+        "view": launcher.view(limits),
+        "filter": None,
+    }
+    with contextlib.ExitStack() as stack:
+        compiled = stack.enter_context(_sealed("filter", compile_filter()))
+        if payload["view"] is not None:
+            payload["filter"] = compiled
+        document = stack.enter_context(_sealed("payload", json.dumps(payload).encode()))
+        given = stack.enter_context(_sealed("stdin", stdin.encode()))
+        reading, writing = os.pipe()
+        stack.callback(os.close, reading)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *launcher.command(limits, Descriptors(document, writing, compiled)),
+                stdin=given,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=(document, writing, compiled),
+                env=dict(ENVIRONMENT),
+                cwd="/",
+                start_new_session=True,
+            )
+        finally:
+            os.close(writing)
+        try:
+            return await _follow(process, reading, limits)
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+
+
+async def _follow(process: Process, reading: int, limits: SandboxLimits) -> SandboxResult:
+    """Wait for the end of a program, or kill it at a limit."""
+    collected = _Outputs(process, limits.output * 1024)
+    collecting = asyncio.ensure_future(collected.read())
+    killed: LimitName = ""
+    try:
+        await _wait_until_ready(reading, collecting, collected)
+        try:
+            async with asyncio.timeout(limits.wall):
+                await process.wait()
+        except TimeoutError:
+            killed = "wall"
+            process.kill()
+            await process.wait()
+        await collecting  # the pipes are closed when the last process of the sandbox is gone
+        with contextlib.suppress(BlockingIOError):
+            if said := os.read(reading, 500):
+                raise SandboxUnavailable(f"Python does not start in the sandbox: {said.decode()}")
+    finally:
+        collecting.cancel()
+    stdout, stderr = collected.texts()
+    status = process.returncode or 0
+    status = 128 - status if status < 0 else status
+    if collected.full:
+        killed = "output"
+    return SandboxResult(stdout, stderr, status, killed or limit_of(status, stderr))
+
+
+async def _wait_until_ready(reading: int, collecting: asyncio.Future[None], collected: _Outputs) -> None:
+    """Wait until the program starts.
+
+    Raises:
+        CallError: its files cannot be written.
+        SandboxUnavailable: the sandbox cannot be built.
+    """
+    reader = asyncio.StreamReader()
+    pipe = os.fdopen(os.dup(reading), "rb", 0)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
+    )
+    try:
+        async with asyncio.timeout(_SETUP_SECONDS):
+            said = await reader.read(len(READY))
+            if said == READY:
+                return
+            said += await reader.read()
+            await collecting
+    except TimeoutError:
+        raise SandboxUnavailable(f"the sandbox did not start within {_SETUP_SECONDS:g} seconds") from None
+    finally:
+        transport.close()
+    message = said.decode("utf-8", "replace")
+    if message.startswith(FILES):
+        raise CallError(f"the files of a sandboxed program cannot be written: {message.removeprefix(FILES)}")
+    reason = message or collected.texts()[1].strip()[-500:] or "it ended at once"
+    raise SandboxUnavailable(f"the sandbox cannot be built: {reason}")
+
+
+class _Outputs:
+    """Collects stdout and stderr of a process, and kills it when they are too long."""
+
+    def __init__(self, process: Process, most: int) -> None:
+        self.full = False
+        self._process = process
+        self._left = most
+        self._read: tuple[bytearray, bytearray] = (bytearray(), bytearray())
+
+    async def read(self) -> None:
+        """Read until both are closed."""
+        pipes = (self._process.stdout, self._process.stderr)
+        await asyncio.gather(*(self._drain(p, b) for p, b in zip(pipes, self._read, strict=True)))
+
+    async def _drain(self, pipe: asyncio.StreamReader | None, found: bytearray) -> None:
+        while pipe is not None and (chunk := await pipe.read(_CHUNK)):
+            found += chunk[: self._left]
+            if len(chunk) > self._left and not self.full:
+                self.full = True
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+            self._left = max(0, self._left - len(chunk))
+
+    def texts(self) -> tuple[str, str]:
+        """Return what was read."""
+        stdout, stderr = (bytes(found).decode("utf-8", "replace") for found in self._read)
+        return stdout, stderr

@@ -1,0 +1,174 @@
+"""The benchmarks bigcodebench and mbpp: their files, functions and metrics, and whole runs with a scripted model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compound as cp
+from compound.benchmarks.bigcodebench import (
+    Keep,
+    choose,
+    extract_code,
+    passes_function,
+    passes_suite,
+    report,
+    split_prompt,
+    with_tests,
+)
+from compound.benchmarks.measure.controls import code_controls
+from compound.example import Example
+from compound.spec import load
+from compound.spec.program import Program
+from compound.testing import ScriptedLM
+from sandboxes import require_sandbox
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+PROMPT = "import math\n\ndef area(r):\n    '''Return the area of a circle.'''\n"
+RIGHT, WRONG = "def area(r):\n    return math.pi * r**2", "def area(r):\n    return r**2"
+CHECK = "def check(candidate):\n    assert abs(area(1) - 3.14159) < 1e-3\n"
+SUITE = (
+    "import unittest\nclass TestCases(unittest.TestCase):\n    def test_case_1(self):\n"
+    "        self.assertAlmostEqual(task_func(1), 3.14159, 3)\n"
+)
+HEADER = "import math\ndef task_func(r):\n"
+
+
+def answers(message: str) -> str:
+    """Answer like a model: wrong code first, right code once its test has failed."""
+    if "unit tests" in message:
+        return "```python\nassert area(1) > 3\n```"
+    if message.startswith("Improve the code"):
+        right = RIGHT if "The tests failed" in message else WRONG
+        return f"The corrected code:\n```python\nimport math\n{right}\n```"
+    return f"```python\n{WRONG}\n```\nIt returns the area."
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return load(FOLDER / "mbpp.yaml")
+
+
+@pytest.mark.parametrize("name", ["bigcodebench", "mbpp"])
+def test_the_files_hold_the_four_steps_and_tune_three_prompts(name: str) -> None:
+    found = load(FOLDER / f"{name}.yaml").system
+    assert {"code_generator", "unit_test_generator", "executor", "final_code_generator"} <= set(
+        found.components
+    )
+    assert found.components["executor"].kind == "code"
+    assert set(found.parameters) == {
+        "code_generator.prompt", "unit_test_generator.prompt", "final_code_generator.prompt", "final_code.keep",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("keep", "score"), [("revised", 1.0), ("passing", 1.0), ("initial", 0.0)])
+def test_a_failing_test_leads_to_a_revision(program: Program, keep: Keep, score: float) -> None:
+    require_sandbox()
+    rows = [{"id": "a", "prompt": PROMPT, "test": CHECK, "entry_point": "area"}]
+    assert program.metric is not None
+    found = cp.evaluate(
+        program.system.bind({"final_code.keep": keep}), cp.Dataset.of(valid=rows), program.metric,
+        engines={"smollm2": ScriptedLM(answers)}, cache=False,
+    )  # fmt: skip
+    assert (found.mean, found.failed) == (score, 0)
+
+
+def test_the_executor_shows_the_reviser_why_the_tests_failed(program: Program) -> None:
+    require_sandbox()
+    lm = ScriptedLM(answers)
+    trace = cp.run(program.system, {"prompt": PROMPT}, engines={"smollm2": lm})
+    assert str(trace.outputs["code"]).endswith(RIGHT)
+    assert "AssertionError" in lm.requests[-1].cued[-1].content
+
+
+# --- functions -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```python\nx = 1\n```", "x = 1"),
+        ("Code:\n```\nx = 1\n```\nand\n```py\nx = 1\ny = 2\n```", "x = 1\ny = 2"),
+        ("```python\nx = 1", "x = 1"),
+        (" ```python\ndef f(x):\n    return x\n\ndef g(", "def f(x):\n    return x"),
+        ("x = 1\n\nThat is all.", "x = 1"),
+        ("def f(x):\n    return '", "def f(x):\n    return '"),
+        ("no code at all", "no code at all"),
+        ("", ""),
+    ],
+)
+def test_the_code_of_an_answer(text: str, code: str) -> None:
+    assert extract_code(text) == code
+
+
+def test_generated_test_cases_are_run() -> None:
+    assert with_tests("a", "class T(unittest.TestCase): ...").endswith("unittest.main()")
+    assert with_tests("a", "class T(unittest.TestCase): ...\nunittest.main()").count("unittest.main()") == 1
+    assert with_tests("a", "assert a") == "a\n\nassert a"
+
+
+def test_a_report_names_the_limit_or_the_error() -> None:
+    assert report(False, "cpu", "x") == "The tests were stopped: the program reached its limit of cpu."
+    assert len(report(False, "", "x" * 9999)) < 700
+
+
+@pytest.mark.parametrize(
+    ("ok", "keep", "chosen"),
+    [(True, "revised", "b"), (True, "passing", "a"), (False, "passing", "b"), (False, "initial", "a")],
+)
+def test_the_last_step_chooses(ok: bool, keep: Keep, chosen: str) -> None:
+    assert choose("a", "b", ok, keep) == chosen
+    assert choose("a", "", ok, keep) == "a"
+
+
+def test_a_prompt_is_split_before_its_last_function() -> None:
+    helper = "def helper(x):\n    return x\n\n"
+    prompt = f"{helper}def f(x):\n    '''Use helper; def is a word.'''\n"
+    assert split_prompt(prompt) == (helper, "def f(x):\n")
+    late = "def f(x):\n    import math\n    '''Return x.'''\n"
+    assert split_prompt(late) == ("", "def f(x):\n    import math\n")
+
+
+# --- metrics -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "score"),
+    [(RIGHT, 1.0), (WRONG, 0.0), ("", 0.0), ("import os\nos._exit(0)", 0.0), ("print('OK')", 0.0)],
+)
+def test_hidden_tests_decide_the_score(code: str, score: float) -> None:
+    require_sandbox()
+    function = Example("a", {"prompt": PROMPT}, {"test": CHECK, "entry_point": "area"})
+    assert asyncio.run(passes_function({"code": code}, function)).value == score
+    suite = Example("b", {"instruct_prompt": ""}, {"test": SUITE, "code_prompt": HEADER})
+    assert asyncio.run(passes_suite({"code": code.replace("area", "task_func")}, suite)).value == score
+
+
+def test_a_missing_sandbox_ends_the_evaluation(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    from compound.security.sandbox import sandbox
+
+    monkeypatch.setattr(sandbox, "_TRIED", {})
+    monkeypatch.setenv("PATH", "/nowhere")
+    rows = [{"id": "a", "prompt": PROMPT, "test": CHECK, "entry_point": "area"}]
+    assert program.metric is not None
+    with pytest.raises(cp.CompoundError, match="only in a sandbox|pyseccomp"):
+        cp.evaluate(
+            program.system, cp.Dataset.of(valid=rows), program.metric,
+            engines={"smollm2": ScriptedLM(answers)}, cache=False,
+        )  # fmt: skip
+
+
+# --- data ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
+def test_solutions_of_the_data_pass_and_empty_programs_do_not() -> None:
+    require_sandbox()
+    folder = Path(os.environ["COMPOUND_DATA"])
+    found: dict[str, Any] = asyncio.run(code_controls.controls(folder, ["humaneval", "mbpp_sanitized"], 5))
+    for kinds in found.values():
+        assert [kinds[kind]["passed"] for kind in ("solutions", "empty", "exit")] == [5, 0, 0]
