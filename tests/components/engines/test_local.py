@@ -30,7 +30,7 @@ from compound.components.engines.local.engine import TransformersEngine  # noqa:
 from compound.components.engines.local.sampling import Row  # noqa: E402
 from compound.components.engines.prefilled import Prefilled  # noqa: E402
 from compound.engine import Completion, Engine, Message, Request  # noqa: E402
-from compound.errors import CallError, CompoundError, ModelNotFound, TransientError  # noqa: E402
+from compound.errors import CallError, CompoundError, DeclarationError, ModelNotFound, TransientError  # noqa: E402
 
 LINES = [
     "the quick brown fox jumps over the lazy dog and runs far away",
@@ -98,8 +98,8 @@ def watch(lm: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> list[tuple
     passes: list[tuple[int, int, str]] = []
     load = loading.load
 
-    def watched(name: str, dtype: str) -> tuple[Any, Any]:
-        model, tokenizer = load(name, dtype)
+    def watched(name: str, dtype: str, template: str) -> tuple[Any, Any]:
+        model, tokenizer = load(name, dtype, template)
 
         def note(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
             passes.append((*kwargs["input_ids"].shape, threading.current_thread().name))
@@ -576,8 +576,50 @@ def test_a_missing_model_reaches_every_waiting_call(tmp_path: Path) -> None:
 def test_a_model_without_a_chat_template_is_refused(make_model: Callable[..., Path], tmp_path: Path) -> None:
     make_model(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
-    with pytest.raises(CompoundError, match="no chat template"):
+    with pytest.raises(CompoundError, match=r"no chat template.*chat_template: FILE\.jinja"):
         run(engine(tmp_path), ask())
+
+
+def test_a_given_chat_template_serves_a_model_without_one(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    make_model(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
+    lm = engine(tmp_path, chat_template=template)
+    (answer,) = run(lm, ask("the king"))
+    assert answer.tokens is not None
+    _, tokenizer = loading.load(str(tmp_path), "float32", template)
+    assert tokenizer.decode(answer.tokens.prompt) == "<user>the king\n"
+
+
+def test_a_given_chat_template_is_part_of_the_name_and_of_the_worst_case(folder: Path) -> None:
+    """Otherwise the cache would serve answers to other prompts."""
+    short, long = ("{{ messages }}", "{{ messages }} and " + "more " * 60)
+    names = {engine(folder, chat_template=text).name for text in ("", short, long)}
+    assert len(names) == 3
+    lm, request = engine(folder, chat_template=long), ask("?")
+    before = lm.worst_case(request).prompt_tokens
+    (answer,) = run(lm, request)
+    assert 60 < answer.usage.prompt_tokens <= before
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for m in messages %}", "chat template of .* does not accept the messages"),
+        ("{{ raise_exception('no system: ' ~ messages[0].role) }}", "no system: user"),
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "does not accept the messages.*unsafe"),
+    ],
+)
+def test_a_chat_template_that_fails_fails_the_call(folder: Path, template: str, message: str) -> None:
+    with pytest.raises(CallError, match=message):
+        run(engine(folder, chat_template=template), ask())
+
+
+def test_a_chat_template_without_the_messages_is_refused(folder: Path) -> None:
+    with pytest.raises(DeclarationError, match=r"'prompt\.jinja' does not contain the messages"):
+        engine(folder, chat_template="prompt.jinja")
 
 
 def test_closing_gives_memory_back_once_there_was_a_model(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compound.components.engines import models
+from compound.components.engines import model_packages, models
 from compound.components.engines.local import loading
 from compound.errors import CompoundError, ModelNotFound
 
@@ -48,7 +48,7 @@ def test_the_converted_copy_is_taken_before_anything_else(
     package(tmp_path / "site", monkeypatch)
     (cache / "smollm2-0.1.2").mkdir(parents=True)
     assert models.resolve("smollm2") == cache / "smollm2-0.1.2"
-    assert models.list_models() == (models.ModelStatus("smollm2", "ready", str(cache / "smollm2-0.1.2")),)
+    assert models.list_models()[0] == models.ModelStatus("smollm2", "ready", str(cache / "smollm2-0.1.2"))
 
 
 def test_the_packages_weights_are_found_without_importing_it(
@@ -56,7 +56,7 @@ def test_the_packages_weights_are_found_without_importing_it(
 ) -> None:
     file = package(tmp_path / "site", monkeypatch)
     assert models.find_packaged() == file
-    assert models.list_models() == (models.ModelStatus("smollm2", "packaged", str(file)),)
+    assert models.list_models()[0] == models.ModelStatus("smollm2", "packaged", str(file))
 
 
 def test_a_conversion_that_fails_leaves_nothing_behind(
@@ -116,7 +116,7 @@ def test_no_module_of_the_working_directory_is_taken_for_pip(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(CompoundError, match="could not install"):
-        models._install("no-such-package-of-ours==0")
+        model_packages.pip("install", "no-such-package-of-ours==0", "--no-deps")
     assert not (tmp_path / "canary").exists()
 
 
