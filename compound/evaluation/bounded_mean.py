@@ -1,12 +1,13 @@
-"""Confidence limits for the mean of independent values in a known range.
+"""Confidence limits and p-values for the mean of independent values in a known range.
 
 `lower_limit` implements Gaffke's bound. Add one imaginary value at the lower end of the range to the n
 values, weigh all n + 1 by uniform random weights that sum to one (a flat Dirichlet distribution, as in the
 Bayesian bootstrap), and take a low quantile of the weighted mean. The upper limit is the mirror image. For
-values 0 and 1, both limits equal those of Clopper and Pearson, which cover the true mean at least as often
-as stated; no distribution on a bounded range is known for which Gaffke's bound covers it less often. The
-limits need no random numbers, do not depend on the order of the values, stay within the range, and have
-a positive distance even for few or equal values.
+values 0 and 1, both limits equal those of Clopper and Pearson. They cover the true mean at least as often as
+stated for every distribution on the range: Gaffke conjectured it, and Vlassis and Thomas proved it for
+independent values, which need not be identically distributed. The limits need no random numbers, do not
+depend on the order of the values, stay within the range, and have a positive distance even for few or equal
+values. `mean_p_value` is the test that belongs to the lower limit.
 
 References:
     Clopper and Pearson (1934), "The use of confidence or fiducial limits illustrated in the case of the
@@ -14,6 +15,8 @@ References:
     Gaffke (2005), "Three test statistics for a nonparametric one-sided hypothesis on the mean of a
     nonnegative variable"
     Learned-Miller and Thomas (2020), "A new confidence interval for the mean of a bounded random variable"
+    Vlassis and Thomas (2026), "An exact distribution-free test for means of nonnegative random variables"
+    (arXiv:2607.08415), theorem 1
     Daniels (1954), "Saddlepoint approximations in statistics", for the line of integration
 """
 
@@ -68,20 +71,52 @@ def _solve(points: Vector, share: float) -> float:
     return float(optimize.brentq(excess, least, mean, xtol=1e-12, rtol=1e-10))
 
 
+def mean_p_value(values: Vector, mean: float) -> float:
+    """Return the p-value of the hypothesis that the true mean of values in [0, 1] is at most ``mean``.
+
+    The p-value is the probability that the randomly weighted mean of the values and the imaginary 0 is at
+    most ``mean``. It is at most ``1 - level`` if and only if `lower_limit` at ``level`` is at least ``mean``.
+
+    Args:
+        values: The values, at least one.
+        mean: Largest mean of the hypothesis, between 0 and 1.
+
+    >>> mean_p_value(np.array([1.0, 1.0, 1.0, 1.0]), 0.5)
+    0.0625
+    """
+    c = np.append(np.sort(values), 0.0) - mean
+    c = c[np.abs(c) >= _TINY]
+    distinct, counts = np.unique(c, return_counts=True)
+    if not len(distinct) or distinct[-1] < 0:
+        return 1.0
+    if distinct[0] > 0:  # the hypothesis is a mean of 0, which a positive value refutes
+        return 0.0
+    if len(distinct) == 2:  # a beta distribution, exactly; for values 0, 1/2 and 1 the sign test
+        low, high = (float(value) for value in distinct)
+        return float(special.betainc(counts[1], counts[0], -low / (high - low)))
+    p = _weighted_sum_cdf(c) if c.sum() >= 0 else 1 - _weighted_sum_cdf(-c)
+    return min(max(p, 0.0), 1.0)
+
+
 def weighted_mean_cdf(points: Vector, t: float) -> float:
     """Return the probability that the mean of points with flat Dirichlet weights is at most ``t``.
 
-    ``t`` must be above the minimum and at most the mean of the points. The weights are exponential
-    variables E over their sum, so the event is ``sum(E * (points - t)) <= 0``. The inversion integral of its
-    moment generating function is taken on the line through the saddlepoint, where the integrand hardly
-    oscillates.
+    ``t`` must be above the minimum and at most the mean of the points.
 
     >>> round(weighted_mean_cdf(np.array([0.0, 0.5, 1.0]), 0.5), 6)
     0.5
     """
-    from scipy import optimize
+    return _weighted_sum_cdf(points - t)
 
-    c = points - t
+
+def _weighted_sum_cdf(c: Vector) -> float:
+    """Return the probability that ``sum(E * c)`` is at most 0 for independent standard exponential ``E``.
+
+    The minimum of ``c`` must be negative and its sum at least 0. Dirichlet weights are exponential variables
+    over their sum, which does not change the sign. The inversion integral of the moment generating function
+    is taken on the line through the saddlepoint, where the integrand hardly oscillates.
+    """
+    from scipy import optimize
 
     def slope(theta: float) -> float:
         return float(np.sum(c / (1 - c * theta)) - 1 / theta)

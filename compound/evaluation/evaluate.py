@@ -24,7 +24,7 @@ from compound.errors import (
     TransientError,
     first_leaf,
 )
-from compound.evaluation.metrics import apply_metric, bounds_of
+from compound.evaluation.metrics import apply_metric, bounds_of, bounds_violation
 from compound.evaluation.statistics import (
     Bounds,
     Interval,
@@ -56,6 +56,7 @@ class EvaluationDocument(TypedDict):
     usage: UsageDocument | UsageRow
     system_runs: float
     bounds: NotRequired[Sequence[float] | None]
+    violation: NotRequired[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,8 @@ class ScoredRun:
 class Evaluation:
     """Scores of one configuration on some examples, in input order, with their usage.
 
-    ``bounds`` are the minimum and maximum possible score, or ``None`` if the metric does not declare them.
+    ``bounds`` are the minimum and maximum possible score, or ``None`` if they are unknown: the metric does
+    not declare them, or a score is outside. In the second case ``violation`` names metric, score and example.
     """
 
     configuration: str
@@ -80,6 +82,7 @@ class Evaluation:
     usage: Usage = NO_USAGE
     system_runs: float = 0.0
     bounds: Bounds | None = None
+    violation: str = ""
 
     @functools.cached_property
     def scores(self) -> tuple[float, ...]:
@@ -137,13 +140,14 @@ class Evaluation:
     def to_json(self) -> EvaluationDocument:
         """Return the evaluation as JSON types."""
         usage = self.usage
-        return {
+        document: EvaluationDocument = {
             "configuration": self.configuration,
             "rows": [(r.example, r.sample, r.score, r.failure.row if r.failure else None) for r in self.rows],
             "usage": usage.to_json(),
             "system_runs": self.system_runs,
             "bounds": self.bounds,
         }
+        return {**document, "violation": self.violation} if self.violation else document
 
     @staticmethod
     def from_json(data: EvaluationDocument) -> Evaluation:
@@ -151,9 +155,8 @@ class Evaluation:
         rows = tuple(ScoredRun(e, s, v, Failure(*f) if f else None) for e, s, v, f in data["rows"])
         low, high = data.get("bounds") or (math.inf, -math.inf)
         bounds = (low, high) if all(low <= row.score <= high for row in rows) else None
-        return Evaluation(
-            data["configuration"], rows, Usage.from_json(data["usage"]), data["system_runs"], bounds
-        )
+        usage, violation = Usage.from_json(data["usage"]), data.get("violation", "")
+        return Evaluation(data["configuration"], rows, usage, data["system_runs"], bounds, violation)
 
 
 def gain_interval(before: Evaluation, after: Evaluation) -> Interval:
@@ -280,10 +283,19 @@ async def evaluate_all(
     except BaseExceptionGroup as errors:
         executor.meter.release_runs()
         raise first_leaf(errors) from None
-    return [
+    evaluations = [
         Evaluation(system.configuration.digest, tuple(c.rows), c.usage, c.system_runs, bounds)
         for system, c in zip(systems, collectors, strict=True)
     ]
+    return [_with_checked_bounds(evaluation, metric) for evaluation in evaluations]
+
+
+def _with_checked_bounds(evaluation: Evaluation, metric: Metric) -> Evaluation:
+    """Return the evaluation, without bounds if a score of the metric violates them."""
+    for row in evaluation.rows:
+        if row.failure is None and (violation := bounds_violation(metric, row.score, row.example)):
+            return replace(evaluation, bounds=None, violation=violation)
+    return evaluation
 
 
 class _InOrder:

@@ -27,6 +27,7 @@ from compound.evaluation.statistics import ROUNDING, UNIT, Bounds
 from compound.example import Example, Metric, Score
 from compound.registry.user_code import check_signature
 
+HIT_RANKS = (1, 5)  # of the parts of the reciprocal rank
 MAX_SHOWN = 8  # maximum number of labels and gold values in a message
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -255,12 +256,13 @@ class MRR(Comparison):
     key: str | None = None
 
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
-        """Return the reciprocal rank."""
+        """Return the reciprocal rank, with whether a right item is among the first 1 and 5 as parts."""
         items, wanted = _items(found, self.key, where), {_item(answer) for answer in accepted}
-        rank = next((rank for rank, item in enumerate(items, 1) if item in wanted), None)
-        if rank is None:
-            return Score(0.0, f"{_list(accepted)} not among the {len(items)} items")
-        return Score(1 / rank, "correct" if rank == 1 else f"first right item at rank {rank}")
+        rank = next((rank for rank, item in enumerate(items, 1) if item in wanted), math.inf)
+        parts = {f"hit@{k}": float(rank <= k) for k in HIT_RANKS}
+        if rank == math.inf:
+            return Score(0.0, f"{_list(accepted)} not among the {len(items)} items", parts)
+        return Score(1 / rank, "correct" if rank == 1 else f"first right item at rank {rank}", parts)
 
 
 @dataclass(frozen=True)
@@ -373,13 +375,15 @@ def accuracy(output: str, gold: str | None = None, choices: Sequence[str] = ()) 
 def mrr(output: str, gold: str | None = None, key: str | None = None) -> MRR:
     """Score a ranked list by the reciprocal rank of its first right item.
 
+    The parts ``hit@1`` and ``hit@5`` are 1 if a right item is among the first 1 or 5 items, else 0.
+
     Args:
         output: The system output to read, a list sorted best first.
         gold: The field of `Example.gold` with the right item or items; default: the output's name.
         key: For lists of objects such as passages: the entry to compare, for example ``"title"``.
 
     >>> mrr("ranked", "item").score({"ranked": ["x", "y"]}, Example("e1", {}, {"item": "y"}))
-    Score(value=0.5, feedback='first right item at rank 2', parts={})
+    Score(value=0.5, feedback='first right item at rank 2', parts={'hit@1': 0.0, 'hit@5': 1.0})
     """
     return MRR("mrr", output, gold or output, key)
 
@@ -409,7 +413,8 @@ def custom(function: Scoring, name: str = "", bounds: Bounds | None = None) -> C
         function: Scores one run; returns a number or a `Score`.
         name: Name in reports; default: the function's name.
         bounds: Minimum and maximum score, such as ``(0, 1)``. Confidence intervals then stay within them, and
-            a score outside them is a failure of the metric. By default the range is unknown.
+            acceptance tests hold for every distribution of scores (`compound.evaluation.paired_tests`). After
+            a score outside them they count as unknown, as they do by default.
 
     Raises:
         DeclarationError: The bounds are not two finite numbers in ascending order.
@@ -485,25 +490,36 @@ def check_rows(metric: Metric, outputs: Collection[str], examples: Iterable[Exam
 async def apply_metric(metric: Metric, outputs: Mapping[str, object], example: Example) -> Score:
     """Score outputs with a sync or async metric, and validate the result.
 
+    Rounding errors at the metric's bounds are clipped. A score farther outside is returned as it is; see
+    `bounds_violation`.
+
     Raises:
-        CallError: The value is not a finite real number, or is outside the metric's bounds.
+        CallError: The value is not a finite real number.
     """
     value = metric.score(outputs, example)
     score = as_score(await value if inspect.isawaitable(value) else value, metric.name)
-    return _within(score, bounds_of(metric), metric.name)
-
-
-def _within(score: Score, bounds: Bounds | None, name: str) -> Score:
-    """Return the score, clipping rounding errors at the bounds."""
-    if bounds is None or bounds[0] <= score.value <= bounds[1]:
+    bounds = bounds_of(metric)
+    if bounds is None:
         return score
     low, high = bounds
     nearest_bound = min(max(score.value, low), high)
-    if abs(score.value - nearest_bound) <= ROUNDING * (high - low):
-        return replace(score, value=nearest_bound)
-    raise CallError(
-        f"metric {name!r} returned {score.value:g}, outside its bounds [{low:g}, {high:g}]",
-        hint="correct the metric, or the bounds it declares",
+    is_rounding = abs(score.value - nearest_bound) <= ROUNDING * (high - low)
+    return replace(score, value=nearest_bound) if is_rounding else score
+
+
+def bounds_violation(metric: Metric, score: float, example: str) -> str:
+    """Return a message if a score of ``metric`` is outside the bounds that it declares, else ``""``.
+
+    >>> bounds_violation(custom(lambda outputs, example: 7, "stars", bounds=(1, 5)), 7.0, "e3")
+    "metric 'stars' returned 7 on example 'e3', outside its declared bounds [1, 5]"
+    """
+    bounds = bounds_of(metric)
+    if bounds is None or bounds[0] <= score <= bounds[1]:
+        return ""
+    low, high = bounds
+    return (
+        f"metric {metric.name!r} returned {score:g} on example {example!r}, outside its declared bounds "
+        f"[{low:g}, {high:g}]"
     )
 
 

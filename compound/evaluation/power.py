@@ -1,8 +1,10 @@
 """Statistical power of the acceptance test, from the number of validation examples and the level.
 
-The numbers are exact for scores of 0 and 1, for which the paired permutation test of
-`compound.evaluation.statistics` is the sign test over the examples whose score changed. Graded scores may
-have more or less power, but p-values are at least `least_p`.
+The numbers are exact for scores of 0 and 1 with declared bounds: for these, the test of
+`compound.evaluation.paired_tests` is the sign test over the examples whose score changed. For graded scores
+the power depends on the distribution of the gains: a test that holds for every distribution needs more
+examples for many small gains than for few large ones of the same mean (docs/adr/0031). P-values are at least
+`least_p` in either case.
 """
 
 from __future__ import annotations
@@ -14,19 +16,32 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from compound.evaluation.statistics import EXACT_UP_TO, FLIPS
+from compound.evaluation.paired_tests import EXACT_UP_TO, FLIPS
 
 POWER = 0.8  # detection probability above which an effect counts as detectable
 MOST_EXAMPLES = 100_000
 
 
-def least_p(n: int) -> float:
-    """Return the smallest p-value that `paired_test` can return for ``n`` examples.
+def least_p(n: int, *, bounded: bool = True) -> float:
+    """Return the smallest p-value that `compound.evaluation.paired_tests.paired_test` can return.
 
-    >>> least_p(5), round(least_p(40), 6)
-    (0.03125, 5e-05)
+    Args:
+        n: number of validation examples.
+        bounded: whether the bounds of the scores are known; without them, random sign patterns limit it.
+
+    >>> least_p(5), least_p(40) < 1e-12, round(least_p(40, bounded=False), 6)
+    (0.03125, True, 5e-05)
     """
-    return 2.0**-n if n <= EXACT_UP_TO else max(2.0**-n, 1 / (FLIPS + 1))
+    return 2.0**-n if bounded or n <= EXACT_UP_TO else max(2.0**-n, 1 / (FLIPS + 1))
+
+
+def most_decisions(n: int, alpha: float, *, bounded: bool = True) -> int:
+    """Return the largest number of equal parts of ``alpha`` at which ``n`` examples can show an improvement.
+
+    >>> most_decisions(4, 0.05), most_decisions(5, 0.05), most_decisions(8, 0.05)
+    (0, 1, 12)
+    """
+    return int(alpha / max(least_p(n, bounded=bounded), 1e-300))  # 2**-n underflows for large n
 
 
 def least_improved(level: float) -> int:

@@ -1,9 +1,8 @@
-"""Confidence intervals and tests for scores.
+"""Confidence intervals of scores.
 
 Intervals of scores with a known range stay within it (`compound.evaluation.bounded_mean`);
 benchmarks/measure/interval_coverage.py compares their coverage of the true mean with that of alternatives
-(docs/adr/0024). An improvement is accepted by `paired_test`, which is valid for any score (no normality).
-The loop divides ``alpha`` among its planned decisions, so that a run errs with probability ``alpha`` at most.
+(docs/adr/0024). Improvements are tested by `compound.evaluation.paired_tests`.
 """
 
 from __future__ import annotations
@@ -18,10 +17,6 @@ from numpy.typing import NDArray
 from scipy import special
 
 from compound.evaluation.bounded_mean import lower_limit
-
-EXACT_UP_TO = 14  # differences: 2**14 sign patterns, about as many as FLIPS
-FLIPS = 20_000
-_CHUNK = 1_000  # permutations at a time, to bound the memory
 
 Values = Sequence[float] | NDArray[np.float64]
 Bounds = tuple[float, float]
@@ -85,10 +80,10 @@ def mean_interval(values: Values, level: float = 0.95, *, bounds: Bounds | None 
     >>> interval.mean, round(interval.low, 3), round(interval.high, 3)
     (2.0, -0.484, 4.484)
     """
-    numbers = _validated(values)
+    numbers = validated(values)
     _check_share(level=level)
     if bounds is not None:
-        return _bounded(numbers, level, _checked_bounds(numbers, bounds))
+        return _bounded(numbers, level, checked_bounds(numbers, bounds))
     n, mean = len(numbers), float(numbers.mean())
     if np.ptp(numbers) == 0:
         return Interval(float(numbers[0]), -math.inf, math.inf, n)
@@ -107,7 +102,7 @@ def cluster_mean_interval(
     >>> cluster_mean_interval([[1.0, 1.0, 1.0], [0.0]]).mean
     0.5
     """
-    means = [float(_validated(repeats).mean()) for repeats in clusters]
+    means = [float(validated(repeats).mean()) for repeats in clusters]
     return mean_interval(means, level, bounds=bounds)
 
 
@@ -122,8 +117,16 @@ def paired_interval(
     >>> interval.mean, round(interval.low, 3), round(interval.high, 3)
     (0.5, -0.578, 0.933)
     """
-    widest = None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
-    return mean_interval(_differences(before, after), level, bounds=widest)
+    return mean_interval(differences_of(before, after), level, bounds=difference_bounds(bounds))
+
+
+def difference_bounds(bounds: Bounds | None) -> Bounds | None:
+    """Return the bounds of the difference of two scores.
+
+    >>> difference_bounds((0.0, 1.0)), difference_bounds(None)
+    ((-1.0, 1.0), None)
+    """
+    return None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
 
 
 def interval_of_means(values: Values, level: float = 0.95, *, bounds: Bounds | None = None) -> Interval:
@@ -138,7 +141,7 @@ def interval_of_means(values: Values, level: float = 0.95, *, bounds: Bounds | N
     >>> round(interval.mean, 3), round(interval.low, 3), round(interval.high, 3)
     (0.99, 0.924, 0.999)
     """
-    numbers = _validated(values)
+    numbers = validated(values)
     _check_share(level=level)
     n, mean = len(numbers), float(numbers.mean())
     if np.ptp(numbers) == 0:
@@ -146,40 +149,13 @@ def interval_of_means(values: Values, level: float = 0.95, *, bounds: Bounds | N
     half = _student(n, level) * float(numbers.std(ddof=1)) / math.sqrt(n)
     if bounds is None:
         return Interval(mean, mean - half, mean + half, n)
-    low, high = _checked_bounds(numbers, bounds)
+    low, high = checked_bounds(numbers, bounds)
     share, relative = min(max((mean - low) / (high - low), ROUNDING), 1 - ROUNDING), half / (high - low)
     k = relative**2 / (share * (1 - share))
     middle = (share + k / 2) / (1 + k)
     reach = math.sqrt(k * share * (1 - share) + k**2 / 4) / (1 + k)
     limits = [low + (high - low) * min(max(limit, 0.0), 1.0) for limit in (middle - reach, middle + reach)]
     return Interval(mean, min(limits[0], mean), max(limits[1], mean), n)
-
-
-def paired_test(before: Values, after: Values, *, rng: np.random.Generator) -> float:
-    """Return the p-value of the hypothesis that ``after`` is no better than ``before`` on the same examples.
-
-    A one-sided sign-flip permutation test of the mean difference: under the hypothesis, every difference is
-    as likely as its negative. Zero differences carry no evidence. With up to 14 nonzero differences, all
-    sign patterns are enumerated and ``rng`` is not used; with more, 20,000 random patterns are drawn, and the
-    +1 correction keeps the test valid (Phipson and Smyth 2010). The order of the examples does not matter.
-
-    >>> paired_test([0, 0, 0, 0], [1, 1, 1, 1], rng=np.random.default_rng(0))
-    0.0625
-    """
-    every = _differences(before, after)
-    differences = np.sort(every[every != 0])
-    if not len(differences):
-        return 1.0
-    # Patterns whose sum equals the observed one must count despite rounding.
-    threshold = differences.sum() - 1e-9 * np.abs(differences).sum()
-    if len(differences) <= EXACT_UP_TO:
-        patterns = np.arange(2 ** len(differences))[:, None] >> np.arange(len(differences)) & 1
-        return float(np.mean((1 - 2 * patterns) @ differences >= threshold))
-    reached = 0
-    for _ in range(FLIPS // _CHUNK):
-        signs = 1 - 2 * rng.integers(0, 2, size=(_CHUNK, len(differences)), dtype=np.int8)
-        reached += int(np.sum(signs @ differences >= threshold))
-    return (reached + 1) / (FLIPS + 1)
 
 
 def binomial_upper(successes: int, n: int, level: float = 0.95) -> float:
@@ -221,7 +197,8 @@ def _student(n: int, level: float) -> float:
     return float(special.stdtrit(n - 1, (1 + level) / 2))
 
 
-def _checked_bounds(numbers: NDArray[np.float64], bounds: Bounds) -> Bounds:
+def checked_bounds(numbers: NDArray[np.float64], bounds: Bounds) -> Bounds:
+    """Return the bounds, rejecting invalid ones and numbers outside them (up to rounding)."""
     low, high = bounds
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"bounds must be finite numbers with low < high, got {bounds!r}")
@@ -231,13 +208,15 @@ def _checked_bounds(numbers: NDArray[np.float64], bounds: Bounds) -> Bounds:
     return bounds
 
 
-def _differences(before: Values, after: Values) -> NDArray[np.float64]:
+def differences_of(before: Values, after: Values) -> NDArray[np.float64]:
+    """Return ``after - before`` of the same examples; all values must be finite."""
     if len(before) != len(after):
         raise ValueError(f"paired scores must have equal lengths, got {len(before)} and {len(after)}")
-    return _validated(after) - _validated(before)
+    return validated(after) - validated(before)
 
 
-def _validated(values: Values) -> NDArray[np.float64]:
+def validated(values: Values) -> NDArray[np.float64]:
+    """Return the values as an array, rejecting an empty one and values that are not finite."""
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.ndim != 1 or not len(numbers) or not np.isfinite(numbers).all():
         raise ValueError(f"values must be non-empty and finite, got {values!r:.80}")

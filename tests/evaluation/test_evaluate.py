@@ -603,12 +603,36 @@ class TestBounds:
         assert self.score(0.5, (0, 1), failure_score=-1.0).bounds == (-1.0, 1.0)
         assert self.score(0.5, None).bounds is None
 
-    def test_a_score_outside_the_stated_bounds_is_a_failure_of_the_metric(self) -> None:
-        found = self.score(1.5, (0, 1), max_failed=1.0)
+    def test_a_score_outside_the_stated_bounds_is_named_and_the_bounds_count_as_unknown(self) -> None:
+        values = iter([0.5, 1.5, 7.0])
+        metric = custom(lambda outputs, example: next(values), "own", bounds=(0, 1))
+        rules = EvaluationRules(concurrency=1)
+        found = finished(evaluate(Executor(), plain(spelled), examples(3), metric, rules=rules))
+        second = examples(3)[1].id
+        assert found.violation == (
+            f"metric 'own' returned 1.5 on example {second!r}, outside its declared bounds [0, 1]"
+        )
+        assert (found.bounds, found.failed, found.mean) == (None, 0, 3.0)
+        stored = json.loads(json.dumps(found.to_json()))
+        assert Evaluation.from_json(stored) == found
+
+    @pytest.mark.parametrize("failure_score", [-1.0, 2.0])
+    def test_the_score_of_a_failed_run_violates_no_bounds(self, failure_score: float) -> None:
+        metric = custom(lambda outputs, example: 1 / 0, "own", bounds=(0, 1))
+        rules = EvaluationRules(failure_score=failure_score, max_failed=1.0)
+        found = finished(evaluate(Executor(), plain(spelled), examples(3), metric, rules=rules))
+        assert (found.failed, found.violation) == (3, "")
+        assert found.bounds == (min(0.0, failure_score), max(1.0, failure_score))
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+    @pytest.mark.parametrize("bounds", [None, (0, 1)])
+    def test_a_score_that_is_not_finite_is_a_failed_run_with_its_reason(
+        self, value: float, bounds: Any
+    ) -> None:
+        found = self.score(value, bounds, max_failed=1.0)
         ((message, times),) = found.failures()
-        assert message.startswith("metric: metric 'own' returned 1.5, outside its bounds [0, 1]")
-        assert times == 3
-        assert found.mean == 0.0
+        assert message.startswith(f"metric: metric 'own' must return a finite real number, got {value!r}")
+        assert (times, found.mean, found.violation) == (3, 0.0, "")
 
     def test_rounding_beyond_a_bound_is_no_failure(self) -> None:
         found = self.score(1 + 1e-12, (0, 1))

@@ -1,0 +1,115 @@
+"""Whole optimization runs with candidates whose true gain is known, for counting accepted changes.
+
+Everything except the optimizer is that of a real run: the initial evaluation, jobs, decisions on fresh
+samples, and checkpoints. The optimizer proposes the same kind of candidate in every round, so that a run
+takes a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from compound.components.function import Function
+from compound.evaluation.metrics import custom
+from compound.evaluation.statistics import UNIT, Bounds
+from compound.example import Example
+from compound.execution.rng import generator
+from compound.graph.component import Input
+from compound.graph.space import Text
+from compound.graph.system import System
+from compound.loop.loop import OptimizationLoop
+from compound.optimization.method import Job, Method, Progress, Proposal, Task
+from compound.optimization.problem import Problem
+from compound.optimizers.scheduling.scheduler import Uniform
+from compound.runs.directory import RunDirectory
+from compound.runs.events import Event
+from compound.runs.recorder import Recorder
+from compound.settings.optimize import OptimizeSettings
+
+DECISIONS = 3
+VALID = 20
+HIGH = 0.95  # score of every example under the start of `SKEWED`
+COLLAPSE = 0.053  # probability that a candidate of `SKEWED` scores 0; else it scores 1
+
+
+@dataclass(frozen=True)
+class World:
+    """A start and candidates, each described by a text of a kind and a number.
+
+    Attributes:
+        start: the initial configuration.
+        candidate: the kind of every candidate.
+        bounds: the range that the metric declares.
+        gain: true mean gain of a candidate.
+    """
+
+    start: str
+    candidate: str
+    bounds: Bounds | None
+    gain: float
+
+
+WORLDS = {
+    "equal": World("chance 0.4", "chance 0.4", UNIT, 0.0),
+    "worse, skewed": World("constant 0", "skewed 0", UNIT, (1 - HIGH) * (1 - COLLAPSE) - HIGH * COLLAPSE),
+}
+
+
+def answer(x: int, label: str, rng: np.random.Generator) -> float:
+    """Return the score of an example; another label, or another sample, draws another one."""
+    kind, number, *_ = label.split()
+    own = generator("answer", label, x, int(rng.integers(2**62)))
+    match kind:
+        case "chance":
+            return float(own.random() < float(number))
+        case "skewed":
+            return float(own.random() >= COLLAPSE)
+        case _:
+            return HIGH
+
+
+@dataclass(frozen=True)
+class Relabel:
+    """Optimizer that always proposes another label of the same kind."""
+
+    kind: str
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        """Propose the next label."""
+        yield Proposal({"step.label": f"{self.kind} {task.seed}"})
+
+
+def problem(world: World, seed: int, *, alpha: float = 0.05, valid: int = VALID) -> Problem:
+    """Return the problem of one run."""
+    step = Function("step", answer, label=Text(f"{world.start} start"))
+    system = System("labelled", outputs={"answer": step(x=Input("x", int))})
+    metric = custom(lambda outputs, example: outputs["answer"], "answered", bounds=world.bounds)
+    rows = [Example(f"e{i}", {"x": i}) for i in range(valid)]
+    settings = OptimizeSettings(seed=seed, iterations=DECISIONS, alpha=alpha, concurrency=1, minibatch=1)
+    jobs = [Job("relabel", ("step.label",))]
+    method = Method("relabel", {"relabel": Relabel(world.candidate)}, jobs, Uniform())
+    return Problem(system, rows[:1], rows, [], metric, settings, method, {})
+
+
+def accepted(world: World, seed: int, *, alpha: float = 0.05, valid: int = VALID) -> int:
+    """Run an optimization and return the number of accepted changes."""
+    events: list[Event] = []
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = Recorder(
+            RunDirectory.create(Path(folder) / "run", "", {}),
+            listener=lambda event: events.append(cast("Event", event)),
+        )
+        try:
+            asyncio.run(OptimizationLoop(problem(world, seed, alpha=alpha, valid=valid), recorder).run())
+        finally:
+            recorder.close()
+    decisions = [event for event in events if event["event"] == "decision"]
+    assert len(decisions) == DECISIONS
+    return sum(decision["accepted"] for decision in decisions)

@@ -1,0 +1,248 @@
+"""Tests of a mean gain: hand-computed p-values, laws, and the rate of false accepts by enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from compound.evaluation.bounded_mean import lower_limit, mean_p_value
+from compound.evaluation.paired_tests import (
+    applicable_test,
+    bounded_p,
+    paired_test,
+    sign_flip_p,
+    student_p,
+)
+from compound.evaluation.statistics import UNIT, Bounds, paired_interval
+
+SCORES = st.lists(st.integers(-4, 4).map(lambda n: n / 4), min_size=1, max_size=9)
+GAINS = st.lists(st.one_of(st.sampled_from([-1.0, 0.0, 1.0]), st.floats(-1, 1)), min_size=1, max_size=12)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def chance_of_acceptance(shares: dict[float, float], n: int, level: float, bounds: Bounds | None) -> float:
+    """Return the probability that n gains of two values are accepted, summed over all samples."""
+    (up, likely), (down, _) = shares.items()
+    total = 0.0
+    for ups in range(n + 1):
+        gains = np.repeat([up, down], [ups, n - ups])
+        p = bounded_p(gains, bounds) if bounds else sign_flip_p(gains, rng=rng(ups))
+        total += float(stats.binom.pmf(ups, n, likely)) * (p <= level)
+    return total
+
+
+class TestBoundedMean:
+    @pytest.mark.parametrize("n", [5, 10, 20, 40, 80])
+    @pytest.mark.parametrize("level", [0.05, 0.05 / 6])
+    @pytest.mark.parametrize("share", [0.9, 0.95, 0.99])
+    def test_skewed_differences_are_not_accepted_more_often_than_alpha(
+        self, share: float, level: float, n: int
+    ) -> None:
+        """Small gains on most examples and a loss of everything on the others: 0 on average."""
+        gains = {(1 - share) / share: share, -1.0: 1 - share}
+        assert chance_of_acceptance(gains, n, level, UNIT) <= level
+
+    def test_sign_flips_accept_the_same_differences_too_often(self) -> None:
+        """The probability that none of 40 examples is one of the 5 % with a loss is 0.95**40."""
+        gains = {0.05: 0.95, -1.0: 0.05}
+        assert chance_of_acceptance(gains, 40, 0.05 / 6, None) == pytest.approx(0.95**40)
+        assert 0.95**40 > 0.12
+
+    @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60))
+    def test_for_right_and_wrong_it_is_the_sign_test(self, better: int, worse: int, equal: int) -> None:
+        gains = np.repeat([1.0, -1.0, 0.0], [better, worse, equal])
+        exact = stats.binom.sf(better - 1, better + worse, 0.5)
+        if len(gains):
+            assert bounded_p(gains, UNIT) == pytest.approx(exact, rel=1e-9)
+
+    def test_one_kind_of_gain_has_a_closed_form(self) -> None:
+        # P(0.5 (E1 + E2 + E3) <= E0) = P(Gamma(3) <= 2 Gamma(1)) = (2/3)**3, as 2 E0 has the rate 1/2
+        assert bounded_p(np.array([0.5, 0.5, 0.5]), UNIT) == pytest.approx((2 / 3) ** 3)
+
+    @pytest.mark.parametrize(
+        "gains", [[0.5], [0.2, -0.1], [0.3, 0.1, -0.2, 0.0], list(np.linspace(-0.3, 0.6, 12))], ids=len
+    )
+    def test_it_is_the_probability_of_a_random_weighting_with_a_largest_loss(
+        self, gains: list[float]
+    ) -> None:
+        draws = rng(3).exponential(size=(40_000, len(gains) + 1))
+        reached = int((draws[:, 1:] @ np.array(gains) <= draws[:, 0]).sum())
+        assert stats.binomtest(reached, 40_000, bounded_p(np.array(gains), UNIT)).pvalue > 1e-4
+
+    @given(GAINS, st.floats(0.5, 0.999))
+    def test_it_accepts_where_the_lower_limit_is_above_zero(self, gains: list[float], level: float) -> None:
+        values = (np.array(gains) + 1) / 2
+        p, least = mean_p_value(values, 0.5), lower_limit(values, level)
+        if abs(p - (1 - level)) > 1e-6:
+            assert (p <= 1 - level) == (least >= 0.5)
+
+    @given(GAINS, st.integers(0, 11), st.floats(0, 1))
+    def test_a_larger_gain_is_never_less_evidence(self, gains: list[float], at: int, more: float) -> None:
+        raised = list(gains)
+        raised[at % len(gains)] = min(1.0, raised[at % len(gains)] + more)
+        p, smaller = (bounded_p(np.array(found), UNIT) for found in (gains, raised))
+        assert smaller <= p + 1e-9
+
+    @given(GAINS)
+    def test_a_wider_range_is_never_more_evidence(self, gains: list[float]) -> None:
+        p, wider = (bounded_p(np.array(gains), bounds) for bounds in (UNIT, (-1.0, 1.0)))
+        assert wider >= p - 1e-9
+
+    @given(GAINS, st.randoms())
+    def test_the_order_does_not_matter(self, gains: list[float], random: Random) -> None:
+        shuffled = random.sample(gains, len(gains))
+        assert bounded_p(np.array(gains), UNIT) == bounded_p(np.array(shuffled), UNIT)
+
+    @pytest.mark.parametrize("gains", [[0.0], [0.0, 0.0], [-0.5, 0.0], [-1.0]])
+    def test_without_a_gain_there_is_no_evidence(self, gains: list[float]) -> None:
+        assert bounded_p(np.array(gains), UNIT) == 1.0
+
+    @pytest.mark.parametrize(
+        ("values", "mean", "p"),
+        [([1.0, 1.0], 0.0, 0.0), ([0.0, 0.0], 0.0, 1.0), ([0.3], 1.0, 1.0), ([0.25], 0.25, 1.0)],
+    )
+    def test_means_at_the_ends_of_the_range(self, values: list[float], mean: float, p: float) -> None:
+        assert mean_p_value(np.array(values), mean) == p
+
+    @pytest.mark.parametrize("n", [200, 2_000])
+    def test_p_values_far_out_keep_their_digits(self, n: int) -> None:
+        """Two different gains have no closed form; two equal ones have, and the limit is continuous."""
+        gains = np.repeat([0.25, -1.0, 0.0], [n // 2, n // 20, n - n // 2 - n // 20])
+        exact = bounded_p(gains, UNIT)
+        gains[0] += 1e-12
+        assert bounded_p(gains, UNIT) == pytest.approx(exact, rel=1e-6)
+        assert 0 < exact < 0.5
+
+
+class TestSignFlips:
+    @pytest.mark.parametrize(
+        ("differences", "p"),
+        [
+            ([1, 1, 1, 1], 1 / 16),
+            ([1, 2, 3, -1], 2 / 16 + 1 / 16),  # sums >= 5: 7 (one way), 5 (two ways: either 1 is negative)
+            ([1], 1 / 2),
+            ([-1], 1.0),
+            ([0, 0, 0], 1.0),
+            ([0, 0, 1, 0], 1 / 2),
+        ],
+    )
+    def test_the_exact_p_value_counts_sign_patterns(self, differences: list[float], p: float) -> None:
+        assert sign_flip_p(np.array(differences, float), rng=rng()) == p
+
+    @given(SCORES)
+    def test_the_exact_test_agrees_with_counting_every_pattern(self, differences: list[float]) -> None:
+        nonzero = [d for d in differences if d]
+        patterns = itertools.product([1, -1], repeat=len(nonzero))
+        sums = [math.fsum(s * d for s, d in zip(signs, nonzero, strict=True)) for signs in patterns]
+        expected = sum(total >= sum(nonzero) for total in sums) / len(sums)
+        assert sign_flip_p(np.array(differences), rng=rng()) == expected
+
+    @given(SCORES)
+    def test_opposite_differences_count_the_other_tail(self, differences: list[float]) -> None:
+        better, worse = (sign_flip_p(sign * np.array(differences), rng=rng()) for sign in (1, -1))
+        # Both tails include the observed sum, so together they exceed 1 by its probability.
+        assert better + worse > 1
+        assert (better < worse) == (sum(differences) > 0)
+
+    def test_many_differences_are_tested_by_seeded_flips_near_the_exact_value(self) -> None:
+        # Twenty differences of 1, of which 15 are up: P(X >= 15) for X ~ Binomial(20, 1/2) is 0.020695.
+        differences = np.repeat([1.0, -1.0], [15, 5])
+        p, again = (sign_flip_p(differences, rng=rng(5)) for _ in range(2))
+        assert p == again
+        assert p == pytest.approx(0.020695, abs=4 * math.sqrt(0.0207 / 20_000))
+
+    def test_no_p_value_of_random_flips_is_zero(self) -> None:
+        assert sign_flip_p(np.ones(60), rng=rng()) == 1 / 20_001
+
+
+class TestStudent:
+    def test_the_p_value_is_that_of_scipy(self) -> None:
+        differences = rng(1).normal(0.3, 1, 12)
+        expected = stats.ttest_1samp(differences, 0, alternative="greater").pvalue
+        assert student_p(differences) == pytest.approx(expected)
+
+    @pytest.mark.parametrize(("value", "p"), [(0.2, 0.0), (0.0, 1.0), (-0.2, 1.0)])
+    def test_equal_differences_are_left_to_the_sign_flips(self, value: float, p: float) -> None:
+        assert student_p(np.full(4, value)) == p
+        assert paired_test([0.0] * 4, [value] * 4, bounds=None, rng=rng()) == (1 / 16 if value > 0 else 1.0)
+
+
+class TestPairedTest:
+    def test_the_bounds_choose_the_test(self) -> None:
+        before, after = [0.2, 0.4, 0.1, 0.9], [0.5, 0.6, 0.2, 0.8]
+        differences = np.array(after) - np.array(before)
+        assert paired_test(before, after, bounds=UNIT, rng=rng()) == bounded_p(differences, UNIT)
+        unknown = max(sign_flip_p(differences, rng=rng()), student_p(differences))
+        assert paired_test(before, after, bounds=None, rng=rng()) == unknown
+        assert (applicable_test(UNIT), applicable_test(None)) == ("bounded mean", "sign flips and t")
+
+    @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=9), st.randoms())
+    def test_the_order_of_examples_does_not_matter(
+        self, pairs: list[tuple[float, float]], random: Random
+    ) -> None:
+        for bounds in (UNIT, None):
+            found = []
+            for ordered in (pairs, random.sample(pairs, len(pairs))):
+                before, after = zip(*ordered, strict=True)
+                found.append(paired_test(before, after, bounds=bounds, rng=rng()))
+            assert found[0] == pytest.approx(found[1], rel=1e-9)
+
+    @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=9))
+    def test_the_unit_of_the_scores_does_not_matter(self, pairs: list[tuple[int, int]]) -> None:
+        stars = [paired_test(*zip(*pairs, strict=True), bounds=(1.0, 5.0), rng=rng())]
+        shares = [[(score - 1) / 4 for score in scores] for scores in zip(*pairs, strict=True)]
+        assert stars[0] == pytest.approx(paired_test(*shares, bounds=UNIT, rng=rng()), rel=1e-9)
+
+    @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=9))
+    def test_what_is_accepted_at_one_in_forty_has_an_interval_above_zero(
+        self, pairs: list[tuple[float, float]]
+    ) -> None:
+        """The two-sided 95 % interval of the report and the decision agree."""
+        before, after = zip(*pairs, strict=True)
+        p = paired_test(before, after, bounds=UNIT, rng=rng())
+        if abs(p - 0.025) > 1e-6:
+            assert (p <= 0.025) == (paired_interval(before, after, bounds=UNIT).low >= 0)
+
+    @pytest.mark.parametrize(("size", "runs"), [(8, 2000), (16, 300)])
+    @pytest.mark.parametrize("bounds", [UNIT, None], ids=["bounded", "unbounded"])
+    def test_without_a_difference_small_p_values_are_rarer_than_they_say(
+        self, size: int, runs: int, bounds: Bounds | None
+    ) -> None:
+        random = rng(11)
+        pairs = (random.beta(0.5, 0.5, size=(2, size)) for _ in range(runs))
+        p = np.array([paired_test(*pair, bounds=bounds, rng=random) for pair in pairs])
+        for level in (0.01, 0.05, 0.2, 0.5):
+            # Fails for a valid test once in 10,000 seeds; the seed is fixed.
+            assert stats.binomtest(int((p <= level).sum()), runs, level, alternative="greater").pvalue > 1e-4
+        assert (p <= 0.5).mean() > 0.1  # not valid by never rejecting
+
+    def test_a_real_difference_is_found(self) -> None:
+        before = rng(2).normal(0, 1, 100)
+        after = before + rng(3).normal(0.5, 1, 100)
+        assert paired_test(before, after, bounds=None, rng=rng(4)) < 0.001
+        shares = stats.norm.cdf([before, after])
+        assert paired_test(*shares, bounds=UNIT, rng=rng(4)) < 0.01
+
+    def test_scores_of_different_examples_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="equal lengths, got 2 and 1"):
+            paired_test([0, 1], [1], bounds=None, rng=rng())
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf])
+    @pytest.mark.parametrize("bounds", [UNIT, None])
+    def test_scores_that_are_not_finite_are_refused(self, value: float, bounds: Bounds | None) -> None:
+        with pytest.raises(ValueError, match="finite"):
+            paired_test([0.0, 0.5], [1.0, value], bounds=bounds, rng=rng())
+
+    def test_scores_outside_the_bounds_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="must lie in"):
+            paired_test([0.0, 0.5], [1.0, 1.5], bounds=UNIT, rng=rng())
