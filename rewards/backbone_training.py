@@ -161,7 +161,7 @@ def _step(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
 def _items(texts: Sequence[PairTexts], *, held_out: bool) -> list[_Item]:
     """Return the pairs of all components, with labels as part of the outputs."""
     return [
-        _Item(head, chosen.inputs, _output(chosen), _output(rejected), weight)
+        _Item(head, chosen.texts[0], _output(chosen), _output(rejected), weight)
         for head, component in enumerate(texts)
         for chosen, rejected, weight, apart in zip(
             component.chosen, component.rejected, component.recency, component.held_out, strict=True

@@ -7,24 +7,40 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
+from statistics import fmean
 from typing import TypedDict, cast
+
+import numpy as np
+from scipy import special
 
 from compound.errors import DataError
 from compound.graph.configuration import canonical_json, digest, to_readable_json, to_readable_values
 from compound.graph.system import System
 from compound.narrowing import entry
-from compound.rewards.pairs import Candidate, Draw, Pair, Sampling, ordered_pairs
+from compound.rewards.pairs import Draw, Pair, ordered_pairs, single_run_pairs
+from compound.rewards.sampling.candidates import Candidate, Sampling, is_comparable
+
+CandidateRow = (
+    tuple[dict[str, object], list[float], dict[str, object], bool, dict[str, float]]
+    | tuple[dict[str, object], list[float], dict[str, object], bool]
+    | tuple[dict[str, object], list[float], dict[str, object]]
+)
 
 
 class DrawDocument(TypedDict):
-    """A `Draw` as JSON types; a candidate is its outputs, its rewards and its settings."""
+    """A `Draw` as JSON types.
+
+    A candidate is its outputs, its rewards and its settings, followed by whether its downstream components
+    were deterministic, and by its signals; the last two are left out if they are false and empty.
+    """
 
     component: str
     address: str
     example: str
     configuration: str
     inputs: dict[str, object]
-    candidates: list[tuple[dict[str, object], list[float], dict[str, object]]]
+    candidates: list[CandidateRow]
 
 
 @dataclass(frozen=True)
@@ -67,7 +83,7 @@ class PairBuffer:
             try:
                 source, iteration = str(record["system"]), entry(record, "iteration", int)
                 draw = _draw(cast("DrawDocument", record["draw"]))  # raises if it is malformed
-            except (KeyError, TypeError, ValueError) as error:
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise DataError(f"record {number} of the pair buffer is damaged: {error!r}") from None
             if source != buffer.system:
                 raise DataError(
@@ -95,20 +111,48 @@ class PairBuffer:
             for pair in ordered_pairs(entry.draw, self.sampling)
         ]
 
-    def gap(self, component: str, iteration: int | None = None) -> float:
-        """Return the mean gap of a component's draws: best minus worst candidate, over all its inputs.
+    def weighted_pairs(self, component: str) -> list[tuple[Pair, int, float]]:
+        """Return the pairs of a component that a reward is fitted to, with their iterations and weights.
 
-        The paper's scheduler uses this gap. Draws with one candidate count as 0. The default iteration is the
-        component's latest one.
+        Decided pairs have weight 1. Candidates that ran once each, as in races, are not decided if what
+        follows them is random; their order is still more likely right than wrong. Such a pair has the weight
+        ``2 Φ(gap / s) − 1``, where s is the root mean square gap of these pairs.
         """
-        found = self.of(component)
-        if iteration is None:
-            iteration = max((entry.iteration for entry in found), default=0)
-        values = [
-            [c.value for c in e.draw.candidates if c.rewards] for e in found if e.iteration == iteration
+        entries = self.of(component)
+        single = [single_run_pairs(entry.draw, self.sampling) for entry in entries]
+        gaps = np.array([pair.gap for pairs in single for pair in pairs])
+        scale = float(np.sqrt(np.mean(gaps**2))) if len(gaps) else 1.0
+        return [
+            row
+            for entry, uncertain in zip(entries, single, strict=True)
+            for row in (
+                *((pair, entry.iteration, 1.0) for pair in ordered_pairs(entry.draw, self.sampling)),
+                *((p, entry.iteration, 2 * float(special.ndtr(p.gap / scale)) - 1) for p in uncertain),
+            )
         ]
-        gaps = [max(row) - min(row) if row else 0.0 for row in values]
-        return sum(gaps) / len(gaps) if gaps else 0.0
+
+    def gap(self, component: str) -> float | None:
+        """Return the mean gap between two outputs of a component, over the inputs of its latest draws.
+
+        The paper's scheduler uses this gap. Two outputs whose order is not decided have a gap of 0, and so
+        has an input with one output. Draws whose rewards decide nothing are left out; ``None`` if there are
+        no others.
+        """
+        by_iteration: dict[int, list[Draw]] = {}
+        for item in self.of(component):
+            by_iteration.setdefault(item.iteration, []).append(item.draw)
+        for iteration in sorted(by_iteration, reverse=True):
+            gaps = [gap for draw in by_iteration[iteration] if (gap := self._gap_of(draw)) is not None]
+            if gaps:
+                return fmean(gaps)
+        return None
+
+    def _gap_of(self, draw: Draw) -> float | None:
+        """Return the mean gap between two outputs of a draw; ``None`` if its rewards decide nothing."""
+        compared = list(combinations(draw.candidates, 2))
+        if compared and not any(is_comparable(a, b, self.sampling.level) for a, b in compared):
+            return None
+        return sum(pair.gap for pair in ordered_pairs(draw, self.sampling)) / max(1, len(compared))
 
     @property
     def digest(self) -> str:
@@ -123,11 +167,24 @@ def _to_json(draw: Draw) -> DrawDocument:
         "example": draw.example,
         "configuration": draw.configuration,
         "inputs": to_readable_values(draw.inputs),
-        "candidates": [
-            (to_readable_values(c.outputs), list(c.rewards), to_readable_values(c.settings))
-            for c in draw.candidates
-        ],
+        "candidates": [_candidate_row(candidate) for candidate in draw.candidates],
     }
+
+
+def _candidate_row(candidate: Candidate) -> CandidateRow:
+    outputs, settings = to_readable_values(candidate.outputs), to_readable_values(candidate.settings)
+    rewards, certain, signals = list(candidate.rewards), candidate.certain, dict(candidate.signals)
+    if signals:
+        return outputs, rewards, settings, certain, signals
+    return (outputs, rewards, settings, True) if certain else (outputs, rewards, settings)
+
+
+def _candidate(row: CandidateRow) -> Candidate:
+    certain = len(row) > 3 and row[3] is True
+    signals = row[4] if len(row) == 5 else {}
+    rewards = tuple(map(float, row[1]))
+    found = {name: float(number) for name, number in signals.items()}
+    return Candidate(dict(row[0]), rewards, dict(row[2]), certain, found)
 
 
 def _draw(data: DrawDocument) -> Draw:
@@ -137,10 +194,7 @@ def _draw(data: DrawDocument) -> Draw:
         str(data["example"]),
         str(data["configuration"]),
         dict(data["inputs"]),
-        tuple(
-            Candidate(dict(outputs), tuple(map(float, rewards)), dict(settings))
-            for outputs, rewards, settings in data["candidates"]
-        ),
+        tuple(map(_candidate, data["candidates"])),
     )
 
 

@@ -56,6 +56,7 @@ class FeaturesDocument(TypedDict):
     numbers: list[str]
     labels: list[str]
     dim: int
+    description: str
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,8 @@ class FeatureMap:
             [[reading.numbers.get(name, 0.0) for name in self.numbers] for reading in readings], np.float32
         ).reshape(len(readings), len(self.numbers))
         if not self.labels:
-            return np.hstack([backbone.embed([(r.inputs, r.output) for r in readings]), numbers])
-        embedded = backbone.embed([(r.inputs, r.output) for r in readings])
+            return np.hstack([backbone.embed([r.texts for r in readings]), numbers])
+        embedded = backbone.embed([r.texts for r in readings])
         chosen = np.zeros((len(readings), len(self.labels)), np.float32)
         for row, reading in enumerate(readings):
             if reading.label in self.labels:
@@ -119,11 +120,14 @@ class FeatureMap:
             "numbers": list(self.numbers),
             "labels": list(self.labels),
             "dim": self.dim,
+            "description": template.description,
         }
 
     @staticmethod
     def from_json(data: FeaturesDocument) -> FeatureMap:
         """Read a map from the form of `to_json`."""
         fields = {name: tuple(options) for name, options in data["label_fields"].items()}
-        template = Template(data["component"], frozenset(data["settings"]), fields)
+        template = Template(
+            str(data["component"]), frozenset(data["settings"]), fields, str(data["description"])
+        )
         return FeatureMap(template, tuple(data["numbers"]), tuple(data["labels"]), data["dim"])

@@ -74,17 +74,17 @@ def component_pairs(
 
 def read_pairs(buffer: PairBuffer, template: Template, *, held_out: bool = False) -> PairTexts:
     """Return a component's pairs as rendered by its template; see `component_pairs`."""
-    found = buffer.pairs(template.component)
-    latest = max((iteration for _, iteration in found), default=0)
+    found = buffer.weighted_pairs(template.component)
+    latest = max((iteration for _, iteration, _ in found), default=0)
     first: dict[str, str] = {}  # groups equal inputs, and calls of the same example
-    groups = tuple(first.setdefault(input_key(pair), pair.example) for pair, _ in found)
+    groups = tuple(first.setdefault(input_key(pair), pair.example) for pair, _, _ in found)
     return PairTexts(
         template.component,
-        tuple(template.read(pair.inputs, pair.chosen) for pair, _ in found),
-        tuple(template.read(pair.inputs, pair.rejected) for pair, _ in found),
+        tuple(template.read(pair.inputs, pair.chosen) for pair, _, _ in found),
+        tuple(template.read(pair.inputs, pair.rejected) for pair, _, _ in found),
         groups,
-        tuple(pair.gap for pair, _ in found),
-        tuple(RECENCY ** (latest - iteration) for _, iteration in found),
+        tuple(pair.gap for pair, _, _ in found),
+        tuple(weight * RECENCY ** (latest - iteration) for _, iteration, weight in found),
         tuple(is_held_out(name) for name in groups) if held_out else (),
     )
 

@@ -114,6 +114,35 @@ def fit(
     return Fit(head, best.margins, best.strength, best.emphasis, slope(best.margins, judged))
 
 
+def fit_head(
+    chosen: Matrix,
+    rejected: Matrix,
+    weights: Vector,
+    *,
+    soft: Sequence[bool],
+    strength: float = 0.1,
+    emphasis: float = 0.1,
+) -> Head:
+    """Fit a head to pairs with given regularization, without held-out results.
+
+    Args:
+        chosen: the features of the better outputs, one row per pair.
+        rejected: the features of the worse outputs.
+        weights: the weight of each pair.
+        soft: whether each column comes from the backbone.
+        strength: inverse regularization, for standardized features.
+        emphasis: factor of the backbone's columns.
+    """
+    both = np.vstack([chosen, rejected]).astype(np.float64)
+    center, scale = both.mean(0), both.std(0)
+    scale[scale < 1e-8] = 1.0
+    emphasized = np.where(np.asarray(soft, bool), emphasis, 1.0)
+    differences = (chosen.astype(np.float64) - rejected) / scale * emphasized
+    with _one_thread():
+        fitted = _logistic(differences, weights, strength)
+    return Head(emphasized * fitted, center, scale)
+
+
 @dataclass(frozen=True)
 class _Data:
     """Pairs for fitting, in folds, and held-out pairs."""
@@ -169,14 +198,10 @@ def slope(margins: Vector, weights: Vector | None = None) -> float:
 def _weights(n: int, gaps: Sequence[float] | None, recency: Sequence[float] | None) -> Vector:
     """Return a weight for each pair, with mean 1."""
     weights = np.ones(n)
-    if gaps is not None:
-        given = np.asarray(gaps, np.float64)
-        mean = given.mean()
-        weights = weights * (given / mean if mean > 0 else 1.0)
-    if recency is not None:
-        weights = weights * np.asarray(recency, np.float64)
-    weights /= weights.mean()
-    return weights
+    for factors in (gaps, recency):
+        if factors is not None and np.any(factors):
+            weights = weights * np.asarray(factors, np.float64)
+    return np.asarray(weights / weights.mean())
 
 
 def folds(inputs: Sequence[str], seed: int) -> NDArray[np.int64]:

@@ -188,7 +188,7 @@ def _questions(
     texts = component_pairs(buffer, system, component, held_out=held_out)
     if not texts.is_sufficient():
         return []
-    pairs = [pair for pair, _ in buffer.pairs(component)]
+    pairs = [pair for pair, _, _ in buffer.weighted_pairs(component)]
     parts = texts.held_out or tuple(folds(texts.inputs, judging.seed).tolist())
     drawn = generator(judging.seed, "judged").permutation(len(pairs)).tolist()
     asked = [i for i in _balanced(drawn, texts.inputs) if not texts.held_out or texts.held_out[i]]

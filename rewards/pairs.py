@@ -2,73 +2,39 @@
 
 The candidates of a call are its own output and additional draws. For each candidate, only the components
 downstream of the call run again, several times, with the same random streams for all candidates (common
-random numbers). Two candidates make a pair if their mean rewards differ by more than the downstream
-randomness explains (OPTIMAS, section 4.1 and the expectation in equation 4).
+random numbers). Two candidates make a pair if their mean rewards differ significantly (OPTIMAS, section 4.1
+and the expectation in equation 4); if the downstream components are deterministic, one run each is enough.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 
-import numpy as np
-
-from compound.errors import DeclarationError, first_leaf, suggest_name
+from compound.errors import DeclarationError, RateLimited, TransientError, first_leaf, suggest_name
 from compound.evaluation.evaluate import EvaluationRules, score
 from compound.example import Example, Metric, Values
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
 from compound.execution.schedule import setting_values
-from compound.execution.trace import Trace
+from compound.execution.trace import Failure, Trace
 from compound.graph.component import Node
 from compound.graph.composite import Composite
 from compound.graph.configuration import canonical_json, to_readable_json
-from compound.graph.space import Choice, Float, Int
 from compound.graph.system import System
+from compound.rewards.sampling.candidates import (
+    Candidate,
+    Sampling,
+    could_be_decided,
+    differences,
+    is_decided,
+)
+from compound.rewards.sampling.redraws import settings_of_draws
 
-WARM = 1.0  # temperature of additional draws of a greedy component without other settings to vary
 DRAWS = 1_000  # first sample index of additional draws of a call
 DOWNSTREAM = 2_000  # first sample index of downstream runs
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Number of candidates per call, and the significance threshold for ordering them.
-
-    Attributes:
-        samples: the additional draws of a call.
-        rollouts: the minimum number of downstream runs for each candidate.
-        max_rollouts: the maximum number of downstream runs; more than the minimum run only until all pairs
-            are decided.
-        z: the standard errors by which two candidates must differ; 0 accepts any difference.
-        pairs: the maximum number of pairs per call, those with the largest gaps.
-    """
-
-    samples: int = 3
-    rollouts: int = 2
-    max_rollouts: int = 6
-    z: float = 1.64
-    pairs: int = 6
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """An output of a call, with the global reward of each downstream sample.
-
-    ``settings`` are the settings of the draw that differ from those of the component.
-    """
-
-    outputs: Mapping[str, object]
-    rewards: tuple[float, ...] = ()
-    settings: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def value(self) -> float:
-        """Mean reward: a Monte Carlo estimate of the expectation in equation 4."""
-        return sum(self.rewards) / len(self.rewards)
 
 
 @dataclass(frozen=True)
@@ -101,49 +67,38 @@ class Collection:
     """Collected draws and pairs, in input order, and their cost.
 
     ``calls`` is the number of executed calls of components, ``system_runs`` their fraction of system runs.
+    ``lost`` is the number of candidates left out because of transient failures.
     """
 
     draws: tuple[Draw, ...]
     pairs: tuple[Pair, ...]
     calls: int
     system_runs: float
-
-
-def is_decided(a: Candidate, b: Candidate, z: float) -> bool:
-    """Return whether two candidates differ by more than their downstream randomness explains.
-
-    The rewards are paired by downstream sample. If all differences are equal, or there is only one, any
-    difference other than 0 decides.
-
-    >>> is_decided(Candidate({}, (1.0, 0.8)), Candidate({}, (0.0, 0.2)), z=1.64)
-    True
-    >>> is_decided(Candidate({}, (1.0, 0.0)), Candidate({}, (0.0, 0.9)), z=1.64)
-    False
-    """
-    differences = np.subtract(a.rewards, b.rewards)
-    gap = abs(float(differences.mean()))
-    if len(differences) < 2:
-        return gap > 0
-    return gap > z * float(differences.std(ddof=1)) / math.sqrt(len(differences))
+    lost: int = 0
 
 
 def ordered_pairs(draw: Draw, sampling: Sampling) -> list[Pair]:
     """Return the decided pairs of a call, largest gap first."""
     found = []
     for a, b in combinations(draw.candidates, 2):
-        if is_decided(a, b, sampling.z):
+        if is_decided(a, b, sampling.level):
+            gaps = differences(a, b)
+            gap = sum(gaps) / len(gaps)
+            better, worse = (a, b) if gap > 0 else (b, a)
+            origin = draw.component, draw.example, draw.configuration, draw.inputs
+            found.append(Pair(*origin, better.outputs, worse.outputs, abs(gap)))
+    return sorted(found, key=lambda pair: -pair.gap)[: sampling.pairs]
+
+
+def single_run_pairs(draw: Draw, sampling: Sampling) -> list[Pair]:
+    """Return the pairs of candidates that ran once each before random components, largest gap first."""
+    found = []
+    for a, b in combinations(draw.candidates, 2):
+        ran_once = len(a.rewards) == len(b.rewards) == 1 and not (a.certain or b.certain)
+        if ran_once and a.value != b.value and not is_decided(a, b, sampling.level):
             better, worse = (a, b) if a.value > b.value else (b, a)
-            gap = better.value - worse.value
-            pair = Pair(
-                draw.component,
-                draw.example,
-                draw.configuration,
-                draw.inputs,
-                better.outputs,
-                worse.outputs,
-                gap,
-            )
-            found.append(pair)
+            origin = draw.component, draw.example, draw.configuration, draw.inputs
+            found.append(Pair(*origin, better.outputs, worse.outputs, better.value - worse.value))
     return sorted(found, key=lambda pair: -pair.gap)[: sampling.pairs]
 
 
@@ -160,6 +115,9 @@ async def collect(
     proposals: Mapping[str, Sequence[Mapping[str, object]]] | None = None,
 ) -> Collection:
     """Draw and order candidates for every call of some components in some traces, concurrently.
+
+    A transient failure, such as of an overloaded server, says nothing about an output. The calls that it
+    affected are drawn once more at the end, and then without the candidates that still fail in this way.
 
     Args:
         executor: runs the forks, with its cache and budget.
@@ -197,51 +155,82 @@ async def collect(
         if call.failure is None
     ]
     try:
-        with executor.sharing_failures():
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(work.draw(*job)) for job in jobs]
+        found = await work.draw_all(jobs)
+        lost = [i for i, draw in enumerate(found) if draw is None]
+        again = await work.draw_all([jobs[i] for i in lost], is_last=True)
     except BaseExceptionGroup as errors:
         executor.meter.release_runs()
         raise first_leaf(errors) from None
-    draws = tuple(task.result() for task in tasks)
+    drawn = {**dict(enumerate(found)), **dict(zip(lost, again, strict=True))}
+    draws = tuple(draw for draw in drawn.values() if draw is not None)
     pairs = tuple(pair for draw in draws for pair in ordered_pairs(draw, work.sampling))
-    return Collection(draws, pairs, work.calls, work.system_runs)
+    return Collection(draws, pairs, work.calls, work.system_runs, work.lost)
 
 
 def draws_from_runs(
-    component: str, runs: Sequence[tuple[Mapping[str, object], Trace]], sampling: Sampling
+    component: str,
+    runs: Sequence[tuple[Mapping[str, object], Trace]],
+    sampling: Sampling,
+    system: System,
 ) -> list[Draw]:
     """Return draws of a component from scored runs of an example that differ only in its settings.
 
     If calls have equal inputs, their outputs are candidates with the scores of the runs as rewards. A
-    comparison of settings by the global reward thus also gives pairs at no extra cost. The first run, of the
-    incumbent, is part of every draw; a draw has as many other candidates as in `collect`.
+    comparison of settings by the global reward thus also gives pairs at no extra cost, if the components
+    downstream of the call are deterministic: otherwise one run each does not decide an order. The first run,
+    of the incumbent, is part of every draw; a draw has as many other candidates as in `collect`. Runs with
+    transient failures are left out.
 
     Args:
         component: the component whose settings differ.
         runs: the settings that replace those of the incumbent, each with its trace.
         sampling: the number of candidates of a draw.
+        system: the system of the runs.
     """
     (settings_of_first, first), *others = runs
+    if is_transient(first.failure):
+        return []
     found = []
     for call in first.calls_of(component):
         if call.failure is not None:
             continue
         comparable = [
-            Candidate(other.outputs, (trace.score or 0.0,), settings)
+            _candidate(system, trace, other.address, settings)
             for settings, trace in others
+            if not is_transient(trace.failure)
             for other in trace.calls_of(component)
             if other.address == call.address and other.failure is None
             and canonical_json(to_readable_json(other.inputs))
             == canonical_json(to_readable_json(call.inputs))
         ]  # fmt: skip
-        own = Candidate(call.outputs, (first.score or 0.0,), settings_of_first)
+        own = _candidate(system, first, call.address, settings_of_first)
         found += [
             Draw(component, call.address, first.example, first.configuration, dict(call.inputs), candidates)
             for start in range(0, len(comparable), sampling.samples)
             if len(candidates := _distinct([own, *comparable[start : start + sampling.samples]])) > 1
         ]
     return found
+
+
+def is_transient(failure: Failure | None) -> bool:
+    """Return whether a run failed for a reason that may pass, and that its outputs did not cause."""
+    return failure is not None and failure.kind in (TransientError.kind, RateLimited.kind)
+
+
+def _candidate(system: System, trace: Trace, address: str, settings: Mapping[str, object]) -> Candidate:
+    """Return the output of a call in a scored trace as a candidate with one reward."""
+    outputs, certain = trace.call(address).outputs, _is_certain(system, trace, address)
+    return Candidate(outputs, (trace.score or 0.0,), settings, certain)
+
+
+def _is_certain(system: System, trace: Trace, address: str) -> bool:
+    """Return whether the calls downstream of a call are deterministic, so that one run is enough."""
+    after = {address}
+    for call in trace.calls:  # parents come before their children
+        if not after.isdisjoint(call.parents):
+            after.add(call.address)
+    components = [system.components[trace.call(a).component] for a in after - {address}]
+    return all(component.deterministic(setting_values(component, system)) for component in components)
 
 
 def _distinct(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -281,6 +270,19 @@ def _followers(system: System, component: str) -> list[list[Node]]:
     return found
 
 
+def has_certain_downstream(system: System, component: str) -> bool:
+    """Return whether everything that depends on a component is deterministic.
+
+    In a loop or a map, that may be any node of its body, since later turns read the outputs of earlier ones.
+    """
+    after = [node for found in _followers(system, component) for node in found]
+    for node in system.all_nodes():
+        body = node.component.body if isinstance(node.component, Composite) else None
+        if body is not None and component in body.components:
+            after += body.all_nodes()
+    return all(n.component.deterministic(setting_values(n.component, system)) for n in after)
+
+
 def _with_body(node: Node) -> list[Node]:
     return [node, *(node.component.body.all_nodes() if isinstance(node.component, Composite) else ())]
 
@@ -298,26 +300,54 @@ class _Work:
     proposals: Mapping[str, Sequence[Mapping[str, object]]]
     calls: int = 0
     system_runs: float = 0.0
+    lost: int = 0
 
     def __post_init__(self) -> None:
         self._places = asyncio.Semaphore(self.rules.concurrency)
 
-    async def draw(self, example: Example, trace: Trace, address: str) -> Draw:
-        """Return the candidates of a call with their rewards."""
+    async def draw_all(
+        self, jobs: Sequence[tuple[Example, Trace, str]], *, is_last: bool = False
+    ) -> list[Draw | None]:
+        """Return the draw of each call, or ``None`` if it was lost to transient failures."""
+        with self.executor.sharing_failures():
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self.draw(*job, is_last)) for job in jobs]
+        return [task.result() for task in tasks]
+
+    async def draw(self, example: Example, trace: Trace, address: str, is_last: bool) -> Draw | None:
+        """Return the candidates of a call with their rewards.
+
+        After a transient failure, return ``None``, or in the last attempt the candidates without one.
+        """
         call = trace.call(address)
         further = await self._further(example, trace, address)
-        candidates = _distinct([Candidate(call.outputs), *further])
-        if len(candidates) > 1:
-            candidates = await self._rewarded(example, trace, address, candidates)
+        drawn = [candidate for candidate in further if candidate is not None]
+        candidates = _distinct([Candidate(call.outputs), *drawn])
+        kept = [*candidates]
+        if len(candidates) > 1 and (is_last or len(drawn) == len(further)):
+            kept = await self._rewarded(example, trace, address, candidates, is_last)
+        lost = len(further) - len(drawn) + len(candidates) - len(kept)
+        if lost and not is_last:
+            return None
+        self.lost += lost
+        if lost and len(kept) < 2:  # other candidates may exist: a single one would mean that there are none
+            return None
         inputs = dict(call.inputs)
-        return Draw(call.component, address, trace.example, trace.configuration, inputs, candidates)
+        return Draw(call.component, address, trace.example, trace.configuration, inputs, tuple(kept))
 
-    async def _further(self, example: Example, trace: Trace, address: str) -> list[Candidate]:
-        """Draw the call again with the settings of each additional draw.
+    async def _further(self, example: Example, trace: Trace, address: str) -> list[Candidate | None]:
+        """Draw the call again with the settings of each additional draw; ``None`` after transient failures.
 
         The downstream nodes run in the same fork, which gives each candidate its first reward.
         """
-        drawn = self._settings(trace, address)
+        component = self.system.components[trace.call(address).component]
+        drawn = settings_of_draws(
+            component,
+            setting_values(component, self.system),
+            self.proposals.get(component.name, ()),
+            self.sampling.samples,
+            generator(self.round, "settings", trace.example, address),
+        )
         tasks = [
             self._fork(
                 example, trace, address,
@@ -327,68 +357,40 @@ class _Work:
         ]  # fmt: skip
         made = await asyncio.gather(*tasks)
         return [
-            Candidate(fork.call(address).outputs, (fork.score or 0.0,), settings)
+            None if is_transient(fork.failure) else _candidate(self.system, fork, address, settings)
             for fork, settings in zip(made, drawn, strict=True)
-            if fork.call(address).failure is None
+            if is_transient(fork.failure) or fork.call(address).failure is None
         ]
 
-    def _settings(self, trace: Trace, address: str) -> list[Mapping[str, object]]:
-        """Return the settings of each additional draw: unchanged, proposed, random, or a temperature."""
-        component = self.system.components[trace.call(address).component]
-        fixed = component.deterministic(setting_values(component, self.system))
-        numbers = {n: s for n, s in component.parameters.items() if isinstance(s, Choice | Int | Float)}
-        proposed = self.proposals.get(component.name, ())
-        order = generator(self.round, "proposals", trace.example, address).permutation(len(proposed))
-        found: list[Mapping[str, object]] = []
-        for i in range(self.sampling.samples):
-            plain = not fixed and i % 2 == 1  # every second draw of a stochastic component keeps its settings
-            if plain or not (fixed or proposed or numbers):
-                found.append({})
-            elif proposed:
-                found.append(proposed[order[i % len(order)]])
-            elif numbers:
-                rng = generator(self.round, "settings", trace.example, address, i)
-                found.append({name: space.draw(rng) for name, space in numbers.items()})
-            elif "temperature" in component.settings:
-                found.append({"temperature": WARM})
-        return found
-
     async def _rewarded(
-        self,
-        example: Example,
-        trace: Trace,
-        address: str,
-        candidates: Sequence[Candidate],
-    ) -> tuple[Candidate, ...]:
-        """Run the nodes downstream of the call for each candidate until every pair is decided."""
-        done = list(candidates)
-        certain = False
+        self, example: Example, trace: Trace, address: str, candidates: Sequence[Candidate], is_last: bool
+    ) -> list[Candidate]:
+        """Run the nodes downstream of the call for each candidate whose order they could decide.
+
+        Candidates with a transient failure are left out; before the last attempt, all runs end then.
+        """
+        done = dict(enumerate(candidates))
+        waiting = list(done)
         for sample in range(self.sampling.max_rollouts):
-            lacking = [i for i, candidate in enumerate(done) if len(candidate.rewards) <= sample]
+            lacking = [i for i in waiting if len(done[i].rewards) <= sample]
             index = self._index(DOWNSTREAM, sample)
-            made = await asyncio.gather(
+            forks = await asyncio.gather(
                 *(self._fork(example, trace, address, outputs=done[i].outputs, sample=index) for i in lacking)
             )
-            for i, fork in zip(lacking, made, strict=True):
-                done[i] = replace(done[i], rewards=(*done[i].rewards, fork.score or 0.0))
-                certain = certain or self._certain(fork, address)
-            if certain:  # the downstream nodes are deterministic: further runs would give the same rewards
+            for i, fork in zip(lacking, forks, strict=True):
+                if is_transient(fork.failure):
+                    del done[i]
+                else:
+                    rewards = (*done[i].rewards, fork.score or 0.0)
+                    certain = _is_certain(self.system, fork, address)
+                    done[i] = replace(done[i], rewards=rewards, certain=certain)
+            if len(done) < len(candidates) and not is_last:
                 break
-            sure = all(is_decided(a, b, self.sampling.z) for a, b in combinations(done, 2))
-            if sample + 1 >= self.sampling.rollouts and sure:
-                break
-        return tuple(done)
-
-    def _certain(self, fork: Trace, address: str) -> bool:
-        """Return whether the downstream nodes are deterministic, so that one run is enough."""
-        after = {address}
-        for call in fork.calls:  # parents come before their children
-            if not after.isdisjoint(call.parents):
-                after.add(call.address)
-        components = [self.system.components[fork.call(a).component] for a in after - {address}]
-        return all(
-            component.deterministic(setting_values(component, self.system)) for component in components
-        )
+            could = [
+                {i, j} for i, j in combinations(done, 2) if could_be_decided(done[i], done[j], self.sampling)
+            ]
+            waiting = [i for i in done if not done[i].certain and any(i in pair for pair in could)]
+        return list(done.values())
 
     async def _fork(
         self,

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from compound.rewards.pairs import Sampling
+from compound.rewards.sampling.candidates import Sampling
 from compound.settings.base import Settings
 from compound.settings.references import BackboneName
 
@@ -29,14 +29,19 @@ class PairSettings(Settings):
     samples: int = Field(default=3, ge=1)
     """Additional outputs to draw for each input."""
     min_rollouts: int = Field(default=2, ge=1)
-    """Minimum number of runs of the downstream components for each output."""
+    """Minimum number of runs of the downstream components for each output; one if they are deterministic."""
     max_rollouts: int = Field(default=4, ge=1)
-    """Maximum number of such runs, used while the order of two outputs is not significant."""
+    """Number of such runs after which two outputs are compared; fewer if no further runs could make their
+    order significant."""
+    level: float = Field(default=0.1, gt=0, le=1)
+    """Significance level of the order of two outputs, if downstream components are random: the maximum
+    probability that two equally good outputs make a pair. 1 accepts any difference, even of one run each."""
 
     @property
     def sampling(self) -> Sampling:
         """The counts for `compound.rewards.pairs.collect`."""
-        return Sampling(self.samples, self.min_rollouts, max(self.min_rollouts, self.max_rollouts))
+        most = max(self.min_rollouts, self.max_rollouts)
+        return Sampling(self.samples, self.min_rollouts, most, self.level)
 
 
 class FreshPairSettings(PairSettings):
@@ -66,9 +71,9 @@ class BackboneLoRASettings(Settings):
 class RewardSettings(Settings):
     """Fitting and use of the reward model."""
 
-    weighting: Literal["plain", "margin"] = "margin"
-    """`margin` weights pairs by the difference of their global rewards, because small differences of noisy
-    scores are unreliable; `plain` weights all pairs equally (the paper's equation 5)."""
+    weighting: Literal["plain", "margin"] = "plain"
+    """`plain` weights all pairs equally (the paper's equation 5); `margin` weights them by the difference of
+    their global rewards, relative to the mean difference."""
     lora: BackboneLoRASettings | None = None
     """Train a LoRA adapter on the backbone; `{}` uses the defaults. Without it, features are fixed and
     cached."""

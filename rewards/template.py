@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeGuard, get_args, get_origin
@@ -15,9 +16,10 @@ from typing import Literal, TypeGuard, get_args, get_origin
 from compound.components.fields import format_value
 from compound.graph.component import Component
 
-TEMPLATE = 1  # version in a checkpoint's card: increase it if `Template.read` changes
+TEMPLATE = 2  # version in a checkpoint's card: increase it if `Template.read` changes
 WORD = re.compile(r"\w+")
 DIGITS = 6  # significant digits of a number
+PURPOSE = 160  # characters of the first line of a docstring
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,31 +31,48 @@ class Reading:
         output: the outputs as text; ``""`` if all of them are labels.
         numbers: the named features.
         label: the outputs with label types, as one text; ``""`` if there are none.
+        description: what the component does, in a line.
     """
 
     inputs: str
     output: str
     numbers: Mapping[str, float]
     label: str
+    description: str = ""
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """The two texts that a backbone reads: the description with the inputs, and the output."""
+        return f"{self.description}\n{self.inputs}" if self.description else self.inputs, self.output
 
 
 @dataclass(frozen=True)
 class Template:
     """Template that renders the calls of a component.
 
+    Attributes:
+        component: the name of the component.
+        settings: the names of its settings, which are not shown.
+        labels: the possible values of its outputs with label types, by name.
+        description: what the component does; see `describe`.
+
     Example:
         >>> from compound.components.function import Function
         >>> def shorten(text: str) -> str:
+        ...     "Return the start of a text."
         ...     return text[:5]
         >>> template = Template.of(Function("shorten", shorten))
         >>> reading = template.read({"text": "Lima, Peru"}, {"output": "Lima,"})
         >>> reading.inputs, reading.output, reading.numbers["output.words"]
         ('text: Lima, Peru', 'output: Lima,', 0.6931471805599453)
+        >>> reading.description
+        'shorten: Return the start of a text. Reads text. Writes output.'
     """
 
     component: str
     settings: frozenset[str]
     labels: Mapping[str, tuple[object, ...]]
+    description: str = ""
 
     @staticmethod
     def of(component: Component) -> Template:
@@ -63,7 +82,7 @@ class Template:
             for name, port in component.outputs.items()
             if get_origin(port.type) is Literal
         }
-        return Template(component.name, frozenset(component.settings), labels)
+        return Template(component.name, frozenset(component.settings), labels, describe(component))
 
     def read(self, inputs: Mapping[str, object], outputs: Mapping[str, object]) -> Reading:
         """Return the texts and numbers of a call."""
@@ -76,6 +95,7 @@ class Template:
             "\n".join(f"{name}: {as_text(value)}" for name, value in written.items()),
             _numbers(given, texts, written) | _crossed(given, {n: outputs[n] for n in self.labels}),
             "\n".join(f"{name}={outputs[name]}" for name in self.labels),
+            self.description,
         )
 
     def given(self, inputs: Mapping[str, object]) -> dict[str, object]:
@@ -88,6 +108,21 @@ class Template:
             return ()
         ((name, options),) = self.labels.items()
         return tuple(f"{name}={option}" for option in options)
+
+
+def describe(component: Component) -> str:
+    """Return a line on a component: its name, the first line of its docstring, and its inputs and outputs.
+
+    Its configuration is not part of the description, because a reward must not depend on it.
+    """
+    documented = getattr(component, "function", type(component))
+    purpose = textwrap.shorten(
+        (documented.__doc__ or "").strip().partition("\n")[0], PURPOSE, placeholder=" …"
+    )
+    parts = [f"{component.name}:", purpose] if purpose else [f"{component.name}."]
+    if component.inputs:
+        parts.append(f"Reads {', '.join(component.inputs)}.")
+    return " ".join([*parts, f"Writes {', '.join(component.outputs)}."])
 
 
 def as_text(value: object) -> str:

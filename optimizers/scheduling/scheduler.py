@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compound.execution.rng import generator
 from compound.graph.configuration import component_of
@@ -43,50 +42,36 @@ class Uniform:
 
 @dataclass(frozen=True)
 class RewardGapScheduler:
-    """Scheduler of OPTIMAS (appendix E): chooses jobs in proportion to the component's mean reward gap.
+    """Scheduler of OPTIMAS (appendix E): draws a component in proportion to its mean reward gap.
 
-    The gaps are those of each component's latest pairs, as recorded by the last job that measured them. An
-    unmeasured component counts as the mean of the others. Jobs are drawn without replacement: when the jobs
-    left in a round have at most ``floor`` of the probability, a new round starts, in which the last job is
-    not drawn first.
+    The gaps are those of each component's latest pairs, as recorded by the last job that measured any. An
+    unmeasured component counts as the mean of the others. All draws are independent, as in the paper: a
+    component may be drawn several times in a row, and one with a gap of 0 is never drawn while another has a
+    gap. The jobs of a component are equally likely.
 
-    Attributes:
-        floor: the share of the probability that is spread evenly. A gap of 0 on a few outputs does not prove
-            that nothing can be gained, for example while another component spoils every score.
+    Example:
+        >>> jobs = [Job("a", ("x.p",)), Job("b", ("y.p",))]
+        >>> measured = JobRecord(job=0, optimizer="a", keys=("x.p",), facts={"gaps": {"x": 0.1, "y": 0.3}})
+        >>> round(RewardGapScheduler().choose(jobs, [measured], seed=0).reason["probability"], 2)
+        0.75
     """
-
-    floor: float = 0.1
 
     def choose(self, jobs: Sequence[Job], history: History, seed: int) -> Job:
         """Draw a job with probability proportional to its component's gap."""
         known: Mapping[str, float] = next(
             (record.facts["gaps"] for record in reversed(history) if record.facts.get("gaps")), {}
         )
+        components = [component_of(job.keys[0]) for job in jobs]
+        sizes = Counter(components)
         mean_gap = sum(known.values()) / len(known) if known else 1.0
-        gaps = np.array([known.get(component_of(job.keys[0]), mean_gap) for job in jobs])
-        weights = gaps if gaps.sum() > 0 else np.ones(len(jobs))
-        chances = (1 - self.floor) * weights / weights.sum() + self.floor / len(jobs)
-        waiting = self._waiting(jobs, history, chances)
-        chances = np.where(waiting, chances, 0.0) / chances[waiting].sum()
+        gaps = {name: known.get(name, mean_gap) for name in sizes}
+        weights = np.array([gaps[name] / sizes[name] for name in components])
+        if not weights.any():
+            weights = np.array([1 / sizes[name] for name in components])
+        chances = weights / weights.sum()
         drawn = int(generator(seed, "schedule", len(history)).choice(len(jobs), p=chances))
-        return _with_reason(jobs[drawn], {"gap": float(gaps[drawn]), "probability": float(chances[drawn])})
-
-    def _waiting(
-        self, jobs: Sequence[Job], history: History, chances: NDArray[np.float64]
-    ) -> NDArray[np.bool_]:
-        """Return which jobs may be drawn in the current round."""
-        index = {(job.optimizer, job.keys): i for i, job in enumerate(jobs)}
-        waiting = np.ones(len(jobs), bool)
-        for record in history:
-            done = index.get((record.optimizer, record.keys))
-            if done is None:
-                continue
-            waiting[done] = False
-            if chances[waiting].sum() <= self.floor:
-                waiting[:] = True
-                if record is history[-1] and len(jobs) > 1:
-                    waiting[done] = False  # no job is drawn twice in a row across rounds
-        return waiting
+        reason = {"gap": gaps[components[drawn]], "probability": float(chances[drawn])}
+        return _with_reason(jobs[drawn], reason)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from compound.rewards.inspection.explain import (
 )
 from compound.rewards.inspection.views import HeadView, Judgement, Missing, Overview, Point, Step
 from compound.rewards.model import NONE, LocalReward, RewardModel, Stored, load, read
-from compound.rewards.pairs import ordered_pairs
+from compound.rewards.pairs import ordered_pairs, single_run_pairs
 from compound.rewards.settings import FreshPairSettings, RewardSettings
 from compound.rewards.template import Reading
 from compound.runs.directory import read_json, read_records
@@ -158,7 +158,7 @@ class Inspection:
                 f"no component of {self.path} has a local reward",
                 hint="see the reasons in the report's table of local rewards",
             )
-        return max(self.components, key=lambda name: len(self.buffer.pairs(name)))
+        return max(self.components, key=lambda name: len(self.buffer.weighted_pairs(name)))
 
     # -- one component -----------------------------------------------------------------------------------
 
@@ -196,10 +196,10 @@ class Inspection:
     def judgements(self, component: str) -> list[Judgement]:
         """Return all held-out pairs with their margins, in buffer order."""
         texts, margins = self.texts(component), self.margins(component)
-        found = zip(self.buffer.pairs(component), texts.chosen, texts.rejected, margins, strict=True)
+        found = zip(self.buffer.weighted_pairs(component), texts.chosen, texts.rejected, margins, strict=True)
         return [
             Judgement(pair, iteration, a.inputs, _written(a), _written(b), float(margin))
-            for (pair, iteration), a, b, margin in found
+            for (pair, iteration, _), a, b, margin in found
             if not math.isnan(margin)
         ]
 
@@ -229,7 +229,7 @@ class Inspection:
         texts, features = self.texts(component), self.reward(component).features
         rows = features.matrix([*texts.chosen, *texts.rejected], backbone or self.model.backbone)
         n = len(texts.chosen)
-        iterations = [iteration for _, iteration in self.buffer.pairs(component)]
+        iterations = [iteration for _, iteration, _ in self.buffer.weighted_pairs(component)]
         return tuple(prequential_accuracies(rows[:n], rows[n:], texts, iterations, soft=features.soft))
 
     def history(self, component: str) -> tuple[Judged, ...]:
@@ -271,7 +271,12 @@ class Inspection:
             self.stored.backbone, bool(self.stored.adapter), self.settings.min_accuracy,
             tuple(self.head(name, backbone=backbone) for name in self.components),
             tuple(
-                Missing(name, reasons.get(name, ""), len(self.buffer.pairs(name)), self.buffer.gap(name))
+                Missing(
+                    name,
+                    reasons.get(name, ""),
+                    len(self.buffer.weighted_pairs(name)),
+                    self.buffer.gap(name),
+                )
                 for name in known if name not in self.stored.rewards_of
             ),
             self.steps(), sum(event["event"] == "decision" for event in self.events),
@@ -296,7 +301,10 @@ class Inspection:
             place = {id(c.outputs): i for i, c in enumerate(entry.draw.candidates)}
             pairs = [
                 (place[id(pair.chosen)], place[id(pair.rejected)], next(margins))
-                for pair in ordered_pairs(entry.draw, self.buffer.sampling)
+                for pair in (
+                    *ordered_pairs(entry.draw, self.buffer.sampling),
+                    *single_run_pairs(entry.draw, self.buffer.sampling),
+                )
             ]
             for group in rewards_from_margins([pair for pair in pairs if not math.isnan(pair[2])]):
                 chosen = [entry.draw.candidates[i] for i in group]

@@ -56,7 +56,7 @@ class HeadView:
         component: the name of the component.
         accuracy: the share of held-out pairs that are ordered correctly.
         pairs: the number of all pairs.
-        gap: the mean gap between best and worst output, in the latest iteration.
+        gap: the mean gap between two outputs in the latest draws, if known.
         jobs, steered: the number of the component's jobs that requested rewards, and that used them.
         why: the latest reason for not using the reward.
         bins, error: predicted against observed probabilities, and their mean difference.
@@ -75,7 +75,7 @@ class HeadView:
     component: str
     accuracy: Accuracy
     pairs: int
-    gap: float
+    gap: float | None
     jobs: int
     steered: int
     why: str
@@ -98,7 +98,7 @@ class Missing:
     component: str
     why: str
     pairs: int
-    gap: float
+    gap: float | None
 
 
 @dataclass(frozen=True)

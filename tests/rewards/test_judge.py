@@ -22,7 +22,8 @@ from compound.graph.component import Input
 from compound.graph.system import System
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.judge import CUE, JudgeSettings, comparison_request, judge, score_reply, shorten_fields
-from compound.rewards.pairs import Candidate, Draw, Pair
+from compound.rewards.pairs import Draw, Pair
+from compound.rewards.sampling.candidates import Candidate
 from compound.rewards.template import Template
 from compound.testing import ScriptedLM
 
@@ -44,7 +45,9 @@ def filled(inputs: int = 12, length: int = 0) -> PairBuffer:
     buffer = PairBuffer(small().identity)
     for i in range(inputs):
         outputs = {"one": 1.0, "one two": 0.5, "one two three": 0.0}
-        found = tuple(Candidate({"output": f"<{i}: {y}{'.' * length}>"}, (r, r)) for y, r in outputs.items())
+        found = tuple(
+            Candidate({"output": f"<{i}: {y}{'.' * length}>"}, (r,), certain=True) for y, r in outputs.items()
+        )
         draw = Draw("short", "short", f"e{i}", "digest", {"text": f"[text {i}]" + "," * length}, found)
         buffer.add([draw], 1)
     return buffer

@@ -29,16 +29,9 @@ from compound.graph.component import Input
 from compound.graph.space import Choice, Text
 from compound.graph.system import System
 from compound.narrowing import entry
-from compound.rewards.pairs import (
-    WARM,
-    Candidate,
-    Collection,
-    Draw,
-    Sampling,
-    collect,
-    is_decided,
-    ordered_pairs,
-)
+from compound.rewards.pairs import Collection, Draw, collect, ordered_pairs
+from compound.rewards.sampling.candidates import Candidate, Sampling, is_decided
+from compound.rewards.sampling.redraws import WARM
 from compound.testing import ScriptedLM
 
 
@@ -103,7 +96,9 @@ def test_the_optimum_is_componentwise_and_no_value_exceeds_it(shape: str, seed: 
 
 
 def draw(*rewards: tuple[float, ...]) -> Draw:
-    candidates = tuple(Candidate({"y": i}, values) for i, values in enumerate(rewards))
+    candidates = tuple(
+        Candidate({"y": i}, values, certain=len(values) == 1) for i, values in enumerate(rewards)
+    )
     return Draw("a", "a", "e", "digest", {"x": 1}, candidates)
 
 
@@ -119,11 +114,11 @@ def test_d4_pairs_go_in_both_directions_and_the_largest_gaps_come_first() -> Non
 
 
 def test_a_gap_within_the_noise_is_no_pair() -> None:
-    # differences 1, 0, 1, 0: mean 0.5, standard deviation 0.577, standard error 0.289: 1.73 of them
-    noisy = draw((1.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, 0.0))
-    assert len(ordered_pairs(noisy, Sampling(z=1.7))) == 1
-    assert ordered_pairs(noisy, Sampling(z=1.8)) == []
-    assert ordered_pairs(draw((0.5, 0.5), (0.5, 0.5)), Sampling(z=0)) == []
+    # differences 1, 0.5, 1, 0: mean 0.625, standard error 0.239: t = 2.611, p = 0.0796 with 3 degrees of freedom
+    noisy = draw((1.0, 0.5, 1.0, 0.0), (0.0, 0.0, 0.0, 0.0))
+    assert len(ordered_pairs(noisy, Sampling(level=0.08))) == 1
+    assert ordered_pairs(noisy, Sampling(level=0.0795)) == []
+    assert ordered_pairs(draw((0.5, 0.5), (0.5, 0.5)), Sampling(level=1)) == []
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=6), st.floats(-3, 3))
@@ -131,7 +126,7 @@ def test_the_order_does_not_depend_on_which_comes_first_nor_on_a_common_shift(
     rewards: list[float], shift: float
 ) -> None:
     a, b = Candidate({}, tuple(rewards)), Candidate({}, tuple(reversed(rewards)))
-    assert is_decided(a, b, 1.64) == is_decided(b, a, 1.64)
+    assert is_decided(a, b, 0.1) == is_decided(b, a, 0.1)
 
 
 # --- collecting ----------------------------------------------------------------------------------------
@@ -165,7 +160,7 @@ def test_d4_the_current_output_wins_and_loses_like_any_other(shape: str) -> None
         own = current[pair.component, pair.example]
         won, lost = won + (pair.chosen == own), lost + (pair.rejected == own)
     assert len(found.pairs) == sum(
-        is_decided(a, b, Sampling().z)
+        is_decided(a, b, Sampling().level)
         for d in found.draws
         for a, b in itertools.combinations(d.candidates, 2)
     )
@@ -377,7 +372,7 @@ def test_every_second_draw_of_a_component_with_chance_has_its_own_settings() -> 
     system = System("one", outputs={"y": llm(question=Input("question"))}, lm="lm")
     executor = Executor({"lm": lm})
     traced = traces(executor, system, [Example("e", {"question": "q"}, {})])
-    proposals = {"llm": [{"prompt": "Another."}]}
+    proposals = {"llm": [{"prompt": "Another."}, {"prompt": "A third."}]}
     found = asyncio.run(
         collect(
             executor, system, traced, ["llm"], custom(lambda o, _: float(o["y"])),
@@ -385,7 +380,7 @@ def test_every_second_draw_of_a_component_with_chance_has_its_own_settings() -> 
         )
     )  # fmt: skip
     drawn = [candidate.settings.get("prompt") for candidate in found.draws[0].candidates[1:]]
-    assert drawn == ["Another.", None, "Another.", None]
+    assert drawn == ["Another.", None, "A third.", None]
 
 
 def test_a_budget_holds_and_an_unknown_component_is_named() -> None:

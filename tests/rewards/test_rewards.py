@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,23 +14,31 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import optimize
 
 from compound.components.function import Function
+from compound.components.llm import LLM
 from compound.components.selector import Selector
 from compound.errors import ConfigurationError, DataError, DeclarationError
 from compound.graph.component import Input
+from compound.graph.space import Text
 from compound.graph.system import System
 from compound.rewards.alignment import accuracy, calibration_error, rank_correlation, reliability
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import FeatureMap, NoBackbone
 from compound.rewards.fit import RECENCY, component_pairs, fit_rewards, is_held_out
-from compound.rewards.heads import MIN_INPUTS, fit, slope
+from compound.rewards.heads import MIN_INPUTS, Head, fit, folds, slope
 from compound.rewards.model import RewardModel, load
-from compound.rewards.pairs import Candidate, Draw, Sampling
-from compound.rewards.template import Template
+from compound.rewards.pairs import Draw
+from compound.rewards.sampling.candidates import Candidate, Sampling
+from compound.rewards.template import Template, describe
 
 
 def shorten(text: str, hint: str | None = None) -> str:
+    """Return the first words of a text.
+
+    The hint is not used.
+    """
     return text[:5]
 
 
@@ -42,8 +51,17 @@ def small() -> System:
     return System("small", outputs={"y": short})
 
 
-def draw(example: str, text: str, outcomes: Mapping[str, Sequence[float]], component: str = "short") -> Draw:
-    found = tuple(Candidate({"output": y}, tuple(rewards)) for y, rewards in outcomes.items())
+def draw(
+    example: str,
+    text: str,
+    outcomes: Mapping[str, Sequence[float]],
+    component: str = "short",
+    *,
+    certain: bool = True,
+) -> Draw:
+    found = tuple(
+        Candidate({"output": y}, tuple(rewards), certain=certain) for y, rewards in outcomes.items()
+    )
     return Draw(component, component, example, "digest", {"text": text}, found)
 
 
@@ -53,6 +71,8 @@ class TestTemplate:
             {"text": "a long text", "hint": "tip"}, {"output": "a lon"}
         )
         assert reading.inputs == "hint: tip\ntext: a long text"
+        described = "short: Return the first words of a text. Reads text, hint. Writes output."
+        assert reading.texts == (f"{described}\nhint: tip\ntext: a long text", "output: a lon")
         assert reading.output == "output: a lon"
         assert reading.label == ""
 
@@ -76,7 +96,30 @@ class TestTemplate:
         """The configuration is not what a reward goes by."""
         component = Function("weigh", weigh, by=2.0)
         template = Template.of(component)
-        assert template.read({"x": 1.0, "by": 9.0}, {"output": 1.0}).inputs == "x: 1"
+        assert template.read({"x": 1.0, "by": 9.0}, {"output": 1.0}).texts[0] == (
+            "weigh. Reads x. Writes output.\nx: 1"
+        )
+
+    def test_the_description_says_what_a_component_is_for_but_not_its_configuration(self) -> None:
+        """OPTIMAS renders description, inputs and output; the description was missing."""
+        llm = LLM("writer", prompt=Text("A secret prompt."), temperature=0.7)
+        assert describe(llm) == "writer: A call to a language model. Writes output."
+        assert describe(Selector("model", "small", "large")).endswith("Writes choice.")
+        assert "secret" not in Template.of(llm).read({"question": "why?"}, {"output": "so"}).texts[0]
+
+    def test_a_description_is_one_short_line(self) -> None:
+        def verbose(x: float) -> float:
+            return x
+
+        verbose.__doc__ = f"{'word ' * 200}\n\nMore."
+        described = describe(Function("verbose", verbose))
+        assert described.startswith("verbose: word word")
+        assert described.endswith("word … Reads x. Writes output.")
+        assert len(described) < 220
+        assert "\n" not in described
+
+    def test_without_a_docstring_there_are_name_and_ports(self) -> None:
+        assert describe(Function("weigh", weigh)) == "weigh. Reads x, by. Writes output."
 
     def test_a_label_is_no_text(self) -> None:
         template = Template.of(Selector("model", "small", "large"))
@@ -103,7 +146,7 @@ class Echo:
 
 class TestFeatures:
     def test_columns_and_values_by_hand(self) -> None:
-        template = Template.of(Function("weigh", weigh))
+        template = replace(Template.of(Function("weigh", weigh)), description="")
         readings = [template.read({"x": 3.0}, {"output": 4.0}), template.read({"x": 1.0}, {"output": -2.0})]
         features = FeatureMap.of(template, readings, 2)
         assert features.columns == ("φ0", "φ1", "output", "output*x", "output^2")
@@ -111,7 +154,7 @@ class TestFeatures:
         assert features.matrix(readings, Echo()).tolist() == [[4, 9, 4, 12, 16], [4, 10, -2, -2, 4]]
 
     def test_each_label_has_its_own_block_of_the_inputs_features(self) -> None:
-        template = Template.of(Selector("model", "small", "large"))
+        template = replace(Template.of(Selector("model", "small", "large")), description="")
         readings = [template.read({"q": "a?"}, {"choice": c}) for c in ("small", "large")]
         features = FeatureMap.of(template, readings, 2)
         assert features.columns[:2] == ("choice=small", "choice=large")
@@ -211,10 +254,87 @@ class TestHeads:
         for name in ("gaps", "recency"):
             assert fit(chosen, rejected, groups, **{name: light}).head.weights[0] < 0  # type: ignore[arg-type]
 
+    @pytest.mark.parametrize(
+        ("gaps", "recency", "weights"),
+        [
+            (None, None, [1.0, 1.0, 1.0, 1.0]),
+            ([0.1, 0.2, 0.3, 0.2], None, [0.5, 1.0, 1.5, 1.0]),  # by the mean gap, 0.2
+            ([0.0, 0.4, 0.0, 0.4], None, [0.0, 2.0, 0.0, 2.0]),
+            ([0.0, 0.0, 0.0, 0.0], None, [1.0, 1.0, 1.0, 1.0]),
+            (None, [1.0, 0.5, 0.25, 0.25], [2.0, 1.0, 0.5, 0.5]),
+            ([0.1, 0.2, 0.4, 0.4], [1.0, 0.5, 0.25, 0.25], [1.0, 1.0, 1.0, 1.0]),  # all products are 0.1
+            ([1.0, 2.0, 4.0, 8.0], [1.0, 0.5, 1.0, 0.25], [0.5, 0.5, 2.0, 1.0]),  # 1, 1, 4, 2 by 2
+        ],
+    )
+    def test_the_margin_weighted_loss_by_hand(
+        self, gaps: list[float] | None, recency: list[float] | None, weights: list[float]
+    ) -> None:
+        """The head minimizes C Σ w log(1 + exp(-d·b)) + |b|²/2, with the mean of w equal to 1."""
+        rng = np.random.default_rng(0)
+        chosen, rejected = rng.normal(0.5, 1, (40, 2)), rng.normal(0, 1, (40, 2))
+        groups = [str(i) for i in range(40)]
+        found = fit(chosen, rejected, groups, gaps=gaps and gaps * 10, recency=recency and recency * 10)
+        differences = (chosen - rejected) / np.vstack([chosen, rejected]).std(0)
+        heavy = np.array(weights * 10)
+
+        def loss(b: Any) -> float:
+            return float(found.strength * heavy @ np.logaddexp(0, -differences @ b) + b @ b / 2)
+
+        best = optimize.minimize(loss, np.zeros(2), tol=1e-12).x
+        assert found.head.weights == pytest.approx(best, abs=2e-3)
+
+    def test_margins_are_those_of_heads_fitted_to_the_other_folds(self) -> None:
+        rng = np.random.default_rng(1)
+        chosen, rejected = rng.normal(0.5, 1, (30, 2)), rng.normal(0, 1, (30, 2))
+        names = [str(i // 2) for i in range(30)]
+        found, fold = fit(chosen, rejected, names), folds(names, 0)
+        differences = (chosen - rejected) / np.vstack([chosen, rejected]).std(0)
+        for number in set(fold.tolist()):
+            others = differences[fold != number]
+            best = optimize.minimize(loss_of, np.zeros(2), (others, found.strength), tol=1e-12).x
+            own = differences[fold == number] @ best
+            assert found.margins[fold == number] == pytest.approx(own, abs=5e-3)
+
+    def test_rewards_of_standardized_features_by_hand(self) -> None:
+        """2 (9 - 1) / 4 - 3 (5 - 2) / 1"""
+        head = Head(np.array([2.0, -3.0]), np.array([1.0, 2.0]), np.array([4.0, 1.0]))
+        assert head.rewards(np.array([[9.0, 5.0]])).tolist() == [-5.0]
+
+    def test_the_unit_of_a_feature_does_not_matter(self) -> None:
+        rng = np.random.default_rng(0)
+        chosen, rejected = rng.normal(1, 1, (30, 2)), rng.normal(0, 1, (30, 2))
+        names, unit = [str(i) for i in range(30)], np.array([1e-3, 1e3])
+        one, other = fit(chosen, rejected, names), fit(unit * chosen, unit * rejected, names)
+        assert other.head.weights == pytest.approx(one.head.weights, rel=1e-6)
+        assert other.head.scale == pytest.approx(unit * one.head.scale)
+
+    def test_a_constant_feature_has_a_finite_reward(self) -> None:
+        rows = np.column_stack([np.arange(10.0), np.full(10, 3.0)])
+        found = fit(rows + np.array([1.0, 0.0]), rows, [str(i) for i in range(10)])
+        assert found.head.scale[1] == 1.0
+        assert found.head.weights[1] == 0.0
+
+    def test_the_slope_by_hand(self) -> None:
+        """One margin of 2 right with weight 3 and wrong with weight 1: odds of 3 to 1."""
+        margins = np.array([2.0, -2.0])
+        assert slope(margins, np.array([3.0, 1.0])) * 2.0 == pytest.approx(math.log(3), rel=1e-2)
+        assert slope(margins) == pytest.approx(0.0, abs=1e-6)
+        assert slope(np.zeros(0)) == slope(np.zeros(3)) == 0.0
+
     def test_few_inputs_are_refused(self) -> None:
         rows = np.ones((10, 1))
         with pytest.raises(DataError, match="3 inputs are too few to train a reward"):
             fit(rows, 0 * rows, ["a", "b", "c"] * 3 + ["a"])
+        assert len(fit(rows, 0 * rows, ["a", "b", "c", "d"] * 2 + ["a", "b"]).margins) == 10
+
+    def test_inputs_are_dealt_to_five_folds(self) -> None:
+        """The pairs of an input are in one fold; with fewer inputs each is a fold."""
+        names = [str(i // 2) for i in range(24)]
+        found = folds(names, 0)
+        assert sorted(Counter(found.tolist()).values()) == [4, 4, 4, 6, 6]
+        assert all(found[i] == found[i + 1] for i in range(0, 24, 2))
+        assert set(folds(["a", "b", "c", "d"], 0).tolist()) == {0, 1, 2, 3}
+        assert folds(names, 1).tolist() != found.tolist()
 
     def test_numbers_that_are_none_are_refused(self) -> None:
         rows = np.ones((8, 1))
@@ -283,6 +403,7 @@ class TestHeads:
         margins = np.array([2.0, 2.0, 2.0, -2.0] * 50)
         assert slope(margins) * 2.0 == pytest.approx(math.log(3), rel=1e-2)
         assert slope(-margins) == 0.0
+        assert slope(np.array([2.0])) > 0.0  # a single pair has a mirror image
         assert slope(np.zeros(3)) == 0.0
 
 
@@ -318,7 +439,7 @@ class TestAlignment:
 class TestBuffer:
     def records(self, system: System) -> list[dict[str, Any]]:
         buffer = PairBuffer(system.identity)
-        first = buffer.add([draw("e1", "Lima", {"a": [1.0, 1.0], "b": [0.0, 0.0]})], 1)
+        first = buffer.add([draw("e1", "Lima", {"a": [1.0], "b": [0.0]})], 1)
         return first + buffer.add([draw("e2", "Rome", {"a": [0.2], "b": [0.7], "c": [0.7]})], 2)
 
     def test_what_is_written_is_read(self) -> None:
@@ -332,11 +453,32 @@ class TestBuffer:
         again.entries = list(found.entries)
         assert again.digest == found.digest
 
-    def test_gap_is_that_of_the_latest_iteration(self) -> None:
-        found = PairBuffer.read(self.records(small()), small(), Sampling())
-        assert found.gap("short") == pytest.approx(0.5)
-        assert found.gap("short", 1) == 1.0
-        assert found.gap("other") == 0.0
+    def test_gap_is_the_mean_over_the_latest_pairs_by_hand(self) -> None:
+        """The gaps of the second draw are 0.5, 0.5 and 0; an input with one output counts as 0."""
+        buffer = PairBuffer.read(self.records(small()), small(), Sampling())
+        assert buffer.gap("short") == pytest.approx(1 / 3)
+        buffer.add([draw("e3", "Oslo", {"a": []})], 2)
+        assert buffer.gap("short") == pytest.approx(1 / 6)
+        assert buffer.gap("other") is None
+
+    def test_a_tie_has_no_gap_and_single_runs_measure_none(self) -> None:
+        """Differences of 0.9, -0.1, 0.2 and -0.4 are noise; one run of each output measures nothing."""
+        noisy = draw("e1", "Lima", {"a": [1.0, 0.1, 0.5, 0.3], "b": [0.1, 0.2, 0.3, 0.7]}, certain=False)
+        single = draw("e2", "Rome", {"a": [1.0], "b": [0.0]}, certain=False)
+        buffer = PairBuffer("system")
+        buffer.add([single], 1)
+        assert buffer.gap("short") is None
+        buffer.add([noisy], 1)
+        assert buffer.gap("short") == 0.0
+        buffer.add([single], 2)
+        assert buffer.gap("short") == 0.0
+
+    def test_what_is_certain_is_read_again(self) -> None:
+        draws = [draw("e", "Lima", {"a": [1.0], "b": [0.0]}, certain=certain) for certain in (True, False)]
+        records = json.loads(json.dumps(PairBuffer("system").add(draws, 1)))
+        found = PairBuffer.read(records, "system", Sampling())
+        assert [entry.draw for entry in found.entries] == draws
+        assert len(found.pairs("short")) == 1
 
     def test_another_systems_buffer_is_refused(self) -> None:
         other = System("other", outputs={"y": Function("weigh", weigh)(x=Input("x", float))})
@@ -357,7 +499,7 @@ def filled(outcome: Any, inputs: int = 12, iteration: int = 1) -> PairBuffer:
     words = ["one", "one two", "one two three"]
     for i in range(inputs):
         text = f"text number {i}"
-        buffer.add([draw(f"e{i}", text, {w: [outcome(text, w)] * 2 for w in words})], iteration)
+        buffer.add([draw(f"e{i}", text, {w: [outcome(text, w)] for w in words})], iteration)
     return buffer
 
 

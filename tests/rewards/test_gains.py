@@ -1,0 +1,260 @@
+"""Estimated gains of candidates: the control variate, its weight, cross-fitted critics and gold features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from compound.benchmarks.simulated.systems import Simulated, Step
+from compound.components.flow import Map
+from compound.components.function import Function
+from compound.graph.component import Input
+from compound.graph.system import System
+from compound.optimization.prices import estimate_prices
+from compound.optimizers.optimas.part import part_of
+from compound.rewards.buffer import Entry
+from compound.rewards.features import NoBackbone
+from compound.rewards.gains.critic import fit_critic, read_call
+from compound.rewards.gains.estimates import Evaluations, estimate_gains
+from compound.rewards.gains.gold import GOLD, gold_features
+from compound.rewards.heads import MIN_INPUTS
+from compound.rewards.pairs import Draw, has_certain_downstream
+from compound.rewards.sampling.candidates import Candidate
+from compound.rewards.template import Template
+
+Matrix = NDArray[np.float64]
+TRUE = np.array([-0.3, -0.1, 0.0, 0.1, 0.2, 0.4])
+
+
+def same(x: str) -> str:
+    return x
+
+
+def evaluations(
+    rng: np.random.Generator, share: float, n_global: int, n_local: int, noise: float = 0.5
+) -> Evaluations:
+    """Global gains are true gains plus noise; a ``share`` of the variance over examples is seen locally."""
+    seen = rng.normal(size=(len(TRUE), n_local))
+    local = TRUE[:, None] + seen if share else rng.normal(size=(len(TRUE), n_local))
+    scores = np.full((len(TRUE), n_local), np.nan)
+    hidden = rng.normal(size=(len(TRUE), n_global))
+    mixed = math.sqrt(share) * seen[:, :n_global] + math.sqrt(1 - share) * hidden
+    scores[:, :n_global] = TRUE[:, None] + noise * mixed
+    return Evaluations(scores, local)
+
+
+def errors(share: float, *, shrink: bool, repeats: int = 400) -> Matrix:
+    rng = np.random.default_rng(0)
+    return np.array(
+        [estimate_gains(evaluations(rng, share, 6, 40), shrink=shrink).mean - TRUE for _ in range(repeats)]
+    )
+
+
+class TestControlVariate:
+    @pytest.mark.parametrize("share", [0.0, 0.5, 0.95])
+    def test_it_is_unbiased_whatever_the_local_reward_tells(self, share: float) -> None:
+        found = errors(share, shrink=False)
+        se = found.std(0, ddof=1) / math.sqrt(len(found))
+        assert np.all(np.abs(found.mean(0)) < 4 * se + 0.02)  # the estimated slope biases by O(1/n)
+
+    def test_an_informative_reward_lowers_the_variance_and_a_useless_one_hardly_raises_it(self) -> None:
+        alone = 0.5**2 / 6
+        assert errors(0.95, shrink=False).var() < 0.5 * alone
+        assert errors(0.0, shrink=False).var() < 1.3 * alone
+
+    def test_its_formula_by_hand(self) -> None:
+        """Slope (1·1 + 2·2) / (1 + 4) = 1, residuals 0: the gain is the mean of all local gains."""
+        data = Evaluations(np.array([[1.0, 2.0, math.nan]]), np.array([[1.0, 2.0, 6.0]]))
+        found = estimate_gains(data, shrink=False)
+        assert found.slope == pytest.approx(1.0)
+        assert found.mean == pytest.approx([3.0])
+
+    def test_without_a_local_reward_it_is_the_mean_of_the_global_gains(self) -> None:
+        data = Evaluations(np.array([[1.0, 3.0], [0.0, math.nan]]), np.full((2, 2), math.nan))
+        found = estimate_gains(data)
+        assert found.mean == pytest.approx([2.0, 0.0])
+        assert (found.slope, found.ratio) == (0.0, 1.0)
+
+    def test_a_negative_slope_is_not_used(self) -> None:
+        data = Evaluations(np.array([[1.0, 2.0, 1.5]]), np.array([[-1.0, -2.0, -1.5]]))
+        assert estimate_gains(data).slope == 0.0
+
+    def test_candidates_without_an_evaluation_have_no_estimate(self) -> None:
+        data = Evaluations(np.array([[1.0, 2.0], [math.nan] * 2]), np.full((2, 2), math.nan))
+        assert math.isnan(estimate_gains(data).mean[1])
+
+
+class TestShrinkage:
+    def test_a_reward_that_explains_everything_leaves_nothing_to_correct(self) -> None:
+        """Local gains are the true ones; global gains are the true ones plus large noise."""
+        rng = np.random.default_rng(1)
+        better = 0
+        for _ in range(100):
+            local = TRUE[:, None] + 0.05 * rng.normal(size=(6, 40))
+            scores = np.full((6, 40), np.nan)
+            scores[:, :6] = local[:, :6] + 1.0 * rng.normal(size=(6, 6))
+            data = Evaluations(scores, local)
+            shrunk, plain = (
+                np.corrcoef(estimate_gains(data, shrink=shrink).mean, TRUE)[0, 1] for shrink in (True, False)
+            )
+            better += shrunk > plain
+        assert better >= 90
+
+    def test_a_misleading_reward_keeps_its_correction(self) -> None:
+        """Within examples the local reward is right, but it likes candidate 0, which is the worst."""
+        rng = np.random.default_rng(2)
+        wrong = 0
+        for _ in range(50):
+            seen = rng.normal(size=(6, 60))
+            local = TRUE[:, None] + seen
+            local[0] += 3.0
+            scores = np.full((6, 60), np.nan)
+            scores[:, :20] = (TRUE[:, None] + seen)[:, :20]
+            wrong += int(np.argmax(estimate_gains(Evaluations(scores, local)).mean)) == 0
+        assert wrong == 0
+
+    @given(st.integers(0, 10_000))
+    def test_estimates_are_finite_and_deviations_positive(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        found = estimate_gains(evaluations(rng, float(rng.random()), int(rng.integers(2, 8)), 12))
+        assert np.isfinite(found.mean).all()
+        assert np.all(found.sd >= 0)
+        assert 0 <= found.slope < math.inf
+
+
+class TestGold:
+    def test_relations_by_hand(self) -> None:
+        found = gold_features({"y": "The river Seine, in Paris"}, {"answer": ["Seine", "the Loire"]})
+        assert found == {
+            "gold:y.answer.holds": 1.0, "gold:y.answer.equal": 0.0, "gold:y.answer.covers": 1.0,
+            "gold:y.answer.f1": pytest.approx(2 * 1 * 0.25 / 1.25),
+        }  # fmt: skip
+
+    def test_lists_have_a_rank_and_a_share(self) -> None:
+        found = gold_features({"p": ["Rome", "Lima is old", "Lima"]}, {"answer": "Lima"})
+        assert found["gold:p.answer.rank"] == 0.5
+        assert found["gold:p.answer.share"] == pytest.approx(2 / 3)
+        assert found["gold:p.answer.equal"] == 1.0
+
+    def test_a_part_of_a_word_does_not_hold_the_answer(self) -> None:
+        assert gold_features({"y": "Limassol"}, {"answer": "Lima"})["gold:y.answer.holds"] == 0.0
+
+    def test_numbers_are_near(self) -> None:
+        found = gold_features({"y": 7}, {"answer": 4})
+        assert found == {"gold:y.answer.near": -math.log1p(3), "gold:y.answer.equal": 0.0}
+
+    def test_no_gold_gives_no_features(self) -> None:
+        assert gold_features({"y": "a"}, {}) == {}
+
+
+def entries(n: int, values: Sequence[Sequence[float]], *, certain: bool = True) -> list[Entry]:
+    return [
+        Entry(
+            Draw("b", "b", f"e{i}", "", {"a": 0.5},
+                 tuple(Candidate({"y": y}, (y,), certain=certain) for y in values[i])), 1,
+        )
+        for i in range(n)
+    ]  # fmt: skip
+
+
+class TestCritic:
+    TEMPLATE = Template.of(Simulated("chain").system().components["b"])
+
+    def test_the_head_of_an_example_was_not_fitted_to_it(self) -> None:
+        """Flipping the labels of one fold's examples changes the other heads, but not its own."""
+        rng = np.random.default_rng(0)
+        values = rng.normal(size=(20, 4)).tolist()
+        right = fit_critic(entries(20, values), self.TEMPLATE, NoBackbone(), certain=True)
+        flipped = entries(20, values)
+        for i in range(0, 20, 5):  # fold 0
+            draw = flipped[i].draw
+            scores = [c.rewards for c in reversed(draw.candidates)]
+            made = tuple(
+                Candidate(c.outputs, r, certain=True) for c, r in zip(draw.candidates, scores, strict=True)
+            )
+            flipped[i] = Entry(Draw("b", "b", f"e{i}", "", {"a": 0.5}, made), 1)
+        other = fit_critic(flipped, self.TEMPLATE, NoBackbone(), certain=True)
+        assert right is not None
+        assert other is not None
+        readings = [read_call(self.TEMPLATE, {"a": 0.5}, {"y": y}, {}) for y in (0.0, 1.0)]
+        assert right.rewards(readings, ["e0", "e5"]) == pytest.approx(other.rewards(readings, ["e0", "e5"]))
+        assert right.rewards(readings, ["e1", "e6"]) != pytest.approx(other.rewards(readings, ["e1", "e6"]))
+
+    def test_an_example_without_pairs_gets_the_mean_of_the_heads(self) -> None:
+        values = np.random.default_rng(1).normal(size=(10, 3)).tolist()
+        critic = fit_critic(entries(10, values), self.TEMPLATE, NoBackbone(), certain=True)
+        assert critic is not None
+        reading = read_call(self.TEMPLATE, {"a": 0.5}, {"y": 0.7}, {})
+        each = [critic.rewards([reading], [f"e{i}"])[0] for i in range(5)]
+        assert critic.rewards([reading], ["new"])[0] == pytest.approx(np.mean(each))
+
+    def test_too_few_examples_give_no_critic(self) -> None:
+        values = np.random.default_rng(1).normal(size=(MIN_INPUTS, 3)).tolist()
+        assert fit_critic(entries(MIN_INPUTS, values), self.TEMPLATE, NoBackbone(), certain=True) is None
+
+    def test_gold_tells_what_the_output_does_not(self) -> None:
+        """Outputs are symbols; only the gold feature tells which one is right."""
+        template, rng, found = Template.of(Function("f", same)), np.random.default_rng(0), []
+        for i in range(30):
+            answer = f"s{rng.integers(9)}"
+            drawn = {f"s{rng.integers(9)}" for _ in range(3)} | {answer}
+            candidates = tuple(
+                Candidate(
+                    {"output": y}, (float(y == answer),), certain=True,
+                    signals=gold_features({"f.output": y}, {"answer": answer}),
+                )
+                for y in sorted(drawn)
+            )  # fmt: skip
+            found.append(Entry(Draw("f", "f", f"e{i}", "", {"x": "q"}, candidates), 1))
+        blind = [
+            Entry(
+                Draw("f", "f", e.draw.example, "", {"x": "q"},
+                     tuple(Candidate(c.outputs, c.rewards, certain=True) for c in e.draw.candidates)), 1,
+            )
+            for e in found
+        ]  # fmt: skip
+        seeing, unseeing = (fit_critic(rows, template, NoBackbone(), certain=True) for rows in (found, blind))
+        assert seeing is not None
+        assert np.mean(seeing.margins > 0) > 0.95
+        assert unseeing is None or np.mean(unseeing.margins > 0) < 0.7
+        assert any(column.startswith(GOLD) for column in seeing.features.columns)
+
+
+def test_what_follows_inside_a_map_decides_whether_single_runs_are_certain() -> None:
+    """The first step of a body is followed by the second one, which is random or not."""
+
+    def mapped(noise: float) -> System:
+        first = Step("first", ("x",), (0.0, 1.0), 0.3, 0.0)(x=Input("x", float))
+        second = Step("second", ("y",), (0.0, 1.0), 0.3, noise)(y=first)
+        body = System("body", outputs={"y": second})
+        return System("mapped", outputs={"ys": Map("each", body, over="x")(x=Input("xs", list[float]))})
+
+    assert has_certain_downstream(mapped(0.0), "first")
+    assert not has_certain_downstream(mapped(0.1), "first")
+
+
+class TestPart:
+    def test_it_ends_with_the_component_and_its_cheap_consequences(self) -> None:
+        world = Simulated("chain", noise=0.0)
+        system = world.system()
+        part = part_of(system, "b", estimate_prices(system))
+        assert list(part.system.nodes) == ["a", "b"]
+        assert [part.weight, part.price] == pytest.approx([2 / 3, 1 / 3])
+
+    def test_functions_that_only_read_it_run_too(self) -> None:
+        first = Function("first", same)(x=Input("x", str))
+        second = Function("second", same)(x=first)
+        system = System("s", outputs={"z": second})
+        assert part_of(system, "first", estimate_prices(system)).effects == ("second",)
+
+    def test_it_is_bound_to_the_values_of_the_whole_system(self) -> None:
+        system = Simulated("chain", noise=0.0).system()
+        part = part_of(system, "a", estimate_prices(system))
+        bound = part.bind({**system.configuration.to_json(), "a.option": 2, "c.option": 1})
+        assert dict(bound.configuration) == {"a.option": 2}

@@ -1,0 +1,183 @@
+"""Transient failures are no evidence about an output: neither in forks nor in the runs of a comparison."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from compound.errors import CallError, OutputTypeError, ParseError, RateLimited, TransientError
+from compound.evaluation.evaluate import EvaluationRules, score
+from compound.evaluation.metrics import custom
+from compound.example import Example
+from compound.execution.cache import MemoryCache
+from compound.execution.executor import Executor
+from compound.execution.trace import Failure, Trace
+from compound.graph.component import CallContext, Input, Operation
+from compound.graph.space import Choice
+from compound.graph.system import System
+from compound.graph.types import Port
+from compound.rewards.buffer import PairBuffer
+from compound.rewards.pairs import Collection, collect, draws_from_runs
+from compound.rewards.sampling.candidates import Sampling
+
+METRIC = custom(lambda outputs, _: 1.0)  # every output is equally good
+
+
+class Pick(Operation):
+    """Returns its option."""
+
+    kind = "pick"
+    cacheable = True
+    name = "pick"
+    inputs = {"x": Port(int)}  # noqa: RUF012
+    outputs = {"y": Port(int)}  # noqa: RUF012
+    settings = {"option": Choice(0, 1, 2, 3)}  # noqa: RUF012
+    version = "pick"
+
+    async def run(
+        self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
+    ) -> Mapping[str, object]:
+        return {"y": values["option"]}
+
+
+class Server(Operation):
+    """Fails for some of its inputs a number of times."""
+
+    kind = "server"
+    cacheable = True
+    name = "server"
+    inputs = {"y": Port(int)}  # noqa: RUF012
+    outputs = {"z": Port(int)}  # noqa: RUF012
+    version = "server"
+
+    def __init__(self, *, random: bool = False) -> None:
+        self.failures: dict[int, int] = {}
+        self.error: CallError = TransientError("503")
+        self.attempts: Counter[object] = Counter()
+        self.random = random
+
+    def deterministic(self, values: Mapping[str, object]) -> bool:
+        return not self.random
+
+    async def run(
+        self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
+    ) -> Mapping[str, object]:
+        y: Any = inputs["y"]
+        self.attempts[y] += 1
+        if self.attempts[y] <= self.failures.get(y, 0):
+            raise self.error
+        return {"z": y}
+
+
+def collected(server: Server, failures: Mapping[int, int], *, cache: bool = True) -> Collection:
+    system = System("s", outputs={"z": server(y=Pick()(x=Input("x", int)))})
+    executor = Executor(cache=MemoryCache() if cache else None)
+
+    async def run() -> Collection:
+        example = Example("e", {"x": 0}, {})
+        trace = executor.settle(await executor.run(system, example.inputs, example="e"))
+        traced = [(example, await score(trace, METRIC, example, EvaluationRules()))]
+        server.failures.update(failures)
+        server.attempts.clear()
+        return await collect(executor, system, traced, ["pick"], METRIC, sampling=Sampling(3, 2, 3))
+
+    return asyncio.run(run())
+
+
+def outputs(found: Collection) -> list[object]:
+    return [candidate.outputs["y"] for draw in found.draws for candidate in draw.candidates]
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("random", [True, False])
+@pytest.mark.parametrize("error", [TransientError("503"), RateLimited("429")])
+class TestCollecting:
+    def test_an_outage_is_no_preference(self, error: CallError, random: bool, cache: bool) -> None:
+        """A server that was gone for one output gave pairs of the full gap, and they stayed in the buffer."""
+        server = Server(random=random)
+        server.error = error
+        found = collected(server, {2: 100}, cache=cache)
+        assert sorted(map(str, outputs(found))) == ["0", "1", "3"]
+        assert found.pairs == ()
+        assert found.lost == 1
+        assert {reward for draw in found.draws for c in draw.candidates for reward in c.rewards} == {1.0}
+
+    def test_it_is_tried_once_more(self, error: CallError, random: bool, cache: bool) -> None:
+        server = Server(random=random)
+        server.error = error
+        found = collected(server, {2: 1}, cache=cache)
+        assert sorted(map(str, outputs(found))) == ["0", "1", "2", "3"]
+        assert (found.pairs, found.lost) == ((), 0)
+
+    def test_nothing_is_stored_of_an_input_that_lost_its_other_outputs(
+        self, error: CallError, random: bool, cache: bool
+    ) -> None:
+        """A single output would mean that the component always gives the same."""
+        server = Server(random=random)
+        server.error = error
+        found = collected(server, dict.fromkeys((1, 2, 3), 100), cache=cache)
+        assert found.draws == ()
+        assert found.lost == 3
+        assert PairBuffer("s").add(found.draws, 1) == []
+
+    def test_the_current_output_is_lost_like_any_other(
+        self, error: CallError, random: bool, cache: bool
+    ) -> None:
+        server = Server(random=random)
+        server.error = error
+        found = collected(server, {0: 100}, cache=cache)
+        if random or not cache:  # otherwise the run that was forked is in the cache
+            assert sorted(map(str, outputs(found))) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("error", [ParseError("?"), OutputTypeError("?"), CallError("broken")])
+def test_a_failure_that_the_output_causes_is_evidence(error: CallError) -> None:
+    server = Server()
+    server.error = error
+    found = collected(server, {2: 100})
+    assert {(pair.chosen["y"], pair.rejected["y"], pair.gap) for pair in found.pairs} == {
+        (0, 2, 1.0), (1, 2, 1.0), (3, 2, 1.0)
+    }  # fmt: skip
+    assert found.lost == 0
+
+
+class TestRuns:
+    """Pairs from the runs of a comparison."""
+
+    def system(self, *, random: bool = False) -> System:
+        return System("s", outputs={"z": Server(random=random)(y=Pick()(x=Input("x", int)))})
+
+    def trace(self, option: int, reward: float, kind: str = "") -> Trace:
+        system = self.system()
+        executor = Executor()
+        made = executor.settle(
+            asyncio.run(executor.run(system, {"x": 0}, example="e", settings={"pick": {"option": option}}))
+        )
+        if kind:
+            object.__setattr__(made, "failure", Failure(kind, "gone"))
+        return made.with_score(reward)
+
+    def pairs(self, *kinds: str, random: bool = False, level: float = 0.1) -> list[tuple[object, object]]:
+        runs: list[tuple[Mapping[str, object], Trace]] = [({}, self.trace(0, 0.5, kinds[0]))]
+        runs += [({"option": i}, self.trace(i, 0.5 * (i == 1), kind)) for i, kind in enumerate(kinds[1:], 1)]
+        buffer = PairBuffer("s", Sampling(level=level))
+        buffer.add(draws_from_runs("pick", runs, buffer.sampling, self.system(random=random)), 1)
+        return [(pair.chosen["y"], pair.rejected["y"]) for pair, _ in buffer.pairs("pick")]
+
+    def test_one_run_decides_if_what_follows_is_deterministic(self) -> None:
+        assert sorted(self.pairs("", "", ""), key=str) == [(0, 2), (1, 2)]
+
+    def test_one_run_of_a_random_system_decides_nothing(self) -> None:
+        """Every pair was decided by two noisy runs."""
+        assert self.pairs("", "", "", random=True) == []
+        assert len(self.pairs("", "", "", random=True, level=1.0)) == 2
+
+    @pytest.mark.parametrize("kind", ["transient", "rate_limit"])
+    def test_a_run_lost_to_an_outage_is_no_evidence(self, kind: str) -> None:
+        assert self.pairs("", "", kind) == []
+        assert self.pairs(kind, "", "") == []
+        assert self.pairs("", "", "parse") == [(0, 2), (1, 2)]
