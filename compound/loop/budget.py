@@ -12,6 +12,7 @@ from compound.optimization.allowance import Allowance, allowance, max_request_co
 from compound.optimization.bounds import Amount
 from compound.optimization.budget_plan import BudgetPlan, make_plan, minimum_job_runs, usable_runs
 from compound.optimization.method import Job
+from compound.optimization.prices import Prices
 from compound.optimization.problem import Problem
 from compound.optimization.proposals import Proposals
 from compound.runs.state import SearchState
@@ -29,10 +30,12 @@ class RunBudget:
         engine: returns the engine of a model name.
         plan: the plan, from an interrupted run.
         free_runs: system runs left for jobs when the plan was made; ``None`` without a limit.
+        prices: expected fractions of a system run, by the components that change.
 
     Attributes:
         plan: division of the budget.
         free_runs: as above.
+        prices: as above.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class RunBudget:
         engine: Callable[[str], Engine],
         plan: BudgetPlan,
         free_runs: float | None,
+        prices: Prices,
     ) -> None:
         self._problem = problem
         self._meter = meter
@@ -50,19 +54,26 @@ class RunBudget:
         self._engine = engine
         self.plan = plan
         self.free_runs = free_runs
+        self.prices = prices
 
     @classmethod
     def divide(
-        cls, problem: Problem, meter: Meter, proposals: Proposals, engine: Callable[[str], Engine]
+        cls,
+        problem: Problem,
+        meter: Meter,
+        proposals: Proposals,
+        engine: Callable[[str], Engine],
+        prices: Prices,
     ) -> RunBudget:
         """Plan a new search: decisions, jobs, and their proposal requests."""
         method = problem.method
         jobs = len(method.jobs) if method.jobs_each is None else method.jobs_each
         left = meter.remaining_runs()
         for _ in range(2):  # requests and runs depend on each other
-            plan = make_plan(problem, left, jobs)
+            plan = make_plan(problem, left, jobs, prices)
             free = max(0.0, left - plan.decisions * plan.cost)
-            found = cls(problem, meter, proposals, engine, plan, free if math.isfinite(free) else None)
+            known = free if math.isfinite(free) else None
+            found = cls(problem, meter, proposals, engine, plan, known, prices)
             proposals.left = found.allowance.calls
             left = found.runs_left()
         return found
@@ -98,7 +109,9 @@ class RunBudget:
     def smallest_job(self, search: SearchState) -> float:
         """Return the minimum system runs of any job."""
         minibatch, compared = self._problem.settings.minibatch, has_compared(search)
-        return min(minimum_job_runs(job, minibatch, tried=compared) for job in self._jobs().values())
+        return min(
+            minimum_job_runs(job, minibatch, self.prices, tried=compared) for job in self._jobs().values()
+        )
 
     def runs_of(self, job: Job, opening: Job | None, search: SearchState) -> float:
         """Return the system runs of a job, or 0 if they would be too few.
@@ -109,7 +122,7 @@ class RunBudget:
             search: the state of the search.
         """
         declared = self._jobs()[job.optimizer, job.keys]
-        needed = declared.least(self._problem.settings.minibatch)
+        needed = declared.least(self._problem.settings.minibatch, self.prices.keys(declared.keys))
         if opening is not None or declared.step is not None:
             share = self._share(job, search) if opening is None else self.free(search) * opening.weight
             return share if share >= needed else 0.0

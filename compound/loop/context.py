@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from compound.evaluation.evaluate import Evaluation, evaluate
+from compound.evaluation.evaluate import Evaluation, OnTrace, evaluate
+from compound.example import Example
 from compound.execution.budget import Meter
 from compound.execution.executor import Executor
+from compound.execution.trace import Trace
 from compound.graph.system import System
 from compound.loop.budget import RunBudget
 from compound.optimization.budget_plan import stochastic
+from compound.optimization.prices import Prices
 from compound.optimization.problem import Problem
 from compound.optimization.proposals import Proposals
 from compound.runs.recorder import MEMORY_FOLDER, Recorder
 from compound.runs.state import RunState, SearchState
 
 __all__ = ["RunContext"]
+
+UNBOUNDED_NOTE = (
+    "decisions use the test for scores of unknown range, which may accept rare large losses more often than "
+    "alpha states; correct the metric, or the bounds it declares, and start a new run"
+)
 
 
 @dataclass
@@ -76,15 +84,17 @@ class RunContext:
 
     @property
     def budget(self) -> RunBudget:
-        """Budget of the search, planned on first access."""
+        """Budget of the search, which must be planned or restored."""
         if self._budget is None:
             parts = self.problem, self.meter, self.proposals, self.executor.engine
-            search = self.state.search
-            self._budget = (
-                RunBudget.divide(*parts)
-                if search is None
-                else RunBudget(*parts, search.plan, search.free_runs)
-            )
+            search = self.search
+            self._budget = RunBudget(*parts, search.plan, search.free_runs, search.prices)
+        return self._budget
+
+    def plan_budget(self, prices: Prices) -> RunBudget:
+        """Divide the budget of a new search, given the prices of changes."""
+        parts = self.problem, self.meter, self.proposals, self.executor.engine
+        self._budget = RunBudget.divide(*parts, prices)
         return self._budget
 
     def working(self) -> System:
@@ -98,13 +108,34 @@ class RunContext:
             return [0]
         return [decision * repeats + i for i in range(repeats)]
 
-    async def validate(self, system: System, samples: Sequence[int]) -> Evaluation:
-        """Evaluate a configuration on the validation split."""
-        problem = self.problem
+    async def validate(
+        self, system: System, samples: Sequence[int], on_trace: OnTrace | None = None
+    ) -> Evaluation:
+        """Evaluate a configuration on the validation split.
+
+        Args:
+            system: the system, bound to the configuration.
+            samples: the sample indices.
+            on_trace: called with each scored trace, after it was recorded.
+        """
+        problem, record = self.problem, self.recorder.trace("valid")
+
+        def receive(example: Example, trace: Trace) -> None:
+            record(example, trace)
+            if on_trace is not None:
+                on_trace(example, trace)
+
         return await evaluate(
             self.executor, system, problem.valid, problem.metric, samples=samples, rules=problem.rules,
-            on_trace=self.recorder.trace("valid"),
+            on_trace=receive,
         )  # fmt: skip
+
+    def record_violation(self, *violations: str) -> None:
+        """Record the first score outside the declared bounds; later decisions do not rely on the bounds."""
+        for violation in filter(None, violations):
+            if not self.state.bounds_violation:
+                self.state.bounds_violation = violation
+                self.recorder.event("note", note=f"{violation}; {UNBOUNDED_NOTE}")
 
     def record_news(self, job: int) -> None:
         """Record each note about proposal requests once."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compound.errors import BudgetExhausted
-from compound.evaluation.evaluate import Evaluation, gain_interval
-from compound.evaluation.statistics import paired_test
+from compound.evaluation.alpha import decision_level
+from compound.evaluation.evaluate import Evaluation, gain_interval, joint_bounds
+from compound.evaluation.paired_tests import TestName, applicable_test, paired_test
 from compound.execution.rng import generator
 from compound.graph.system import System
 from compound.loop.context import RunContext
@@ -24,17 +25,20 @@ class PairedComparison:
         before: the best configuration.
         after: the working one.
         p: one-sided p-value of the gain.
+        test: the test that returned it.
     """
 
     before: Evaluation
     after: Evaluation
     p: float
+    test: TestName
 
     def to_json(self) -> dict[str, object]:
         """Return the comparison as recorded with a decision."""
         gain = gain_interval(self.before, self.after).to_json()
         return {
             "p": self.p,
+            "test": self.test,
             "before": self.before.summary(),
             "after": self.after.summary(),
             "gain": {name: gain[name] for name in ("mean", "low", "high")},
@@ -52,16 +56,18 @@ async def decide(context: RunContext) -> None:
         return
     search.decisions += 1
     search.idle_rounds = 0
-    record: dict[str, object] = {"decision": search.decisions, "level": plan.level, "changes": changes}
-    accepted = False
+    level = _level(context)
+    record: dict[str, object] = {"decision": search.decisions, "level": level, "changes": changes}
+    accepted, violations = False, list[str]()
     try:
         compared = await _compare(context, best, working)
     except BudgetExhausted as error:
         search.stopped = error.message
         record["note"] = "the budget was exhausted before the decision"
     else:
-        accepted = compared.p <= plan.level
+        accepted = compared.p <= level
         record |= compared.to_json()
+        violations = [compared.before.violation, compared.after.violation]
         if accepted:
             search.incumbent, search.best = compared.after, working.configuration.to_json()
     if search.decisions == plan.decisions and not search.stopped:
@@ -71,6 +77,7 @@ async def decide(context: RunContext) -> None:
             else f"all {plan.decisions} planned decisions were made"
         )
     context.recorder.event("decision", accepted=accepted, **record)
+    context.record_violation(*violations)
 
 
 async def _compare(context: RunContext, best: System, working: System) -> PairedComparison:
@@ -80,7 +87,17 @@ async def _compare(context: RunContext, best: System, working: System) -> Paired
     before = await context.validate(best, samples)
     after = await context.validate(working, samples)
     rng = generator(context.problem.settings.seed, "decision", number)
-    return PairedComparison(before, after, paired_test(before.scores, after.scores, rng=rng))
+    known = joint_bounds(before.bounds, after.bounds)
+    bounds = None if context.state.bounds_violation else known
+    p = paired_test(before.scores, after.scores, bounds=bounds, rng=rng)
+    return PairedComparison(before, after, p, applicable_test(bounds))
+
+
+def _level(context: RunContext) -> float:
+    """Return the level of the current decision; those without a proposal left theirs to the later ones."""
+    search = context.search
+    tested = [number not in search.skipped for number in range(1, search.decisions)]
+    return decision_level(context.problem.settings.alpha, context.budget.plan.decisions, tested)
 
 
 def _end_idle_round(context: RunContext) -> None:
@@ -89,6 +106,7 @@ def _end_idle_round(context: RunContext) -> None:
     search.idle_rounds += 1
     if context.problem.method.jobs_each is not None:  # the planned jobs of this decision are finished
         search.decisions += 1
+        search.skipped = [*search.skipped, search.decisions]
         if search.decisions == context.budget.plan.decisions and not search.stopped:
             search.stopped = "all planned jobs are done"
     if search.idle_rounds >= PATIENCE and not search.stopped:

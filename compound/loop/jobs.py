@@ -6,7 +6,7 @@ from compound.errors import BudgetExhausted
 from compound.execution.rng import derive_seed
 from compound.loop.context import RunContext
 from compound.optimization.allowance import is_within, proposal_caps, requests_allowed
-from compound.optimization.budget_plan import job_minibatch
+from compound.optimization.budget_plan import job_minibatch, planned_job_runs
 from compound.optimization.method import Job, JobContext, JobRecord, Progress, Proposal, Task
 from compound.optimization.proposals import describe_requests, requests_since
 from compound.optimization.role_checks import RunningOptimizer, choose_job
@@ -64,7 +64,8 @@ class Jobs:
         is_last = plan.decisions - search.decisions == 1
         if method.jobs_each is not None or not useful or not is_last or finished:
             return 0
-        least, free = method.least * settings.minibatch, context.budget.free(search)
+        least = planned_job_runs(context.problem, context.budget.prices)
+        free = context.budget.free(search)
         return plan.jobs if free >= plan.jobs * least else int(free // least)
 
     def _job(self) -> JobState:
@@ -133,7 +134,7 @@ class Jobs:
     def _task(self, job: JobState, number: int, scorer: JobScorer) -> Task:
         """Create the optimizer's assignment."""
         context, problem = self._context, self._context.problem
-        settings = problem.settings
+        settings, prices = problem.settings, context.budget.prices
         return Task(
             system=context.working(),
             keys=job.keys,
@@ -141,12 +142,13 @@ class Jobs:
             scorer=scorer,
             seed=derive_seed(settings.seed, "job", number),
             pool_seed=derive_seed(settings.seed, "pool"),
-            minibatch=job_minibatch(settings.minibatch, job.share),
+            minibatch=job_minibatch(settings.minibatch, job.share, prices.keys(job.keys)),
             candidates=settings.candidates,
             context=JobContext(
                 context.executor, problem.metric, problem.rules, context.recorder.memory, problem.folder
             ),
             tried=[known for known in context.search.tried if set(known.values) == set(job.keys)],
+            prices=prices,
             resume=job.progress,
         )
 
@@ -158,6 +160,7 @@ class Jobs:
         context.search.ledger = context.proposals.snapshot()
         steps = {} if event.step is None else {"step": event.step, "of": event.of}
         context.recorder.event("progress", job=number, note=event.note, **steps, **event.facts)
+        context.record_violation(scorer.violation)
         context.record_news(number)
 
     def _finish(self, job: JobState, proposal: Proposal, scorer: JobScorer) -> None:
@@ -190,4 +193,5 @@ class Jobs:
         search.job = None
         search.ledger = context.proposals.snapshot()
         context.recorder.event("job", **record.model_dump(mode="json"))
+        context.record_violation(scorer.violation)
         context.record_news(number)

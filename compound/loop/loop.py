@@ -12,11 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from compound.execution.trace import Trace
 from compound.graph.configuration import Configuration
 from compound.loop.context import RunContext
 from compound.loop.decisions import decide
 from compound.loop.final_evaluation import evaluate_test_split
 from compound.loop.jobs import Jobs
+from compound.optimization.prices import measure_prices
 from compound.optimization.problem import Problem
 from compound.runs.recorder import Recorder
 from compound.runs.state import RunState, SearchState
@@ -63,17 +65,20 @@ class OptimizationLoop:
         self._announce()
         context = self.context
         start = context.problem.system
-        evaluation = await context.validate(start, context.samples(0))
+        traces: list[Trace] = []
+        evaluation = await context.validate(start, context.samples(0), lambda _, trace: traces.append(trace))
         context.state.before = evaluation
-        budget = context.budget
+        budget = context.plan_budget(measure_prices(start, traces))
         context.state.search = SearchState(
             plan=budget.plan,
             free_runs=budget.free_runs,
             best=start.configuration.to_json(),
             incumbent=evaluation,
+            prices=budget.prices,
             ledger=context.proposals.snapshot(),
         )
         context.recorder.event("start", split="valid", plan=asdict(budget.plan), **evaluation.summary())
+        context.record_violation(evaluation.violation)
 
     def _announce(self) -> None:
         """Record what is known before the first run: each note once, across all attempts."""

@@ -117,4 +117,6 @@ def _merged(evaluation: Evaluation, again: Sequence[Evaluation]) -> Evaluation:
     usage, runs = evaluation.usage, evaluation.system_runs
     for part in again:
         usage, runs = usage + part.usage, runs + part.system_runs
-    return replace(evaluation, rows=rows, usage=usage, system_runs=runs)
+    violation = next((part.violation for part in (evaluation, *again) if part.violation), "")
+    bounds = None if violation else evaluation.bounds
+    return replace(evaluation, rows=rows, usage=usage, system_runs=runs, bounds=bounds, violation=violation)

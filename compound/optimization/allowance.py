@@ -18,6 +18,7 @@ from compound.graph.space import Text
 from compound.graph.survey import RunLimits, Survey, survey
 from compound.optimization.bounds import Amount, Bounded, JobBound, Outlook, amount_of
 from compound.optimization.method import Job
+from compound.optimization.prices import estimate_prices
 from compound.optimization.proposals import Proposals
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ def _outlook(problem: Problem, limits: RunLimits) -> Outlook:
     return Outlook(
         problem.system, (), problem.train, settings.minibatch, settings.candidates, math.inf,
         found.uses, found.outputs, texts,
+        estimate_prices(problem.system, {name: use.calls for name, use in found.uses.items()}),
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from compound.engine import Engine, Message, Request
 from compound.example import Example
 from compound.graph.bounds import CallBound, Extent, Use, scaled
 from compound.graph.system import System
+from compound.optimization.prices import Prices
 from compound.registry.engine_checks import worst_case
 
 
@@ -54,6 +55,7 @@ class Outlook:
         uses: the calls of each component in one run.
         outputs: the longest outputs of the system.
         texts: the longest value of each text parameter of the system, by key.
+        prices: expected fractions of a system run, by the components that change.
     """
 
     system: System
@@ -65,6 +67,7 @@ class Outlook:
     uses: Mapping[str, Use] = field(default_factory=dict)
     outputs: Mapping[str, Extent] = field(default_factory=dict)
     texts: Mapping[str, Extent] = field(default_factory=dict)
+    prices: Prices = field(default_factory=Prices)
 
 
 @runtime_checkable

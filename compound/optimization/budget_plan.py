@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from compound.errors import DeclarationError
-from compound.evaluation.power import least_p
+from compound.errors import DataError, DeclarationError
+from compound.evaluation.evaluate import score_bounds
+from compound.evaluation.power import least_improved, least_p, most_decisions
 from compound.execution.schedule import setting_values
+from compound.formatting import plural
 from compound.graph.component import Component
 from compound.graph.space import Choice, Float, Int
 from compound.graph.system import System
 from compound.optimization.method import Job
+from compound.optimization.prices import Prices, estimate_prices
 from compound.optimization.scorer import has_free_repeats
 
 if TYPE_CHECKING:
@@ -40,22 +43,37 @@ class BudgetPlan:
     level: float
 
 
-def make_plan(problem: Problem, left: float, jobs: int) -> BudgetPlan:
+def make_plan(problem: Problem, left: float, jobs: int, prices: Prices) -> BudgetPlan:
     """Divide ``left`` system runs: a round of all jobs before each decision, at most half for decisions.
 
     A deterministic incumbent whose runs are cached need not be rerun, which halves the cost of a
     decision.
+
+    Args:
+        problem: the problem, including the method.
+        left: system runs left.
+        jobs: number of jobs before each decision.
+        prices: expected fractions of a system run, by the components that change.
     """
     settings = problem.settings
     repeats = settings.repeats if stochastic(problem.system) else 1
     fresh = stochastic(problem.system) or not has_free_repeats(problem.system)
     cost = len(problem.valid) * repeats * (2 if fresh else 1)
-    least = 2 * cost + jobs * problem.method.least * settings.minibatch
+    least = 2 * cost + jobs * planned_job_runs(problem, prices)
     affordable = settings.iterations if left == float("inf") else int(left // least)
-    decidable = int(settings.alpha / least_p(len(problem.valid)))
+    decidable = most_decisions(len(problem.valid), settings.alpha, bounded=has_bounds(problem))
     most = settings.iterations if problem.method.decisions is None else problem.method.decisions
     decisions = max(1, min(most, affordable, decidable))
     return BudgetPlan(decisions, jobs, cost, settings.alpha / decisions)
+
+
+def planned_job_runs(problem: Problem, prices: Prices) -> float:
+    """Return the minimum mean system runs of the jobs of a round; cheap candidates need fewer of them."""
+    sizes = [
+        job.least(1, prices.keys(job.keys)) / 2 if job.step is None else 1.0 for job in problem.method.jobs
+    ]  # relative to jobs whose candidates take whole runs
+    relative = sum(sizes) / len(sizes) if sizes else 1.0
+    return problem.method.least * problem.settings.minibatch * relative
 
 
 def stochastic(system: System) -> bool:
@@ -112,35 +130,66 @@ def minimum_runs(needed: float, *, tried: bool) -> float:
     return max(needed / 2, MIN_RUNS) if tried else min(needed, MIN_RUNS)
 
 
-def job_minibatch(minibatch: int, runs: float) -> int:
+def job_minibatch(minibatch: int, runs: float, price: float = 1.0) -> int:
     """Return the minibatch size of a job with ``runs`` system runs.
 
-    >>> job_minibatch(8, 100), job_minibatch(8, 13)
-    (8, 3)
+    The runs cover demonstrations and the incumbent on one minibatch each, and two candidates at their price.
+
+    >>> job_minibatch(8, 100), job_minibatch(8, 13), job_minibatch(8, 13, price=0.25)
+    (8, 3, 5)
     """
-    return (
-        minibatch
-        if runs >= MINIBATCHES * minibatch
-        else max(min(MIN_EXAMPLES, minibatch), int(runs // MINIBATCHES))
-    )
+    minibatches = MINIBATCHES * (1 + price) / 2
+    if runs >= minibatches * minibatch:
+        return minibatch
+    return max(min(MIN_EXAMPLES, minibatch), int(runs // minibatches))
 
 
 def runs_needed(problem: Problem) -> float:
     """Return the minimum system runs for one job and one decision."""
-    plan = make_plan(problem, 0.0, 1)
+    prices = estimate_prices(problem.system)
+    plan = make_plan(problem, 0.0, 1, prices)
     minibatch = problem.settings.minibatch
-    least = min(minimum_job_runs(job, minibatch, tried=False) for job in problem.method.jobs)
+    least = min(minimum_job_runs(job, minibatch, prices, tried=False) for job in problem.method.jobs)
     return baseline_runs(problem) + plan.cost + least
 
 
-def minimum_job_runs(job: Job, minibatch: int, *, tried: bool) -> float:
+def minimum_job_runs(job: Job, minibatch: int, prices: Prices, *, tried: bool) -> float:
     """Return the minimum system runs of a job; steps have a fixed size."""
-    return job.step if job.step is not None else minimum_runs(job.least(minibatch), tried=tried)
+    if job.step is not None:
+        return job.step
+    return minimum_runs(job.least(minibatch, prices.keys(job.keys)), tried=tried)
 
 
 def baseline_runs(problem: Problem) -> int:
     """Return the system runs for evaluating the initial configuration."""
     return len(problem.valid) * (problem.settings.repeats if stochastic(problem.system) else 1)
+
+
+def has_bounds(problem: Problem) -> bool:
+    """Return whether the metric declares its range, on which the acceptance test depends."""
+    return score_bounds(problem.metric, problem.rules) is not None
+
+
+def check_decidable(problem: Problem) -> None:
+    """Raise if no decision could accept a change, not even one that improves every validation example.
+
+    Raises:
+        DataError: the validation split is too small for ``alpha``; the hint states a sufficient size.
+        DeclarationError: ``alpha`` is below the smallest p-value of the test for scores of unknown range.
+    """
+    n, alpha = len(problem.valid), problem.settings.alpha
+    if most_decisions(n, alpha) == 0:
+        raise DataError(
+            f"{plural(n, 'validation example')} cannot show an improvement at alpha={alpha:g}: the smallest "
+            f"p-value is {least_p(n):.3g}",
+            hint=f"provide at least {least_improved(alpha)}; 40 is a good default",
+        )
+    if most_decisions(n, alpha, bounded=has_bounds(problem)) == 0:
+        raise DeclarationError(
+            f"no decision can accept a change at alpha={alpha:g}: without the bounds of metric "
+            f"{problem.metric.name!r}, the smallest p-value is {least_p(n, bounded=False):.3g}",
+            hint="declare the bounds of the metric, for example bounds=(0, 1), or raise optimize.alpha",
+        )
 
 
 def check_budget(problem: Problem) -> None:
@@ -152,7 +201,7 @@ def check_budget(problem: Problem) -> None:
     limit, needed = problem.settings.budget.system_runs, runs_needed(problem)
     if limit is None or limit >= needed:
         return
-    baseline, cost = baseline_runs(problem), make_plan(problem, 0.0, 1).cost
+    baseline, cost = baseline_runs(problem), make_plan(problem, 0.0, 1, estimate_prices(problem.system)).cost
     fits = int((limit - (needed - baseline - cost)) / ((baseline + cost) / len(problem.valid)))
     smaller = f", or lower optimize.valid_size to {fits}" if least_p(fits) <= problem.settings.alpha else ""
     raise DeclarationError(

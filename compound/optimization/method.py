@@ -20,6 +20,7 @@ from compound.example import Example, Metric
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.graph.system import System
+from compound.optimization.prices import Prices
 from compound.optimization.proposals import ProposalOutcome
 from compound.settings.base import Settings
 from compound.storage.state import State
@@ -80,9 +81,14 @@ class Job:
             held += 1
         return held
 
-    def least(self, minibatch: int) -> float:
-        """Return the minimum system runs: two minibatches to compare, or one step."""
-        return 2.0 * minibatch if self.step is None else self.step
+    def least(self, minibatch: int, price: float = 1.0) -> float:
+        """Return the minimum system runs: one candidate and the incumbent on a minibatch, or one step.
+
+        Args:
+            minibatch: the size of a minibatch.
+            price: system runs of a candidate on one example; see `compound.optimization.prices`.
+        """
+        return (1 + price) * minibatch if self.step is None else self.step
 
 
 @dataclass(frozen=True)
@@ -261,6 +267,7 @@ class Task:
         candidates: number of candidates to consider.
         context: runs forks and single calls, and stores data across jobs.
         tried: candidates scored by earlier tasks for these keys.
+        prices: expected fractions of a system run, by the components that change.
         resume: the last `Progress.state` of an interrupted attempt.
     """
 
@@ -274,6 +281,7 @@ class Task:
     candidates: int
     context: JobContext
     tried: Sequence[ScoredCandidate] = ()
+    prices: Prices = field(default_factory=Prices)
     resume: Mapping[str, Any] | None = None
 
 

@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
-from compound.evaluation.power import POWER, detectable, examples_needed, least_improved, least_p
+from compound.evaluation.power import (
+    POWER,
+    detectable,
+    examples_needed,
+    least_improved,
+    least_p,
+    most_decisions,
+)
 from compound.execution.rng import derive_seed
 from compound.formatting import plural
 from compound.optimization.allowance import Allowance, allowance
@@ -19,12 +26,14 @@ from compound.optimization.bounds import Bounded
 from compound.optimization.budget_plan import (
     BudgetPlan,
     baseline_runs,
+    has_bounds,
     job_minibatch,
     make_plan,
     minimum_job_runs,
     usable_runs,
 )
 from compound.optimization.method import Job, JobRecord
+from compound.optimization.prices import estimate_prices
 from compound.optimization.role_checks import choose_job
 
 if TYPE_CHECKING:
@@ -50,6 +59,7 @@ class Detection(TypedDict):
     Attributes:
         examples: number of validation examples.
         level: level of the decision.
+        bounded: whether the metric declares its range; the test depends on it.
         least_p: smallest p-value possible with this number of examples.
         least_improved: for scores of 0 and 1, the number of examples that must improve.
         power: probability of detecting the gains below.
@@ -60,6 +70,7 @@ class Detection(TypedDict):
 
     examples: int
     level: float
+    bounded: bool
     least_p: float
     least_improved: int
     power: float
@@ -115,7 +126,7 @@ def plan_by_runs(problem: Problem) -> tuple[BudgetPlan, float]:
     """Return the plan based on the limit of system runs alone, and the runs left for jobs."""
     limit = problem.settings.budget.system_runs
     left = math.inf if limit is None else max(0.0, limit - baseline_runs(problem))
-    plan = make_plan(problem, left, planned_jobs(problem))
+    plan = make_plan(problem, left, planned_jobs(problem), estimate_prices(problem.system))
     return plan, max(0.0, left - plan.decisions * plan.cost)
 
 
@@ -128,13 +139,15 @@ def prospects(problem: Problem, plan: BudgetPlan, free: float, allowed: Allowanc
     total = sum(job.weight for job in method.jobs) * plan.decisions
     if method.jobs_each is not None:
         total *= method.jobs_each / len(method.jobs)
-    left, seed = free, derive_seed(settings.seed, "scheduler")
+    left, seed, prices = free, derive_seed(settings.seed, "scheduler"), allowed.outlook.prices
     for _ in range(plan.jobs):
         chosen = choose_job(method, history, seed)
         job = next(j for j in method.jobs if (j.optimizer, j.keys) == (chosen.optimizer, chosen.keys))
-        needed, tried = minimum_job_runs(job, settings.minibatch, tried=True), bool(found and found[0].runs)
+        needed = minimum_job_runs(job, settings.minibatch, prices, tried=True)
+        tried = bool(found and found[0].runs)
         if job.step is None:
-            runs = usable_runs(free * job.weight / total, left, job.least(settings.minibatch), tried=tried)
+            least = job.least(settings.minibatch, prices.keys(job.keys))
+            runs = usable_runs(free * job.weight / total, left, least, tried=tried)
         else:
             share = free * job.weight / total
             runs = share if share >= needed else 0.0
@@ -150,17 +163,19 @@ def _candidates(problem: Problem, job: Job, runs: float, allowed: Allowance) -> 
     optimizer = problem.method.optimizers[job.optimizer]
     if job.step is not None or not isinstance(optimizer, Bounded):
         return None
-    minibatch = job_minibatch(problem.settings.minibatch, runs)
+    price = allowed.outlook.prices.keys(job.keys)
+    minibatch = job_minibatch(problem.settings.minibatch, runs, price)
     outlook = replace(allowed.outlook, keys=job.keys, runs=runs, minibatch=minibatch)
     return optimizer.bound(outlook).candidates
 
 
-def detection(n: int, level: float) -> Detection:
+def detection(n: int, level: float, *, bounded: bool = True) -> Detection:
     """Return the effects that a decision at a level can detect with ``n`` validation examples."""
     return {
         "examples": n,
         "level": level,
-        "least_p": least_p(n),
+        "bounded": bounded,
+        "least_p": least_p(n, bounded=bounded),
         "least_improved": least_improved(level),
         "power": POWER,
         "detectable_gain": detectable(n, level),
@@ -198,6 +213,32 @@ def _smaller_splits(problem: Problem) -> list[str]:
     ]
 
 
+def _fewer_decisions(problem: Problem, plan: BudgetPlan) -> list[str]:
+    """Return a line if the validation split is too small for the number of decisions wanted."""
+    settings, n = problem.settings, len(problem.valid)
+    wanted = settings.iterations if problem.method.decisions is None else problem.method.decisions
+    possible = most_decisions(n, settings.alpha, bounded=has_bounds(problem))
+    if plan.decisions < possible or wanted <= possible:
+        return []
+    needed = least_improved(settings.alpha / wanted)
+    return [
+        f"{plural(n, 'validation example')} can show an improvement in at most "
+        f"{plural(possible, 'decision')} at alpha={settings.alpha:g}: {wanted} need at least "
+        f"{needed} (optimize.valid_size)"
+    ]
+
+
+def _unknown_bounds(problem: Problem) -> list[str]:
+    """Return a line if the acceptance test cannot rely on the range of the scores."""
+    if has_bounds(problem):
+        return []
+    return [
+        f"metric {problem.metric.name!r} declares no bounds: decisions use a sign-flip and a t-test, which "
+        "can accept a change that makes a few examples much worse; if there are bounds, declare them, for "
+        "example bounds=(0, 1)"
+    ]
+
+
 def _untried(found: Sequence[Prospect], limit: float | None) -> list[str]:
     keys = [key for p in found if p.tries_nothing for key in p.job.keys]
     if not keys:
@@ -225,12 +266,14 @@ def outlook(problem: Problem) -> ProspectsDocument:
     """Return the prospects of a run as JSON types: detectable gains, and the resources of its jobs."""
     plan, free = plan_by_runs(problem)
     found = prospects(problem, plan, free, allowance(problem, free, plan.decisions))
-    power = detection(len(problem.valid), plan.level)
+    power = detection(len(problem.valid), plan.level, bounded=has_bounds(problem))
     return {
         "detection": power,
         "jobs": [prospect.to_json() for prospect in found],
         "told": [
             *_smaller_splits(problem),
+            *_fewer_decisions(problem, plan),
+            *_unknown_bounds(problem),
             *describe_prospects(power, plan, found, problem.settings.budget.system_runs),
         ],
     }

@@ -53,6 +53,9 @@ class JobScorer:
         spent: system runs on the meter when the job started.
         proposals: ledger of proposal requests; default: one without limits.
         runs_left: returns the system runs left in the budget; default: the meter's own estimate.
+
+    Attributes:
+        violation: the first score outside the bounds that the metric declares; ``""`` without one.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class JobScorer:
         give_up = problem.settings.budget.max_proposal_failures
         self._proposals = proposals or Proposals(executor.meter, give_up=give_up)
         self._runs_left = runs_left or executor.meter.remaining_runs
+        self.violation = ""
 
     @property
     def runs_left(self) -> float:
@@ -119,6 +123,8 @@ class JobScorer:
             self._executor, systems, examples, self._problem.metric, samples=[TRAIN_SAMPLE],
             rules=replace(rules, max_failed=1.0), on_trace=on_trace,
         )  # fmt: skip
+        for evaluation in evaluations:
+            self.violation = self.violation or evaluation.violation
         fewest = min(evaluation.failed for evaluation in evaluations)
         if binomial_tail(fewest, len(examples), rules.max_failed) < CHANCE:
             raise_too_many_failures(evaluations[0].failures(), len(examples), rules)

@@ -1,7 +1,8 @@
 """Prompts written by a language model that sees earlier prompts with their scores (OPRO).
 
-Yang et al. 2023, "Large Language Models as Optimizers". The history includes all iterations, and is shown in
-ascending order of scores. A proposal may have several lines.
+Yang et al. 2023, "Large Language Models as Optimizers". A request shows the best earlier prompts of all
+iterations in ascending order of scores, and a few exemplars of the task. A proposal may have several lines.
+The scores may be global or local rewards: they are only compared with each other.
 """
 
 from __future__ import annotations
@@ -18,78 +19,137 @@ from compound.graph.configuration import component_of
 from compound.narrowing import entry
 from compound.optimization.bounds import Outlook
 from compound.optimization.method import Task
+from compound.optimizers.search.exemplars import longest_exemplar
 from compound.optimizers.search.proposing import ask_for_proposal
 
-SHOWN = 10  # earlier prompts in a request
+SHOWN = 20  # earlier prompts in a request, as in the paper
+EXEMPLARS = 3  # maximum number of exemplars in a request, as in the paper
 MAX_TOKENS = 400  # of a new prompt
+INTRODUCTION = "Examples of the step's task:"
+Attempt = tuple[str, float | None]  # an earlier prompt with its score; `None` stands for no score yet
 MARK = re.compile(r"<prompt>(.*?)(?:</prompt>|\Z)", re.DOTALL | re.IGNORECASE)
 
 
 def prompt_request(
     purpose: str,
-    history: Sequence[tuple[str, float | None]],
+    history: Sequence[Attempt],
     seed: int,
     shown: int = SHOWN,
+    exemplars: Sequence[str] = (),
 ) -> Request:
     """Return the request for one new prompt.
 
     Args:
         purpose: a description of the component's task.
         history: earlier prompts with their scores, of which the best ``shown`` are included, best last. If a
-            prompt occurs several times, its last score counts; ``None`` stands for no score yet.
+            prompt occurs several times, its last score counts.
         seed: the seed of the request.
         shown: the number of earlier prompts to include.
+        exemplars: worked examples of the task, of which the first `EXEMPLARS` are included.
     """
     best = sorted(dict(history).items(), key=lambda item: -math.inf if item[1] is None else item[1])[-shown:]
     lines = "\n".join(
         f"<prompt>{text}</prompt> " + ("not scored yet" if score is None else f"score {score:.3f}")
         for text, score in best
     )
+    examples = "\n\n".join(exemplars[:EXEMPLARS])
     text = (
         f"A language model performs one step of a larger system. The step: {purpose}\n\n"
         f"Instructions tried so far, with their scores (higher is better):\n{lines}\n\n"
-        "Write one new instruction that is different from all of these and scores higher. "
+        + (f"{INTRODUCTION}\n{examples}\n\n" if examples else "")
+        + "Write one new instruction that is different from all of these and scores higher. "
         "Write it between <prompt> and </prompt>, and nothing else."
     )
     return Request((Message("user", text),), max_tokens=MAX_TOKENS, temperature=1.0, seed=seed)
 
 
+async def propose_prompts(
+    task: Task,
+    key: str,
+    history: Sequence[Attempt],
+    seeds: Sequence[int],
+    *,
+    lm: str | None,
+    purpose: str | None = None,
+    exemplars: Sequence[str] = (),
+    known: Collection[str] = (),
+) -> list[str]:
+    """Ask a model for new prompts, each given the same history, and return the distinct new ones.
+
+    Args:
+        task: the job; of its scorer, only requests are used.
+        key: the parameter.
+        history: earlier prompts with their scores; see `prompt_request`.
+        seeds: the seed of each request.
+        lm: the model; ``None`` for the system's own.
+        purpose: a description of the component's task; derived from its declaration by default.
+        exemplars: worked examples of the task.
+        known: further prompts to count as duplicates, besides those of the history.
+    """
+    purpose = purpose or purpose_of(task.system.components[component_of(key)])
+    space, before = task.system.parameters[key], {*known, *(text for text, _ in history)}
+    new: list[str] = []
+
+    def read(reply: str) -> str | None:
+        text = parse_prompt(reply)
+        return None if text is None or space.problem(text) else text
+
+    def is_known(text: str) -> bool:
+        return text in before or text in new
+
+    for seed in seeds:
+        if not task.scorer.may_ask(lm):
+            break
+        request = prompt_request(purpose, history, seed, exemplars=exemplars)
+        text = await ask_for_proposal(task, request, lm, read, is_known)
+        if text is not None and not is_known(text):
+            new.append(text)
+    return new
+
+
 async def propose_prompt(
-    task: Task, key: str, attempt: int, lm: str | None, known: Collection[str] = ()
+    task: Task,
+    key: str,
+    attempt: int,
+    lm: str | None,
+    known: Collection[str] = (),
+    history: Sequence[Attempt] | None = None,
+    exemplars: Sequence[str] = (),
 ) -> str | None:
-    """Ask a model for a new prompt, given the prompts that earlier jobs tried.
+    """Ask a model for a new prompt, given earlier prompts with their scores.
 
     Args:
         task: the job.
         key: the parameter.
         attempt: the number of the attempt in the job, from which the seed is derived.
         lm: the model; ``None`` for the system's own.
-        known: further prompts to count as duplicates, besides the current one and the tried ones.
+        known: further prompts to count as duplicates, besides those of the history.
+        history: earlier prompts with their scores; by default the current one, not scored, and those that
+            earlier jobs scored by the global reward.
+        exemplars: worked examples of the task.
 
     Returns:
-        The prompt; ``None`` if the call failed or the reply had no valid prompt.
+        The prompt; ``None`` if the call failed, or the reply had no valid or no new prompt.
     """
-    history: list[tuple[str, float | None]] = [(t.values[key], t.score) for t in task.tried]
-    request = prompt_request(
-        purpose_of(task.system.components[component_of(key)]),
-        [(entry(task.system.configuration, key, str), None), *history],
-        derive_seed(task.seed, "opro", attempt),
-    )
-    space, before = task.system.parameters[key], {task.system.configuration[key], *(t for t, _ in history)}
+    if history is None:
+        history = [(entry(task.system.configuration, key, str), None), *tried(task, key)]
+    seeds = [derive_seed(task.seed, "opro", attempt)]
+    found = await propose_prompts(task, key, history, seeds, lm=lm, exemplars=exemplars, known=known)
+    return found[0] if found else None
 
-    def read(reply: str) -> str | None:
-        text = parse_prompt(reply)
-        return None if text is None or space.problem(text) else text
 
-    return await ask_for_proposal(task, request, lm, read, lambda text: text in before or text in known)
+def tried(task: Task, key: str) -> list[Attempt]:
+    """Return the prompts that earlier jobs scored by the global reward."""
+    return [(entry(candidate.values, key, str), candidate.score) for candidate in task.tried]
 
 
 def bound(outlook: Outlook, key: str, calls: float, lm: str | None) -> CallBound:
     """Return the bound of requests for new values of a prompt."""
-    purpose = purpose_of(outlook.system.components[component_of(key)])
-    template = prompt_request(purpose, [], 0).messages[0].content
+    component = component_of(key)
+    template = prompt_request(purpose_of(outlook.system.components[component]), [], 0).messages[0].content
     earlier = (outlook.texts[key] + Extent(len("<prompt></prompt> score -0.000\n") + 16)).times(SHOWN)
-    prompt = Extent(len(template.encode())) + earlier
+    examples = (longest_exemplar(outlook, component) + Extent(2)).times(EXEMPLARS)
+    prompt = Extent(len(template.encode()) + len(INTRODUCTION) + 4) + earlier + examples
     return CallBound("new prompts", calls, prompt, MAX_TOKENS, (lm,) if lm else ())
 
 

@@ -27,7 +27,7 @@ from compound.optimizers.search.demos import WeightedDemo, bootstrap, correct_ca
 from compound.optimizers.search.edits import GROWTH, bounded_edit
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.opro import propose_prompt
-from compound.optimizers.search.racing import Race, Standing, race, rungs
+from compound.optimizers.search.racing import Race, Standing, Track, race
 from compound.settings.base import Settings
 from compound.settings.references import ModelName
 from compound.storage.state import State
@@ -289,8 +289,8 @@ def first_rung_size(outlook: Outlook) -> int:
     runs, pool = outlook.runs, 0
     if bootstraps and math.isfinite(runs):
         pool = min(most, max(int(runs * POOL_SHARE), outlook.minibatch), MAX_POOL)
-    plan = rungs(outlook.candidates, outlook.minibatch, len(outlook.train) - most, runs - pool)
-    return plan[0][0] if plan else 0
+    track = Track(outlook.minibatch, len(outlook.train) - most, outlook.prices.keys(outlook.keys))
+    return track.entrants(outlook.candidates, runs - pool)
 
 
 async def race_incumbent(
@@ -308,7 +308,8 @@ async def race_incumbent(
         state: the job's progress, whose race is updated.
     """
     if candidates:
-        async for after in race(candidates, examples, task.scorer, task.minibatch, state.race):
+        price = sum(map(task.prices.keys, candidates)) / len(candidates)
+        async for after in race(candidates, examples, task.scorer, task.minibatch, price, state.race):
             state.race = after
             yield Progress(state.to_json(), after.note())
     yield propose_winner(candidates, state.race.ranking() if state.race else [])

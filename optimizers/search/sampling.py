@@ -16,7 +16,7 @@ from compound.graph.space import Choice, Float, Int, Space
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.search.prompts import RaceProgress, first_rung_size, race_incumbent, split
-from compound.optimizers.search.racing import rungs
+from compound.optimizers.search.racing import Track
 from compound.optimizers.search.tpe import next_point
 from compound.storage.state import State
 
@@ -54,7 +54,7 @@ class NumberSearch:
         settings = math.prod(len(_options(space, outlook.candidates)) for space in spaces) - 1
         if settings <= outlook.candidates:
             return JobBound(candidates=min(settings, first_rung_size(outlook)))
-        trials = outlook.runs / outlook.minibatch - FINALISTS - 1
+        trials = _affordable_trials(outlook.runs / outlook.minibatch, outlook.prices.keys(outlook.keys))
         sampled = int(min(2 * outlook.candidates, trials)) if trials >= 1 else first_rung_size(outlook)
         return JobBound(candidates=sampled)
 
@@ -81,9 +81,10 @@ class NumberSearch:
         """Score the suggestions of TPE in rounds of a few settings, so that models get full batches."""
         batch = examples[: task.minibatch]
         total = 2 * task.candidates
+        price = task.prices.keys(task.keys) if task.scorer.has_free_repeats else 1.0
         while (done := len(state.samples)) < total:
-            # reserve a minibatch for each finalist and the incumbent
-            affordable = int(min(task.scorer.runs_left / len(batch) - FINALISTS - 1, ROUND, total - done))
+            trials_left = _affordable_trials(task.scorer.runs_left / len(batch), price)
+            affordable = int(min(trials_left, ROUND, total - done))
             if affordable < 1:
                 return
             trials = [(sample.values, sample.mean) for sample in state.samples]
@@ -94,6 +95,17 @@ class NumberSearch:
                 state.samples.append(Sample(values=values, mean=scored.mean))
             done, best = len(state.samples), max(sample.mean for sample in state.samples)
             yield Progress(state.to_json(), f"best {best:.3f}", step=done, of=total)
+
+
+def _affordable_trials(minibatches: float, price: float) -> float:
+    """Return the number of samples that a job can score, besides the incumbent and each finalist once.
+
+    Args:
+        minibatches: system runs left, divided by the size of a minibatch.
+        price: system runs of a candidate on one example.
+    """
+    left = minibatches - 1 - FINALISTS * price
+    return left / price if price else math.inf if left >= 0 else 0.0
 
 
 def race_order(task: Task, grid: Sequence[dict[str, object]], examples: int) -> list[dict[str, object]]:
@@ -126,8 +138,9 @@ def _random_settings(task: Task, examples: int) -> list[dict[str, object]]:
 
 def _first_rung_size(task: Task, candidates: int, examples: int) -> int:
     """Return the number of candidates in the first rung of a race."""
-    plan = rungs(candidates, task.minibatch, examples, task.scorer.runs_left, task.scorer.has_free_repeats)
-    return plan[0][0] if plan else 0
+    price = task.prices.keys(task.keys)
+    track = Track(task.minibatch, examples, price, free_repeats=task.scorer.has_free_repeats)
+    return track.entrants(candidates, task.scorer.runs_left)
 
 
 def enumerate_settings(task: Task) -> list[dict[str, object]]:

@@ -1,4 +1,7 @@
-"""Tree-structured Parzen estimator as a function of the trials so far (Bergstra et al. 2011).
+"""Multivariate tree-structured Parzen estimator as a function of the trials so far (Bergstra et al. 2011).
+
+The estimator models all parameters jointly, since the best value of one often depends on another: a
+univariate estimator does not learn that two choices must agree.
 
 Optuna is used as a stateless sampler: each suggestion rebuilds the study from the optimizer's progress, with
 a sampler seeded by the number of the trial, so a resumed search makes the same suggestions.
@@ -6,6 +9,7 @@ a sampler seeded by the number of the trial, so a resumed search makes the same 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,7 +20,7 @@ from compound.graph.space import Choice, Float, Int, Space
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-STARTUP = 4  # random trials before the first suggestion of TPE
+STARTUP = 4  # random trials before the first suggestion of TPE, by default
 
 
 def next_point(
@@ -25,6 +29,7 @@ def next_point(
     pending: Sequence[Mapping[str, object]],
     seed: int,
     feature: str,
+    startup: int = STARTUP,
 ) -> dict[str, object]:
     """Return the next suggestion of TPE.
 
@@ -34,6 +39,7 @@ def next_point(
         pending: points without a score yet; they count as bad ("constant liar"), which spreads out a round.
         seed: the seed of the search, from which that of each trial is derived.
         feature: the feature that requires Optuna, for the message if it is not installed.
+        startup: random trials before the first suggestion of TPE.
 
     Raises:
         MissingExtra: Optuna is not installed.
@@ -44,11 +50,14 @@ def next_point(
         raise MissingExtra(feature, "optuna", "search") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     distributions = {name: _distribution(space) for name, space in spaces.items()}
-    sampler = optuna.samplers.TPESampler(
-        seed=derive_seed(seed, "trial", len(trials) + len(pending)) % 2**32,
-        n_startup_trials=STARTUP,
-        constant_liar=True,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of `multivariate`
+        sampler = optuna.samplers.TPESampler(
+            seed=derive_seed(seed, "trial", len(trials) + len(pending)) % 2**32,
+            n_startup_trials=startup,
+            multivariate=True,
+            constant_liar=True,
+        )
     study = optuna.create_study(direction="maximize", sampler=sampler)
     create = optuna.trial.create_trial
     for values, score in trials:

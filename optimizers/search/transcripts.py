@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from compound.execution.trace import Trace
+from compound.execution.trace import Call, Trace
 from compound.graph.bounds import Extent, Use
 from compound.graph.component import Component
 from compound.graph.configuration import canonical_json, to_readable_json
@@ -38,12 +38,28 @@ def steps(trace: Trace) -> str:
 
 def calls(trace: Trace, component: Component) -> str:
     """Return the inputs and outputs of a component's calls in a trace, two lines per call."""
+    return "\n".join(_lines(call, component, "It") for call in trace.calls_of(component.name))
+
+
+def calls_of_others(trace: Trace, component: Component, system: System) -> str:
+    """Return the inputs and outputs of the other components' calls in a trace, in order."""
     return "\n".join(
-        f"It read {fields({n: v for n, v in call.inputs.items() if n not in component.settings})}\n"
-        f"It wrote {fields(call.outputs)}"
-        + (f" (failed: {_cut_bytes(call.failure.message, FAILURE)})" if call.failure else "")
-        for call in trace.calls_of(component.name)
+        _lines(call, system.components[call.component], call.address)
+        for call in trace.calls
+        if call.component != component.name
     )
+
+
+def read_and_written(call: Call, system: System) -> str:
+    """Return the inputs and outputs of a call, on two lines."""
+    return _lines(call, system.components[call.component], "It")
+
+
+def _lines(call: Call, component: Component, subject: str) -> str:
+    """Return the inputs of a call, without settings, and its outputs, with the message if it failed."""
+    given = {name: value for name, value in call.inputs.items() if name not in component.settings}
+    failed = f" (failed: {_cut_bytes(call.failure.message, FAILURE)})" if call.failure else ""
+    return f"{subject} read {fields(given)}\n{subject} wrote {fields(call.outputs)}{failed}"
 
 
 def result(trace: Trace) -> str:
@@ -97,10 +113,21 @@ def longest_calls(use: Use) -> Extent:
     return one.times(use.calls)
 
 
+def longest_calls_of_others(outlook: Outlook, component: str) -> Extent:
+    """Return a bound on the length of `calls_of_others` for one run."""
+    addresses = Extent(2 * _longest_address(outlook))
+    uses = [(name, use) for name, use in outlook.uses.items() if name != component]
+    return sum((longest_calls(use) + addresses.times(use.calls) for _, use in uses), Extent())
+
+
+def _longest_address(outlook: Outlook) -> int:
+    names = [len(node.name.encode()) + MARKS for node in outlook.system.all_nodes()]
+    return DEPTH * max(names, default=0)
+
+
 def longest_steps(outlook: Outlook) -> Extent:
     """Return a bound on the length of `steps` for one run."""
-    names = [len(node.name.encode()) + MARKS for node in outlook.system.all_nodes()]
-    mark = Extent(DEPTH * max(names, default=0) + FAILURE)
+    mark = Extent(_longest_address(outlook) + FAILURE)
     parts = [(longest_fields(use.outputs) + mark).times(use.calls) for use in outlook.uses.values()]
     return sum(parts, Extent())
 

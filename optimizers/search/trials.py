@@ -1,17 +1,20 @@
-"""Joint search by trials on minibatches; after each round, the best point is scored on a larger set.
+"""Joint search by trials on minibatches, with a full evaluation of the best combination every few trials.
 
-The search of Opsahl-Ong et al. 2024, "Optimizing Instructions and Demonstrations for Multi-Stage Language
-Model Programs".
+The search of MIPROv2 (Opsahl-Ong et al. 2024, "Optimizing Instructions and Demonstrations for Multi-Stage
+Language Model Programs") as in DSPy: the incumbent is fully evaluated first; multivariate TPE suggests one
+combination of values per trial, which is scored on a minibatch of its own; every few trials, the combination
+with the best average that was not fully evaluated yet is. The best fully evaluated combination wins.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import cast
 
 from pydantic import Field
 
+from compound.errors import TooManyFailures
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.graph.configuration import canonical_json
@@ -20,8 +23,10 @@ from compound.optimization.method import Task
 from compound.optimizers.search.tpe import next_point
 from compound.storage.state import State
 
-ROUND = 4  # trials per round, scored on the same minibatch
-LARGER = 3  # size of the larger set, in minibatches
+FULL_EVERY = 5  # trials between full evaluations
+WHOLE = 50  # with at most this many examples, each trial is a full evaluation
+LARGER = 3  # size of the full set in minibatches, if the budget requires smaller sizes
+RANDOM = 10  # random trials before the first suggestion of TPE, Optuna's default, as in DSPy
 
 Point = dict[str, int]  # by parameter, the number of one of its values; 0 is the incumbent's
 
@@ -33,128 +38,173 @@ class Trial(State):
     mean: float
 
 
+class TrialPlan(State):
+    """Sizes of a joint search.
+
+    Attributes:
+        trials: the number of trials.
+        batch: the number of examples of a trial.
+        full: the number of examples of a full evaluation; if equal to ``batch``, each trial is one.
+    """
+
+    trials: int
+    batch: int
+    full: int
+
+    @property
+    def runs(self) -> int:
+        """System runs of the search, with the full evaluation of the incumbent.
+
+        >>> TrialPlan(trials=20, batch=35, full=100).runs, TrialPlan(trials=20, batch=40, full=40).runs
+        (1200, 840)
+        """
+        full = 0 if self.batch == self.full else math.ceil(self.trials / FULL_EVERY)
+        return (1 + full) * self.full + self.trials * self.batch
+
+
 class JointSearch(State):
     """Progress of a joint search.
 
     Attributes:
         values: the values of each parameter, without the incumbent's.
-        wanted: the planned number of trials.
-        batch: the size of a minibatch.
-        larger: the size of the larger set.
-        round: the number of completed rounds.
-        trials: the trials on minibatches, in order.
-        scored: the points scored on the larger set, in order; the first one is the incumbent.
+        plan: the sizes.
+        trials: the trials, in order.
+        full: the fully evaluated points, in order; the first one is the incumbent.
     """
 
     values: dict[str, list[object]]
-    wanted: int
-    batch: int
-    larger: int
-    round: int = 0
+    plan: TrialPlan
     trials: list[Trial] = Field(default_factory=list)
-    scored: list[Trial] = Field(default_factory=list)
+    full: list[Trial] = Field(default_factory=list)
+
+    @property
+    def evaluated(self) -> list[Trial]:
+        """All fully evaluated points."""
+        return [*self.full, *self.trials] if self.plan.batch == self.plan.full else self.full
 
     def changes(self, point: Point) -> dict[str, object]:
         """Return the values of a point that differ from the incumbent's."""
         return {key: self.values[key][number - 1] for key, number in point.items() if number}
 
 
-def trials_for(options: Sequence[int]) -> int:
-    """Return the number of trials of a search, as in the paper's code: max(2 n log2(k), 1.5 k).
+def trials_for(parameters: int, values: int) -> int:
+    """Return the number of trials as in the paper's code: max(2 m log2(n), 1.5 n), rounded down.
 
     Args:
-        options: the number of values of each of the n parameters, k being the largest.
+        parameters: the number m of parameters.
+        values: the number n of values per parameter.
 
-    >>> trials_for([6, 6]), trials_for([8]), trials_for([])
-    (11, 12, 0)
+    >>> [trials_for(4, n) for n in (6, 12, 18)], trials_for(1, 8), trials_for(0, 6)
+    ([20, 28, 33], 12, 0)
     """
-    most = max(options, default=1)
-    return math.ceil(max(2 * len(options) * math.log2(most), 1.5 * most)) if options else 0
+    return int(max(2 * parameters * math.log2(values), 1.5 * values)) if parameters else 0
 
 
-def sizes(
-    trials: int, least: int, most: int, examples: int, runs: float, free_repeats: bool = True
-) -> tuple[int, int]:
-    """Return the sizes of a minibatch and of the larger set, which contains the minibatches.
+def plan_trials(
+    trials: int, most: int, full: int, *, least: int, examples: int, runs: float
+) -> TrialPlan | None:
+    """Return the sizes of a search that ``runs`` system runs cover; ``None`` if they cover no trial.
 
-    The minibatch is the largest between ``least`` and ``most`` for which ``runs`` covers all trials and the
-    scoring on the larger set after each round. If there is none, the larger set is reduced, so that the
-    budget covers at least one trial.
+    If the runs do not cover the wanted sizes, these are reduced in this order: the full set, down to three
+    minibatches; the minibatch, with the full set at three minibatches; the number of trials, down to 1; and
+    the full set, down to one minibatch.
 
-    >>> sizes(12, 8, 35, 200, 840), sizes(12, 8, 35, 200, 839), sizes(12, 8, 35, 20, 100)
-    ((35, 105), (34, 102), (8, 20))
+    Args:
+        trials: the wanted number of trials.
+        most: the wanted size of a minibatch.
+        full: the wanted number of examples of a full evaluation.
+        least: the minimum size of a minibatch.
+        examples: the number of examples.
+        runs: the system runs available.
+
+    >>> plan_trials(20, 35, 100, least=8, examples=200, runs=1200)
+    TrialPlan(trials=20, batch=35, full=100)
+    >>> plan_trials(20, 35, 100, least=8, examples=200, runs=300)
+    TrialPlan(trials=20, batch=8, full=24)
+    >>> plan_trials(20, 35, 100, least=8, examples=200, runs=100)
+    TrialPlan(trials=5, batch=8, full=24)
     """
-    repeats = 0 if free_repeats else 1  # the incumbent is scored again with every group of candidates
-    times = math.ceil(trials / ROUND)
-    batch = most
-    while batch > least:
-        larger = min(LARGER * batch, examples)
-        if (trials + repeats * times) * batch + (1 + times * (1 + repeats)) * larger <= runs:
-            break
-        batch -= 1
-    affordable = (runs - (1 + repeats) * batch) / (2 + repeats)  # size of the larger set with a single trial
-    return batch, int(min(LARGER * batch, examples, max(batch, affordable)))
+    if not trials or not examples:
+        return None
+    plans = _plans(trials, min(most, examples), min(full, examples), min(least, examples))
+    return next((plan for plan in plans if plan.runs <= runs), None)
 
 
-async def rounds(task: Task, state: JointSearch, larger: Sequence[Example]) -> AsyncIterator[JointSearch]:
-    """Advance a search; yield its progress after scoring the incumbent, and after each round of trials."""
-    repeats = 0 if task.scorer.has_free_repeats else 1
-    final = (1 + repeats) * len(larger)  # cost of scoring one more point on the larger set
-    if not state.scored:
-        if task.scorer.runs_left < len(larger) + final + (1 + repeats) * state.batch:
+def _plans(trials: int, most: int, full: int, least: int) -> Iterator[TrialPlan]:
+    """Yield sizes in the order in which they are preferred."""
+    if full <= WHOLE:
+        yield TrialPlan(trials=trials, batch=full, full=full)
+    for size in range(full, min(LARGER * most, full) - 1, -1):
+        yield TrialPlan(trials=trials, batch=min(most, size), full=size)
+    for batch in range(most - 1, least - 1, -1):
+        yield TrialPlan(trials=trials, batch=batch, full=min(LARGER * batch, full))
+    for fewer in range(trials - 1, 0, -1):
+        yield TrialPlan(trials=fewer, batch=least, full=max(least, min(LARGER * least, full)))
+    for size in range(min(LARGER * least, full) - 1, least - 1, -1):
+        yield TrialPlan(trials=1, batch=least, full=size)
+
+
+async def search_jointly(
+    task: Task, state: JointSearch, examples: Sequence[Example]
+) -> AsyncIterator[JointSearch]:
+    """Advance a search; yield its progress after the evaluation of the incumbent and after each trial.
+
+    Args:
+        task: the job.
+        state: the progress so far, which is modified.
+        examples: the examples, of which full evaluations use the first ones.
+    """
+    plan, full_set = state.plan, examples[: state.plan.full]
+    full = 0 if plan.batch == plan.full else plan.full  # system runs reserved for the next full evaluation
+    if not state.full:
+        if task.scorer.runs_left < plan.full + plan.batch + full:
             return
-        (incumbent,) = await task.scorer.score([{}], larger)
-        state.scored.append(Trial(point=dict.fromkeys(sorted(state.values), 0), mean=incumbent.mean))
+        (incumbent,) = await task.scorer.score([{}], full_set)
+        state.full.append(Trial(point=dict.fromkeys(sorted(state.values), 0), mean=incumbent.mean))
         yield state
-    while len(state.trials) < state.wanted:
-        spare = (task.scorer.runs_left - final) / state.batch - repeats
-        count = int(min(spare, ROUND, state.wanted - len(state.trials)))
-        if count < 1:
-            return
-        points = _suggested(task, state, count)
-        order = generator(task.seed, "minibatch", state.round).permutation(len(larger))
-        means = await _means(task, state, points, [larger[i] for i in order[: state.batch]])
-        trials = [Trial(point=point, mean=mean) for point, mean in zip(points, means, strict=True)]
-        state.trials += trials
-        state.round += 1
-        best = promising(state.trials, [trial.point for trial in state.scored])
-        if best is not None:
-            (mean,) = await _means(task, state, [best], larger)
-            state.scored.append(Trial(point=best, mean=mean))
+    while len(state.trials) < plan.trials and task.scorer.runs_left >= plan.batch + full:
+        point = _suggest(task, state)
+        order = generator(task.seed, "minibatch", len(state.trials)).permutation(len(full_set))
+        mean = await _mean(task, state, point, [full_set[i] for i in order[: plan.batch]])
+        state.trials.append(Trial(point=point, mean=mean))
+        done = len(state.trials)
+        is_last = done == plan.trials or task.scorer.runs_left < full + plan.batch + full
+        if full and (done % FULL_EVERY == 0 or is_last):
+            best = promising(state.trials, [trial.point for trial in state.full])
+            if best is not None:
+                state.full.append(Trial(point=best, mean=await _mean(task, state, best, full_set)))
         yield state
 
 
-def _suggested(task: Task, state: JointSearch, count: int) -> list[Point]:
-    """Return the next suggestions of TPE."""
+def _suggest(task: Task, state: JointSearch) -> Point:
+    """Return the next suggestion of TPE."""
     values = sorted(state.values.items())  # draws depend on the order, which checkpoints do not preserve
     spaces = {key: Choice(*range(len(some) + 1)) for key, some in values}
-    known = [(trial.point, trial.mean) for trial in [*state.scored, *state.trials]]
-    points: list[Point] = []
-    for _ in range(count):
-        point = next_point(spaces, known, points, task.seed, "mipro")
-        points.append(cast("Point", point))  # all options are integers
-    return points
+    known = [(trial.point, trial.mean) for trial in [*state.full, *state.trials]]
+    point = next_point(spaces, known, [], task.seed, "mipro", RANDOM)
+    return cast("Point", point)  # all options are integers
 
 
-async def _means(
-    task: Task, state: JointSearch, points: Sequence[Point], examples: Sequence[Example]
-) -> list[float]:
-    """Score points together with the incumbent, since the scorer raises if all candidates fail."""
-    candidates = [state.changes(point) for point in points]
-    return [e.mean for e in (await task.scorer.score([{}, *candidates], examples))[1:]]
+async def _mean(task: Task, state: JointSearch, point: Point, examples: Sequence[Example]) -> float:
+    """Return the mean score of a point; the failure score if it breaks the runs."""
+    try:
+        (evaluation,) = await task.scorer.score([state.changes(point)], examples)
+    except TooManyFailures:
+        return task.context.rules.failure_score
+    return evaluation.mean
 
 
-def promising(trials: Sequence[Trial], scored: Sequence[Point]) -> Point | None:
-    """Return the point with the best mean over its trials that was not scored on the larger set yet.
+def promising(trials: Sequence[Trial], evaluated: Sequence[Point]) -> Point | None:
+    """Return the point with the best mean over its trials that was not fully evaluated yet.
 
     >>> trials = [Trial(point={"a": a}, mean=mean) for a, mean in [(1, 0.9), (2, 0.6), (1, 0.2)]]
-    >>> promising(trials, scored=[{"a": 0}])
+    >>> promising(trials, evaluated=[{"a": 0}])
     {'a': 2}
     """
     points = {canonical_json(trial.point): trial.point for trial in trials}
     means: dict[str, list[float]] = {}
     for trial in trials:
-        if trial.point not in scored:
+        if trial.point not in evaluated:
             means.setdefault(canonical_json(trial.point), []).append(trial.mean)
     if not means:
         return None

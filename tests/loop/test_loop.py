@@ -34,7 +34,7 @@ from compound.errors import (
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.evaluate import Evaluation
 from compound.evaluation.metrics import custom, exact_match
-from compound.evaluation.statistics import paired_test
+from compound.evaluation.paired_tests import paired_test
 from compound.execution.budget import Meter
 from compound.graph.component import Input
 from compound.graph.configuration import load
@@ -42,8 +42,9 @@ from compound.graph.space import Choice, Demos, Float, Int, Text
 from compound.graph.system import System
 from compound.loop.loop import OptimizationLoop
 from compound.narrowing import entry
-from compound.optimization.budget_plan import BudgetPlan, make_plan, stochastic
+from compound.optimization.budget_plan import BudgetPlan, make_plan, planned_job_runs, stochastic
 from compound.optimization.method import Job, Method, Progress, Proposal, Task
+from compound.optimization.prices import Prices, estimate_prices
 from compound.optimization.problem import Problem
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.report import write as write_report
@@ -157,7 +158,7 @@ class TestFinding:
         assert result.test_before is not None
         assert result.test_after is not None
         before, after = result.test_before.scores, result.test_after.scores
-        assert paired_test(before, after, rng=np.random.default_rng(0)) < 1e-3
+        assert paired_test(before, after, bounds=(0.0, 1.0), rng=np.random.default_rng(0)) < 1e-3
         assert result.test_after.mean > result.test_before.mean + 0.15
         assert result.after.mean > result.before.mean
 
@@ -234,22 +235,35 @@ def problem(system: System | None = None, valid: int = 20, **changes: Any) -> Pr
     return make_problem(system or demo(), data(60, valid, 5), METRIC, options, {})
 
 
+WHOLE = Prices()  # every change takes whole runs
+
+
 class TestPlan:
     def test_the_plan_is_the_one_worked_out_by_hand(self) -> None:
         # A decision runs both configurations on 20 examples: 40. A sweep has two jobs of six minibatches
-        # of four: 48. So one of them needs 2·40 + 48 = 128 runs.
+        # of four if all runs are whole: 48. So one of them needs 2·40 + 48 = 128 runs.
         sampled = problem(iterations=10)
-        assert make_plan(sampled, 400, 2) == BudgetPlan(3, 2, 40, 0.05 / 3)
-        assert make_plan(sampled, 384, 2) == BudgetPlan(3, 2, 40, 0.05 / 3)
-        assert make_plan(sampled, 383, 2) == BudgetPlan(2, 2, 40, 0.05 / 2)
-        assert make_plan(sampled, 0, 2) == BudgetPlan(1, 2, 40, 0.05)
-        assert make_plan(sampled, math.inf, 2) == BudgetPlan(10, 2, 40, 0.005)
-        assert make_plan(problem(iterations=2), 4000, 2) == BudgetPlan(2, 2, 40, 0.025)
+        assert make_plan(sampled, 400, 2, WHOLE) == BudgetPlan(3, 2, 40, 0.05 / 3)
+        assert make_plan(sampled, 384, 2, WHOLE) == BudgetPlan(3, 2, 40, 0.05 / 3)
+        assert make_plan(sampled, 383, 2, WHOLE) == BudgetPlan(2, 2, 40, 0.05 / 2)
+        assert make_plan(sampled, 0, 2, WHOLE) == BudgetPlan(1, 2, 40, 0.05)
+        assert make_plan(sampled, math.inf, 2, WHOLE) == BudgetPlan(10, 2, 40, 0.005)
+        assert make_plan(problem(iterations=2), 4000, 2, WHOLE) == BudgetPlan(2, 2, 40, 0.025)
+
+    def test_jobs_whose_candidates_take_no_whole_runs_need_less(self) -> None:
+        # No counted call follows `spoil.w`, so that only the incumbent's runs cost in its job, which halves
+        # it: a sweep takes 24 + 12 runs, and 2·40 + 36 = 116.
+        sampled = problem(iterations=10)
+        prices = estimate_prices(sampled.system)
+        assert (prices.keys(["answerer.prompt"]), prices.keys(["spoil.w"])) == (1.0, 0.0)
+        assert make_plan(sampled, 348, 2, prices) == BudgetPlan(3, 2, 40, 0.05 / 3)
+        assert make_plan(sampled, 347, 2, prices) == BudgetPlan(2, 2, 40, 0.05 / 2)
+        assert (planned_job_runs(sampled, WHOLE), planned_job_runs(sampled, prices)) == (24, 18)
 
     def test_repeats_are_paid_for_and_a_certain_incumbent_is_not(self) -> None:
-        assert make_plan(problem(repeats=3), math.inf, 2).cost == 120
+        assert make_plan(problem(repeats=3), math.inf, 2, WHOLE).cost == 120
         greedy = demo(temperature=0.0)
-        assert make_plan(problem(greedy, repeats=3), math.inf, 2).cost == 20
+        assert make_plan(problem(greedy, repeats=3), math.inf, 2, WHOLE).cost == 20
 
     def test_an_incumbent_that_no_cache_holds_is_paid_for_again(self) -> None:
         def shout(question: str, times: int) -> str:
@@ -257,13 +271,13 @@ class TestPlan:
 
         step = Function("shout", shout, times=Choice(1, 2))(question=Input("question", str))
         plain = System("plain", outputs={"answer": step})
-        assert make_plan(problem(plain), math.inf, 1).cost == 40
+        assert make_plan(problem(plain), math.inf, 1, WHOLE).cost == 40
 
     @given(st.integers(1, 10), st.floats(0.001, 0.5), st.floats(0, 5000), st.integers(1, 6))
     def test_levels_sum_to_alpha_and_decisions_take_at_most_half(
         self, iterations: int, alpha: float, left: float, jobs: int
     ) -> None:
-        plan = make_plan(problem(iterations=iterations, alpha=alpha), left, jobs)
+        plan = make_plan(problem(iterations=iterations, alpha=alpha), left, jobs, WHOLE)
         assert 1 <= plan.decisions <= iterations
         assert plan.level * plan.decisions == pytest.approx(alpha)
         assert plan.jobs == jobs
@@ -896,7 +910,7 @@ class TestReviewed:
     def test_too_few_validation_examples_to_decide_are_refused_at_once(self, tmp_path: Path) -> None:
         lm = ScriptedLM(student)
         with pytest.raises(
-            DataError, match=r"4 validation examples cannot show .* at alpha=0.05; provide at least 5"
+            DataError, match=r"4 validation examples cannot show .* at alpha=0.05.*; provide at least 5"
         ):
             run(tmp_path / "run", lm=lm, splits=data(valid=4))
         assert lm.requests == []

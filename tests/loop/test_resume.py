@@ -124,7 +124,7 @@ def run(folder, url):
         method=METHOD,
     )
     writing = proposals("demos", "edits", "opro")
-    own = optimas(model="none", min_rollouts=1, max_rollouts=2, min_accuracy=0.5, check_below=0.95)
+    own = optimas(model="none", min_rollouts=1, max_rollouts=2, level=1, min_accuracy=0.5, check_below=0.95)
     learned = {**own.model_dump(exclude_unset=True), **writing["optimas"]}
     settings = make_settings({**wanted, **writing, "optimas": learned})
 
@@ -349,7 +349,10 @@ class Site:
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("resume")
     program = folder / "program.py"
-    head = f"CONCURRENCY, INTERRUPTED, SEED, METHOD = {CONCURRENCY}, {INTERRUPTED}, 1, {request.param!r}\n"
+    seed = 4 if request.param == "optimas" else 1  # their runs have every phase
+    head = (
+        f"CONCURRENCY, INTERRUPTED, SEED, METHOD = {CONCURRENCY}, {INTERRUPTED}, {seed}, {request.param!r}\n"
+    )
     program.write_text(head + PROGRAM, encoding="utf-8")
     workers = [Worker(program, folder / f"errors{i}") for i in range(WORKERS)]
     server = Server()
@@ -421,10 +424,10 @@ def asked_no_more(site: Site, seen: Seen, kills: int) -> None:
 def test_the_uninterrupted_run_has_every_phase(site: Site) -> None:
     """Else the kills below would not reach them."""
     kinds = [event["event"] for event in events(site.whole)]
-    assert kinds[:2] == ["outlook", "start"]
+    assert [kind for kind in kinds if kind != "note"][:2] == ["outlook", "start"]
     assert kinds[-3:] == ["test_before", "test_after", "done"]
     jobs = [event["optimizer"] for event in events(site.whole) if event["event"] == "job"]
-    assert set(jobs) == ({"prompts", "numbers"} if site.method == "search" else {"offline", "local"})
+    assert set(jobs) == ({"prompts", "numbers"} if site.method == "search" else {"local"})
     decisions = [event for event in events(site.whole) if event["event"] == "decision"]
     assert any(decision["accepted"] for decision in decisions)
     assert any("new instruction" in text for text in site.asked)
@@ -434,11 +437,8 @@ def test_the_uninterrupted_run_has_every_phase(site: Site) -> None:
         assert [event["event"] for event in events(site.whole / "baselines" / "random")][-1] == "done"
     else:
         facts = [event["facts"] for event in events(site.whole) if event["event"] == "job"]
-        assert any(fact.get("steered") for fact in facts)
-        assert {record["draw"]["component"] for record in records(site.whole, "memory.jsonl")} == {
-            "answerer",
-            "suffix",
-        }
+        assert {fact["component"] for fact in facts} == {"answerer", "suffix"}
+        assert "answerer" in {record["draw"]["component"] for record in records(site.whole, "memory.jsonl")}
     assert all(count == 1 + refused_first(text.split(" ", 1)[1]) for text, count in site.asked.items())
 
 

@@ -40,6 +40,7 @@ from optimas_settings import proposals
 WEIGHTS = ("ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo")
 PRICE = 0.001
 ALL = ("demos", "edits", "opro")
+SUMMARIES = ("have in common", "Condense them", "Describe the ")
 
 
 def reply(message: str, rng: np.random.Generator) -> str:
@@ -51,7 +52,7 @@ def reply(message: str, rng: np.random.Generator) -> str:
         return f"<prompt>Answer {filler}.</prompt>"
     if "write a new instruction for the assistant" in message:
         return f"```\nAnswer {filler}.\n```"
-    if "What is wrong with the instruction" in message:
+    if any(mark in message for mark in (*SUMMARIES, "What is wrong with")):
         return filler
     return "right" if rng.random() < 0.4 else filler
 
@@ -75,7 +76,7 @@ def data(train: int = 24, valid: int = 10, test: int = 5) -> Dataset:
 
 LEARNED = {
     "backbone": {"model": "none"},
-    "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 1},
+    "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 1, "level": 1},
 }
 
 
@@ -138,7 +139,7 @@ def test_requests_for_proposals_have_lines_of_their_own_that_hold(method: str, t
         if row["what"].startswith(f"{method.removesuffix('_diagnoser')}: ")
     ]
     run(given, tmp_path)
-    marks = ("Is the step", "Write it between", "write a new instruction", "What is wrong with")
+    marks = ("Is the step", "Write it between", "write a new instruction", "What is wrong with", *SUMMARIES)
     sent = [r for r in lm.requests if any(mark in r.messages[-1].content for mark in marks)]
     assert 0 < len(sent) <= sum(row["calls"] for row in rows)
     assert sum(r.max_tokens for r in sent) <= sum(row["completion_tokens"] for row in rows)

@@ -12,13 +12,15 @@ from compound.api.optimize import Result, optimize
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.components.selector import Selector
-from compound.errors import DeclarationError
+from compound.errors import DataError, DeclarationError
 from compound.evaluation.dataset import Dataset
-from compound.evaluation.metrics import exact_match
+from compound.evaluation.metrics import custom, exact_match
+from compound.example import Metric
 from compound.graph.component import Input
 from compound.graph.space import Choice, Float, Int, Text
 from compound.graph.system import System
 from compound.optimization.budget_plan import job_minibatch, usable_runs
+from compound.optimization.method import Job
 from compound.report import summarize, terminal_summary
 from compound.settings.optimize import make_settings
 from compound.testing import ScriptedLM
@@ -39,13 +41,35 @@ def selecting(right: str = "9") -> System:
     return System("selecting", {"answer": step(question=Input("question"), pick=pick)})
 
 
+def two_options() -> System:
+    """A selector of which the second option is right."""
+    pick = Selector("pick", "no", "yes")(question=Input("question"))
+
+    def answer(question: str, pick: str) -> str:
+        return pick
+
+    step = Function("step", answer)(question=Input("question"), pick=pick)
+    return System("two", {"answer": step})
+
+
 def run(
-    folder: Path, system: System, runs: float, valid: int = 10, lm: ScriptedLM | None = None, **settings: Any
+    folder: Path,
+    system: System,
+    runs: float,
+    valid: int = 10,
+    lm: ScriptedLM | None = None,
+    metric: Metric | None = None,
+    **settings: Any,
 ) -> Result:
     resolved = make_settings({"valid_size": valid, "budget": {"system_runs": runs}, **settings})
     data = Dataset.of(train=rows("t", 40), valid=rows("v", valid), test=rows("x", 5))
     engines = {"lm": lm or ScriptedLM(lambda _: "no")}
-    return optimize(system, data, exact_match("answer"), resolved, run_dir=folder / "run", engines=engines)
+    chosen = metric or exact_match("answer")
+    return optimize(system, data, chosen, resolved, run_dir=folder / "run", engines=engines)
+
+
+def events(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (result.path / "events.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("runs", [40, 50, 60, 100])
@@ -88,6 +112,52 @@ def test_a_smaller_validation_split_is_named_where_it_would_do(tmp_path: Path) -
         run(tmp_path, selecting(), 30)
     assert refused.value.hint == "set at least 38, or lower optimize.valid_size to 7"
     assert run(tmp_path, selecting(), 30, valid=7).spent["system_runs"] > 7
+
+
+class TestTooFewExamples:
+    def test_too_few_for_any_decision_are_refused_with_the_number_needed(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="4 validation examples cannot show an improvement") as refused:
+            run(tmp_path, selecting(), 200, valid=4)
+        assert "at alpha=0.05: the smallest p-value is 0.0625" in refused.value.message
+        assert refused.value.hint == "provide at least 5; 40 is a good default"
+        assert not (tmp_path / "run").exists()
+
+    def test_too_few_for_the_wanted_decisions_are_named_with_the_number_needed(self, tmp_path: Path) -> None:
+        """Six examples have a smallest p of 1/64: 0.05 holds three such levels."""
+        result = run(tmp_path, selecting("none"), 400, valid=6, iterations=5)
+        (outlook,) = (event for event in events(result) if event["event"] == "outlook")
+        assert (
+            "6 validation examples can show an improvement in at most 3 decisions at alpha=0.05: 5 need at "
+            "least 7 (optimize.valid_size)"
+        ) in outlook["told"]
+        assert outlook["detection"]["level"] == pytest.approx(0.05 / 3)
+        assert outlook["detection"]["least_p"] == 1 / 64
+
+    def test_as_many_as_are_needed_are_not_mentioned(self, tmp_path: Path) -> None:
+        result = run(tmp_path, selecting("none"), 400, valid=7, iterations=5)
+        (outlook,) = (event for event in events(result) if event["event"] == "outlook")
+        assert not any("at most" in line for line in outlook["told"])
+
+    def test_a_metric_without_bounds_is_named(self, tmp_path: Path) -> None:
+        metric = custom(lambda outputs, example: float(outputs["answer"] == "yes"), "own")
+        result = run(tmp_path, two_options(), 100, metric=metric)
+        (outlook,) = (event for event in events(result) if event["event"] == "outlook")
+        assert any(line.startswith("metric 'own' declares no bounds: ") for line in outlook["told"])
+        assert not outlook["detection"]["bounded"]
+        assert "The range of the scores is unknown: p is the larger one" in result.report
+
+    def test_an_alpha_below_every_p_is_refused(self, tmp_path: Path) -> None:
+        metric = custom(lambda outputs, example: 1.0, "own")
+        with pytest.raises(DeclarationError, match="without the bounds of metric 'own'") as refused:
+            run(tmp_path, selecting(), 200, valid=40, alpha=1e-5, metric=metric)
+        assert "declare the bounds of the metric" in refused.value.hint
+
+
+def test_a_score_outside_the_bounds_is_a_warning_in_the_report(tmp_path: Path) -> None:
+    metric = custom(lambda outputs, example: 1.5 * (outputs["answer"] == "yes"), "own", bounds=(0, 1))
+    result = run(tmp_path, two_options(), 100, metric=metric)
+    assert "Warning: metric 'own' returned 1.5 on example " in result.report
+    assert "Correct the metric, or the bounds it declares, and repeat the run." in result.report
 
 
 def test_the_command_line_refuses_with_code_2(tmp_path: Path, monkeypatch: Any, cli: Any) -> None:
@@ -140,10 +210,10 @@ class TestWords:
 
 def test_the_start_and_the_report_say_what_can_be_detected(tmp_path: Path) -> None:
     result = run(tmp_path, selecting("none"), 100)
-    events = [json.loads(line) for line in (result.path / "events.jsonl").read_text().splitlines()]
-    assert events[0]["event"] == "outlook"
-    assert events[0]["detection"]["examples"] == 10
-    assert events[0]["jobs"][0]["candidates"] > 0
+    first = events(result)[0]
+    assert first["event"] == "outlook"
+    assert first["detection"]["examples"] == 10
+    assert first["jobs"][0]["candidates"] > 0
     assert "10 validation examples and" in result.report
     assert "Detectable gains" in result.report
 
@@ -152,7 +222,7 @@ def test_parameters_that_cannot_be_tried_are_named_before(tmp_path: Path) -> Non
     answer = LLM("answerer", prompt=Text("Answer."), max_tokens=Choice(8, 16))(question=Input("question"))
     system = System("two", {"answer": answer}, lm="lm")
     result = run(tmp_path, system, 10 + 10 + 9)
-    event = json.loads((result.path / "events.jsonl").read_text().splitlines()[0])
+    event = events(result)[0]
     idle = [key for job in event["jobs"] if not job["candidates"] for key in job["keys"]]
     assert len(idle) == 1
     assert any(
@@ -172,3 +242,14 @@ class TestRuns:
     def test_minibatches_shrink_with_the_runs(self) -> None:
         assert [job_minibatch(8, runs) for runs in (8, 16, 31, 32, 400)] == [2, 4, 7, 8, 8]
         assert job_minibatch(1, 4) == 1
+
+    def test_cheap_candidates_leave_runs_for_larger_minibatches(self) -> None:
+        """A job covers two minibatches at whole price, and two candidates: 2.5 minibatches at a quarter."""
+        assert [job_minibatch(8, runs, price=0.25) for runs in (5, 13, 19.9, 20, 400)] == [2, 5, 7, 8, 8]
+        assert job_minibatch(8, 16, price=0.0) == 8
+
+    def test_a_job_needs_the_incumbent_and_a_candidate_on_a_minibatch(self) -> None:
+        assert Job("any", ()).least(8) == 16
+        assert Job("any", ()).least(8, price=0.25) == 10
+        assert Job("any", ()).least(8, price=0.0) == 8
+        assert Job("steps", (), step=20.0).least(8, price=0.25) == 20

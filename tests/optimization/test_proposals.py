@@ -28,7 +28,10 @@ from compound.settings.optimize import make_settings
 from compound.testing import ScriptedLM
 from optimas_settings import proposals
 
-WRITES = ("write a new instruction", "between <prompt> and </prompt>", "What is wrong with", "Is the step")
+WRITES = (
+    "write a new instruction", "between <prompt> and </prompt>", "What is wrong with", "Is the step",
+    "have in common", "Condense them", "Describe the ",
+)  # fmt: skip
 REFUSED = CallError("401 wrong key", hint="set THE_KEY to a key that may use lm")
 
 

@@ -1,0 +1,178 @@
+"""Price of a change: the expected fraction of a system run that executes again.
+
+A run of a changed configuration takes every call that does not depend on the change from the cache. With
+counted calls of equal weight, the price of a change at some components is the share of the counted calls
+that they and their descendants make. It is measured on traces once there are some, and estimated from the
+graph before. Races, job sizes, decisions and the dry run all use this model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from pydantic import Field
+
+from compound.execution.trace import Trace
+from compound.graph.component import Output
+from compound.graph.composite import Composite
+from compound.graph.configuration import component_of
+from compound.graph.system import System
+from compound.storage.state import State
+
+__all__ = ["CallShare", "Prices", "estimate_prices", "measure_prices"]
+
+Origin = frozenset[str]  # names of the components that a call depends on, including its own
+
+
+class CallShare(State):
+    """Share of a run's counted calls that one component makes under the same dependencies.
+
+    Attributes:
+        component: the component that makes the calls.
+        depends: the components whose settings can change them: its own, those upstream, and the loops and
+            maps around it.
+        share: the mean number of these calls divided by the number of counted calls of the run.
+    """
+
+    component: str
+    depends: list[str]
+    share: float
+
+
+class Prices(State):
+    """Expected fractions of a system run, by what changes.
+
+    Attributes:
+        calls: the counted calls of a run. Empty if no call is counted, in which case nothing is cached and
+            every price is 1.
+
+    >>> prices = Prices(calls=[
+    ...     CallShare(component="a", depends=["a"], share=0.25),
+    ...     CallShare(component="b", depends=["a", "b"], share=0.75),
+    ... ])
+    >>> prices.change(["a"]), prices.change(["b"]), prices.call("a"), prices.savings("a")
+    (1.0, 0.75, 0.25, 4.0)
+    """
+
+    calls: list[CallShare] = Field(default_factory=list)
+
+    def change(self, components: Collection[str]) -> float:
+        """Return the fraction of a run that executes again if the settings of some components change."""
+        if not self.calls:
+            return 1.0
+        changed = frozenset(components)
+        return min(1.0, sum(c.share for c in self.calls if not changed.isdisjoint(c.depends)))
+
+    def keys(self, keys: Iterable[str]) -> float:
+        """Return the price of a change of some parameters."""
+        return self.change({component_of(key) for key in keys})
+
+    def call(self, component: str) -> float:
+        """Return the fraction of a run that the calls of a component are: the price of a local evaluation."""
+        if not self.calls:
+            return 1.0
+        return min(1.0, sum(c.share for c in self.calls if c.component == component))
+
+    def savings(self, component: str) -> float:
+        """Return by how much a local evaluation of a component is cheaper than a global one.
+
+        This bounds what a perfect local reward saves by price alone; 1 if nothing counted follows the
+        component. If the component's own calls are not counted, the bound is infinite.
+        """
+        whole, own = self.change([component]), self.call(component)
+        if own:
+            return whole / own
+        return math.inf if whole else 1.0
+
+
+def measure_prices(system: System, traces: Iterable[Trace]) -> Prices:
+    """Measure the shares of calls on traces; failed runs count with the calls they made.
+
+    Args:
+        system: the system that the traces were recorded with.
+        traces: traces; those without a counted call are skipped.
+    """
+    total: defaultdict[tuple[str, Origin], float] = defaultdict(float)
+    size = 0
+    for trace in traces:
+        counted = sum(call.counted for call in trace.calls)
+        if not counted:
+            continue
+        size += 1
+        for component, origin in _origins(system, trace):
+            total[component, origin] += 1 / counted
+    return _prices({key: share / size for key, share in total.items()})
+
+
+def _origins(system: System, trace: Trace) -> Iterator[tuple[str, Origin]]:
+    """Yield the component and the dependencies of each counted call of a trace."""
+    known: dict[str, Origin] = {}
+    for call in trace.calls:  # parents come before their children
+        around = _enclosing(system, call.address)
+        upstream = (known.get(parent, frozenset()) for parent in call.parents)
+        known[call.address] = frozenset((call.component, *around)).union(*upstream)
+        if call.counted:
+            yield call.component, known[call.address]
+
+
+def _enclosing(system: System, address: str) -> list[str]:
+    """Return the names of the loops and maps around a call."""
+    *outer, _ = address.split("/")
+    found: list[str] = []
+    for part in outer:
+        component = system.nodes[part.partition("[")[0]].component
+        if not isinstance(component, Composite):
+            break
+        found.append(component.name)
+        system = component.body
+    return found
+
+
+def estimate_prices(system: System, calls: Mapping[str, float] | None = None) -> Prices:
+    """Estimate the shares of calls from the graph, before there are traces.
+
+    Args:
+        system: the system.
+        calls: the number of calls of each component in one run, such as the upper bounds of
+            `compound.graph.survey`; numbers that are not finite and missing ones count as one per node.
+    """
+    nodes = list(_counted_nodes(system, frozenset()))
+    uses = Counter(component for component, _ in nodes)
+    given = calls or {}
+    weights: defaultdict[tuple[str, Origin], float] = defaultdict(float)
+    for component, origin in nodes:
+        times = given.get(component, math.inf)
+        weights[component, origin] += times / uses[component] if 0 < times < math.inf else 1.0
+    total = sum(weights.values())
+    return _prices({key: weight / total for key, weight in weights.items()})
+
+
+def _counted_nodes(system: System, around: Origin) -> Iterator[tuple[str, Origin]]:
+    """Yield the component and the dependencies of each counted node, including those inside composites.
+
+    Nodes inside a composite are taken to depend on everything upstream of the composite.
+    """
+    known: dict[str, Origin] = {}
+    for name, node in system.nodes.items():
+        component = node.component
+        upstream = (known[source.node.name] for source in node.sources if isinstance(source, Output))
+        known[name] = frozenset([component.name]).union(around, *upstream)
+        if isinstance(component, Composite):
+            body = list(_counted_nodes(component.body, known[name]))
+            yield from body
+            known[name] = known[name].union(*(origin for _, origin in body))
+        elif component.cacheable:
+            yield component.name, known[name]
+
+
+def _prices(shares: Mapping[tuple[str, Origin], float]) -> Prices:
+    return Prices(
+        calls=[
+            CallShare(component=component, depends=sorted(origin), share=share)
+            for (component, origin), share in sorted(
+                shares.items(), key=lambda item: (item[0][0], sorted(item[0][1]))
+            )
+        ]
+    )

@@ -1,0 +1,376 @@
+"""Prices of changes: shares worked out by hand, laws, and the runs that real evaluations take."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compound.benchmarks.simulated.systems import SHAPES, Simulated
+from compound.components.flow import Loop, Map
+from compound.components.function import FirstOf, Function
+from compound.evaluation.evaluate import Evaluation, evaluate
+from compound.execution.cache import MemoryCache
+from compound.execution.executor import Executor
+from compound.execution.trace import Trace
+from compound.graph.component import CallContext, Condition, Input, Operation, Output, Source
+from compound.graph.space import Choice
+from compound.graph.system import System
+from compound.graph.types import Port
+from compound.optimization.prices import CallShare, Prices, estimate_prices, measure_prices
+
+# --- systems -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Add(Operation):
+    """Counted step that counts on from the sum of its inputs, by 1 or, for other options, by 1001 or 2001."""
+
+    name: str
+    reads: tuple[str, ...]
+
+    kind = "add"
+    version = "add"
+    cacheable = True
+
+    @property
+    def inputs(self) -> Mapping[str, Port]:
+        return {name: Port(int) for name in self.reads}
+
+    @property
+    def outputs(self) -> Mapping[str, Port]:
+        return {"y": Port(int)}
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        return {"option": Choice(1, 1001, 2001)}
+
+    def deterministic(self, values: Mapping[str, object]) -> bool:
+        return True
+
+    async def run(
+        self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
+    ) -> Mapping[str, object]:
+        numbers = [number for number in (*inputs.values(), values["option"]) if isinstance(number, int)]
+        if min(numbers) < 0:
+            raise ValueError("negative")
+        return {"y": sum(numbers)}
+
+
+def add(name: str, **reads: Source) -> Output:
+    return add_when(None, name, **reads)
+
+
+def add_when(when: Condition | None, name: str, **reads: Any) -> Output:
+    node = Add(name, tuple(reads))(**reads, when=when)
+    assert isinstance(node, Output)
+    return node
+
+
+def count(n: int) -> list[int]:
+    return list(range(n))
+
+
+def is_large(y: int) -> bool:
+    return y > 2
+
+
+def same(y: int) -> int:
+    return y
+
+
+X = Input("x", int)
+
+
+def chain() -> System:
+    c = add("c", y=add("b", y=add("a", x=X)))
+    return System("chain", outputs={"y": c})
+
+
+def diamond() -> System:
+    a = add("a", x=X)
+    return System("diamond", outputs={"y": add("d", b=add("b", y=a), c=add("c", y=a))})
+
+
+def loop(turns: int) -> System:
+    """``a``, then turns of ``b`` and ``c`` that pass their number on, then ``d``."""
+    body = System("turn", outputs={"x": add("c", y=add("b", x=X))})
+    turned = Loop("loop", body, carry={"x": "x"}, max_turns=turns)(x=add("a", x=X))
+    assert isinstance(turned, Output)
+    return System("looped", outputs={"y": add("d", x=turned)})
+
+
+def mapped() -> System:
+    """``a``, then ``b`` for each of so many items, then the list as it is."""
+    body = System("item", outputs={"y": add("b", x=X)})
+    items = Function("count", count)(n=add("a", x=X))
+    return System("mapped", outputs={"ys": Map("each", body, over="x")(x=items)})
+
+
+def routed() -> System:
+    """``a`` decides whether ``b`` runs, or ``c`` and ``d``."""
+    a = add("a", x=X)
+    large = Function("large", is_large)(y=a)
+    assert isinstance(large, Output)
+    b = add_when(large.equals(True), "b", x=X)
+    d = add("d", x=add_when(large.equals(False), "c", x=X))
+    return System("routed", outputs={"y": FirstOf("pick", int)(a=b, b=d)})
+
+
+def traces(system: System, xs: Sequence[int]) -> list[Trace]:
+    executor = Executor()
+    return [asyncio.run(executor.run(system, {"x": x}, example=str(x))) for x in xs]
+
+
+def measured(system: System, *xs: int) -> Prices:
+    return measure_prices(system, traces(system, xs or (1,)))
+
+
+Find = Callable[[System], Prices]
+
+
+def changes(prices: Prices, names: str) -> list[Any]:
+    return [pytest.approx(prices.change([name])) for name in names]
+
+
+# --- hand-computed prices ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("find", [measured, estimate_prices])
+class TestStaticGraphs:
+    def test_a_change_in_a_chain_executes_all_that_follows(self, find: Find) -> None:
+        prices = find(chain())
+        assert changes(prices, "abc") == [1, 2 / 3, 1 / 3]
+        assert prices.change([]) == 0
+        assert prices.change(["b", "c"]) == pytest.approx(2 / 3)
+        assert prices.keys(["c.option", "b.option"]) == pytest.approx(2 / 3)
+        assert [prices.call(name) for name in "abc"] == [pytest.approx(1 / 3)] * 3
+        assert [prices.savings(name) for name in "abc"] == [pytest.approx(n) for n in (3, 2, 1)]
+
+    def test_branches_of_a_diamond_execute_their_join_only_once(self, find: Find) -> None:
+        prices = find(diamond())
+        assert changes(prices, "abcd") == [1, 1 / 2, 1 / 2, 1 / 4]
+        assert prices.change(["b", "c"]) == pytest.approx(3 / 4)
+        assert prices.savings("b") == pytest.approx(2)
+
+    def test_functions_cost_nothing_but_what_follows_them_does(self, find: Find) -> None:
+        passed = Function("pass", same)(y=add("a", x=X))
+        system = System("passed", outputs={"y": add("b", y=passed), "z": Function("last", same)(y=passed)})
+        prices = find(system)
+        assert changes(prices, "ab") == [1, 1 / 2]
+        assert prices.change(["pass"]) == pytest.approx(1 / 2)
+        assert prices.change(["last"]) == 0
+        assert (prices.call("pass"), prices.savings("pass")) == (0, math.inf)
+        assert (prices.call("last"), prices.savings("last")) == (0, 1)
+
+    def test_a_component_with_two_nodes_pays_for_both(self, find: Find) -> None:
+        step = Add("a", ("x",))
+        first = step(x=X)
+        system = System("twice", outputs={"y": step(x=add("b", y=first), name="again")})
+        prices = find(system)
+        assert changes(prices, "ab") == [1, 2 / 3]
+        assert prices.call("a") == pytest.approx(2 / 3)
+        assert prices.savings("a") == pytest.approx(3 / 2)
+
+    def test_a_system_without_counted_calls_takes_whole_runs(self, find: Find) -> None:
+        """Nothing of it is cached, and therefore every change, even none, takes a whole run."""
+        prices = find(System("plain", outputs={"y": Function("pass", same)(y=X)}))
+        assert prices.calls == []
+        assert (prices.change(["pass"]), prices.keys([]), prices.call("pass")) == (1, 1, 1)
+        assert prices.savings("pass") == 1
+
+
+class TestComposites:
+    def test_turns_of_a_loop_depend_on_the_turns_before(self) -> None:
+        """Of six calls of two turns: a, b, c, b, c, d. A change of c leaves a and the first b."""
+        prices = measured(loop(2))
+        assert changes(prices, "abcd") == [1, 5 / 6, 4 / 6, 1 / 6]
+        assert prices.change(["loop"]) == pytest.approx(5 / 6)
+        assert [prices.call(name) for name in "abcd"] == [pytest.approx(n / 6) for n in (1, 2, 2, 1)]
+
+    def test_before_there_are_traces_a_loop_counts_the_calls_that_are_given(self) -> None:
+        uses = {"a": 1, "b": 2, "c": 2, "d": 1}
+        prices = estimate_prices(loop(2), uses)
+        assert [prices.call(name) for name in "abcd"] == [pytest.approx(n / 6) for n in (1, 2, 2, 1)]
+        assert changes(prices, "abd") == [1, 5 / 6, 1 / 6]
+
+    def test_unknown_and_infinite_numbers_of_calls_count_as_one(self) -> None:
+        prices = estimate_prices(loop(2), {"a": math.inf, "b": 0})
+        assert [prices.call(name) for name in "abcd"] == [pytest.approx(1 / 4)] * 4
+
+    def test_a_map_pays_for_each_item(self) -> None:
+        """Of x = 2, there are a call of a and three of b; of x = 0, one of each. The mean is 3/4 and 1/2."""
+        prices = measured(mapped(), 2, 0)
+        assert prices.call("b") == pytest.approx((3 / 4 + 1 / 2) / 2)
+        assert prices.change(["b"]) == pytest.approx((3 / 4 + 1 / 2) / 2)
+        assert prices.change(["each"]) == pytest.approx((3 / 4 + 1 / 2) / 2)
+        assert prices.change(["a"]) == pytest.approx(1)
+        assert prices.savings("b") == pytest.approx(1)
+
+    def test_conditions_count_as_they_come_out(self) -> None:
+        """Of x = 9, a and b run; of x = 1, a, c and d."""
+        prices = measured(routed(), 9, 1)
+        assert prices.change(["a"]) == pytest.approx(1)
+        assert prices.change(["large"]) == pytest.approx((1 / 2 + 2 / 3) / 2)
+        assert prices.change(["b"]) == pytest.approx(1 / 2 / 2)
+        assert prices.change(["c"]) == pytest.approx(2 / 3 / 2)
+        assert prices.change(["d"]) == pytest.approx(1 / 3 / 2)
+
+    def test_a_branch_that_never_ran_has_no_price(self) -> None:
+        assert measured(routed(), 9).change(["c", "d"]) == 0
+
+
+class TestTraces:
+    def test_failed_runs_count_with_the_calls_they_made(self) -> None:
+        """The first step rejects a negative number, so that the run has one call instead of three."""
+        found = traces(chain(), [-1, 1])
+        assert found[0].failure is not None
+        made = sum(call.counted for call in found[0].calls)
+        prices = measure_prices(chain(), found)
+        assert made == 1
+        assert prices.change(["a"]) == pytest.approx(1)
+        assert prices.change(["c"]) == pytest.approx((0 + 1 / 3) / 2)
+
+    def test_traces_without_counted_calls_are_skipped(self) -> None:
+        (found,) = traces(chain(), [1])
+        assert measure_prices(chain(), [replace(found, calls=()), found]) == measure_prices(chain(), [found])
+        assert measure_prices(chain(), []).change(["a"]) == 1
+
+    def test_reused_calls_count_like_executed_ones(self) -> None:
+        executor = Executor(cache=MemoryCache())
+        found = [asyncio.run(executor.run(chain(), {"x": 1}, example="1")) for _ in range(2)]
+        assert all(call.reused for call in found[1].calls)
+        assert measure_prices(chain(), found[1:]) == measure_prices(chain(), found[:1])
+
+    def test_prices_survive_storage(self) -> None:
+        prices = measured(routed(), 9, 1)
+        assert Prices.from_json(prices.to_json()) == prices
+
+
+# --- laws ----------------------------------------------------------------------------------------------
+
+NAMES = "abcdef"
+NAME_SETS = st.sets(st.sampled_from(NAMES + "z"))
+
+
+@st.composite
+def any_prices(draw: st.DrawFn) -> Prices:
+    """Return shares that sum to 1, each with any dependencies that include the component itself."""
+    weights = draw(st.lists(st.floats(0.01, 1), max_size=8))
+    total = sum(weights)
+    components = [draw(st.sampled_from(NAMES)) for _ in weights]
+    return Prices(
+        calls=[
+            CallShare(component=name, depends=sorted({name, *draw(NAME_SETS)}), share=weight / total)
+            for name, weight in zip(components, weights, strict=True)
+        ]
+    )
+
+
+@st.composite
+def any_graph(draw: st.DrawFn) -> System:
+    """Return a static system: each node reads any of those before it; the last one reads all loose ends."""
+    outputs: list[Output] = []
+    read: set[int] = set()
+    for name in NAMES[: draw(st.integers(1, 5))]:
+        chosen = draw(st.sets(st.sampled_from(range(len(outputs))))) if outputs else set()
+        sources: dict[str, Source] = {f"i{i}": outputs[i] for i in sorted(chosen)} or {"x": X}
+        if draw(st.booleans()):
+            outputs.append(add(name, **sources))
+        else:
+            joined = add(f"{name}_in", **sources)
+            node = Function(name, same)(y=joined)
+            assert isinstance(node, Output)
+            outputs.append(node)
+        read |= chosen
+    return System("any", outputs={f"o{i}": out for i, out in enumerate(outputs) if i not in read})
+
+
+class TestLaws:
+    @given(any_prices(), NAME_SETS, NAME_SETS)
+    def test_the_price_of_a_change_is_monotone_and_subadditive(
+        self, prices: Prices, some: set[str], others: set[str]
+    ) -> None:
+        both = prices.change(some | others)
+        assert 0 <= prices.change(some) <= both <= 1
+        assert both <= prices.change(some) + prices.change(others) + 1e-12
+
+    @given(any_prices(), st.sampled_from(NAMES))
+    def test_a_local_evaluation_is_never_dearer_than_a_global_one(self, prices: Prices, name: str) -> None:
+        assert prices.call(name) <= prices.change([name]) + 1e-12
+        assert prices.savings(name) >= 1 - 1e-12
+
+    @settings(max_examples=50)
+    @given(any_graph(), st.integers(0, 5))
+    def test_without_composites_and_conditions_estimates_are_exact(self, system: System, x: int) -> None:
+        found, estimated = measured(system, x), estimate_prices(system)
+        for name in system.components:
+            assert estimated.change([name]) == pytest.approx(found.change([name]))
+            assert estimated.call(name) == pytest.approx(found.call(name))
+        assert sum(share.share for share in estimated.calls) == pytest.approx(1)
+
+
+# --- what evaluations really take ----------------------------------------------------------------------
+
+
+def spent_after_incumbent(world: Simulated, options: Mapping[str, int], n: int = 7) -> list[Evaluation]:
+    """Evaluate the incumbent, then a configuration with the given options, with one cache."""
+    system, rows = world.system(), world.examples(n)
+    changed = system.bind({f"{name}.option": option for name, option in options.items()})
+    executor = Executor(cache=MemoryCache())
+
+    async def both() -> list[Evaluation]:
+        return [await evaluate(executor, made, rows, world) for made in (system, changed)]
+
+    return asyncio.run(both())
+
+
+class TestExecution:
+    @settings(max_examples=40, deadline=None)
+    @given(st.sampled_from(sorted(SHAPES)), st.data())
+    def test_a_changed_configuration_executes_exactly_its_price(
+        self, shape: str, data: st.DataObject
+    ) -> None:
+        """All outputs differ, since qualities are drawn from a continuous distribution."""
+        world = Simulated(shape, noise=0.0)
+        changed = data.draw(st.sets(st.sampled_from(world.names)))
+        incumbent, candidate = spent_after_incumbent(world, dict.fromkeys(changed, 1))
+        assert incumbent.system_runs == pytest.approx(7)
+        price = estimate_prices(world.system()).change(changed)
+        assert candidate.system_runs == pytest.approx(7 * price)
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.sampled_from(sorted(SHAPES)), st.data())
+    def test_it_never_executes_more(self, shape: str, data: st.DataObject) -> None:
+        """Components whose options are all equal do not change what follows them."""
+        names = Simulated(shape).names
+        spread = tuple(data.draw(st.sampled_from([0.0, 1.0])) for _ in names)
+        world = Simulated(shape, noise=0.0, spread=spread)
+        options = data.draw(st.dictionaries(st.sampled_from(names), st.integers(0, 2)))
+        _, candidate = spent_after_incumbent(world, options)
+        price = estimate_prices(world.system()).change(options)
+        assert candidate.system_runs <= 7 * price + 1e-9
+
+    @pytest.mark.parametrize("name", "abcd")
+    def test_a_loop_executes_its_measured_price(self, name: str) -> None:
+        system, executor = loop(3), Executor(cache=MemoryCache())
+        first = executor.settle(asyncio.run(executor.run(system, {"x": 1}, example="e")))
+        assert first.equivalents == 1
+        changed = system.bind({f"{name}.option": 1001})
+        after = executor.settle(asyncio.run(executor.run(changed, {"x": 1}, example="e")))
+        assert after.equivalents == pytest.approx(measure_prices(system, [first]).change([name]))
+
+    def test_a_map_executes_its_measured_price(self) -> None:
+        system, executor = mapped(), Executor(cache=MemoryCache())
+        first = asyncio.run(executor.run(system, {"x": 3}, example="e"))
+        prices = measure_prices(system, [executor.settle(first)])
+        after = asyncio.run(executor.run(system.bind({"b.option": 1001}), {"x": 3}, example="e"))
+        assert (
+            executor.settle(after).equivalents == pytest.approx(prices.change(["b"])) == pytest.approx(4 / 5)
+        )
