@@ -14,9 +14,11 @@ from compound.graph.space import Choice, Demos, Float, Int, Text, Weights
 from compound.graph.system import System
 from compound.optimization.method import Job, Method, Optimizer
 from compound.optimization.registration import MethodFactory, as_factory
-from compound.optimizers.baselines.gepa import GEPA, GEPASettings
+from compound.optimizers.baselines.gepa import GEPA
+from compound.optimizers.baselines.gepa_settings import GEPASettings
 from compound.optimizers.baselines.llm_selector import DiagnoserSettings, LLMSelector
-from compound.optimizers.baselines.mipro import Mipro, MIPROSettings
+from compound.optimizers.baselines.mipro.optimizer import Mipro, MIPROSettings
+from compound.optimizers.baselines.opro import OPRO
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.baselines.textgrad import TextGrad, TextGradSettings
 from compound.optimizers.better_together import BetterTogetherSettings, better_together
@@ -61,15 +63,19 @@ def random(system: System, optimize: OptimizeSettings, settings: NoSettings) -> 
 
 
 def opro(system: System, optimize: OptimizeSettings, settings: OPROSettings) -> Method:
-    """OPRO by the global reward: one job per component that has texts."""
-    optimizer = PromptSearch(("opro",), lm=settings.lm)
-    return Method("opro", {"opro": optimizer}, text_jobs("opro", system), Uniform())
+    """OPRO, which writes generations of prompts: one job per component that has texts."""
+    return Method("opro", {"opro": OPRO(settings.lm)}, text_jobs("opro", system), Uniform())
 
 
 def textgrad(system: System, optimize: OptimizeSettings, settings: TextGradSettings) -> Method:
-    """TextGrad, which rewrites prompts based on criticism: one job per component that has texts."""
-    optimizer = TextGrad(lm=settings.lm)
-    return Method("textgrad", {"textgrad": optimizer}, text_jobs("textgrad", system), Uniform())
+    """TextGrad, which rewrites prompts based on criticism of the runs, propagated backwards.
+
+    There is one job per component that has texts, or one job for all of them.
+    """
+    jobs, keys = text_jobs("textgrad", system), keys_of(system, Text)
+    if settings.joint and keys:
+        jobs = [Job("textgrad", keys)]
+    return Method("textgrad", {"textgrad": TextGrad(settings)}, jobs, Uniform())
 
 
 def gepa(system: System, optimize: OptimizeSettings, settings: GEPASettings) -> Method:
@@ -80,15 +86,16 @@ def gepa(system: System, optimize: OptimizeSettings, settings: GEPASettings) -> 
     """
     keys = keys_of(system, Text)
     jobs = [Job("gepa", keys)] if keys else []
-    return Method("gepa", {"gepa": GEPA(lm=settings.lm)}, jobs, Uniform(), least=LONG_JOB)
+    return Method("gepa", {"gepa": GEPA(settings)}, jobs, Uniform(), least=LONG_JOB)
 
 
 def mipro(system: System, optimize: OptimizeSettings, settings: MIPROSettings) -> Method:
     """MIPROv2, which searches the instructions and demonstrations of all components jointly."""
     keys = keys_of(system, Text, Demos)
     jobs = [Job("mipro", keys)] if keys else []
-    optimizer = Mipro(settings.proposers, settings.edits_per_candidate, settings.lm)
-    return Method("mipro", {"mipro": optimizer}, jobs, Uniform())
+    # a search is not divided: the first job may use the whole budget, and further jobs what it leaves
+    optimizers = {"mipro": Mipro.of(settings)}
+    return Method("mipro", optimizers, jobs, Uniform(), least=LONG_JOB, decisions=1)
 
 
 def llm_selector(system: System, optimize: OptimizeSettings, settings: NoSettings) -> Method:

@@ -1,6 +1,7 @@
-"""Requests of TextGrad: a criticism of a prompt, and a rewritten prompt that addresses it.
+"""Requests of TextGrad: feedback on outputs and prompts, and a rewritten prompt that addresses it.
 
-Yuksekgonul et al. 2024, "TextGrad: Automatic 'Differentiation' via Text".
+Yuksekgonul et al. 2024, "TextGrad: Automatic 'Differentiation' via Text". Each request contains the same
+information as that of the authors' library; the wording is our own.
 """
 
 from __future__ import annotations
@@ -8,70 +9,115 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compound.engine import Message, Request
-from compound.execution.trace import Trace
-from compound.graph.bounds import CallBound, Extent
+from compound.example import Example
+from compound.execution.trace import Call, Trace
 from compound.graph.component import Component
-from compound.graph.configuration import component_of
-from compound.optimization.bounds import Outlook
+from compound.graph.system import System
 from compound.optimizers.search.opro import purpose_of
-from compound.optimizers.search.transcripts import (
-    calls,
-    fields,
-    longest_calls,
-    longest_of,
-    longest_run,
-    result,
-    verdict,
-)
+from compound.optimizers.search.transcripts import fields, read_and_written, result, verdict
 
-MAX_TOKENS = 400  # of a criticism, and of a prompt
+MAX_TOKENS = 400  # of a feedback, and of a prompt
+_ADVICE = "Give specific criticism, in a few sentences; if it is already good, say so."
 
 
-def criticism_request(component: Component, prompt: str, traces: Sequence[Trace], seed: int) -> Request:
-    """Return the request for a criticism of a prompt, given a few runs."""
+def loss_request(trace: Trace, example: Example, call: Call, system: System, seed: int) -> Request:
+    """Return the request for feedback on an output, given the result of the run and its score."""
+    expected = f"The expected result: {fields(example.gold)}\n" if example.gold else ""
+    text = (
+        f"{_part(system.components[call.component])}\n\n"
+        f"The system read {fields(trace.inputs)}\n"
+        f"The step wrote {fields(call.outputs)}\n"
+        f"The result of the system: {result(trace)}\n{expected}Its score: {verdict(trace)}\n\n"
+        f"What is wrong with the output of the step, {purpose_of(system.components[call.component])}, such "
+        f"that the score was not higher? {_ADVICE} Do not write a new output."
+    )
+    return _request(text, seed)
+
+
+def output_request(
+    earlier: Call, call: Call, prompt: str, feedback: str, system: System, seed: int
+) -> Request:
+    """Return the request for feedback on a call's output, given the feedback on the output of a later call.
+
+    Args:
+        earlier: the call whose output is criticized.
+        call: the call that read it, possibly by way of tools.
+        prompt: the prompt of ``call``.
+        feedback: the feedback on the output of ``call``.
+        system: the system.
+        seed: the seed of the request.
+    """
+    text = (
+        f"{_conversation(call, prompt, feedback, system)}\n\n"
+        f"An earlier step, {purpose_of(system.components[earlier.component])}, contributed to what it read:\n"
+        f"<output>{fields(earlier.outputs)}</output>\n\n"
+        f"What is wrong with the output of the earlier step, such that the feedback arose? {_ADVICE} "
+        "Do not write a new output."
+    )
+    return _request(text, seed)
+
+
+def prompt_request(call: Call, prompt: str, feedback: str, system: System, seed: int) -> Request:
+    """Return the request for feedback on a prompt, given the feedback on the output of one call with it."""
+    text = (
+        f"{_conversation(call, prompt, feedback, system)}\n\n"
+        f"What is wrong with the instruction, such that the feedback arose? {_ADVICE} It will be used again "
+        "for other inputs. Do not write a new instruction."
+    )
+    return _request(text, seed)
+
+
+def rewrite_request(
+    component: Component,
+    prompt: str,
+    feedback: Sequence[tuple[Call, str]],
+    past: Sequence[str],
+    constraints: Sequence[str],
+    system: System,
+    seed: int,
+) -> Request:
+    """Return the request for a prompt that addresses feedback.
+
+    Args:
+        component: the component of the prompt.
+        prompt: the prompt.
+        feedback: calls with the prompt, each with the feedback on the prompt.
+        past: earlier versions of the prompt, oldest first.
+        constraints: conditions that the new prompt must meet.
+        system: the system.
+        seed: the seed of the request.
+    """
     runs = "\n\n".join(
-        f"Run {number}: the system read {fields(trace.inputs)}\n{calls(trace, component)}\n"
-        f"The result: {result(trace)}\nIts score: {verdict(trace)}"
-        for number, trace in enumerate(traces, start=1)
+        f"Run {number}:\n{read_and_written(call, system)}\nCriticism of the instruction:\n{text}"
+        for number, (call, text) in enumerate(feedback, start=1)
     )
-    text = (
-        f"A language model performs one step of a larger system. The step: {purpose_of(component)}\n\n"
-        f"Its instruction:\n<prompt>{prompt}</prompt>\n\n{runs}\n\n"
-        "What is wrong with the instruction, such that these runs did not score higher? Give criticism that "
-        "holds beyond these runs, in a few sentences. Do not write a new instruction."
+    versions = "\n".join(f"<past>{text}</past>" for text in past)
+    history = (
+        f"Earlier versions of the instruction, oldest first:\n{versions}\n"
+        "If the criticism is the same as before, change more.\n\n"
     )
-    return Request((Message("user", text),), max_tokens=MAX_TOKENS, temperature=1.0, seed=seed)
-
-
-def bounds(outlook: Outlook, steps: int, batch: int, lm: str | None) -> list[CallBound]:
-    """Return the bounds of the requests for criticism and for rewriting, each sent ``steps`` times."""
-    keys = [key for key in outlook.keys if key in outlook.texts]
-    criticised, rewritten = Extent(), Extent()
-    inputs = longest_of(example.inputs for example in outlook.train)
-    for key in keys:
-        component = outlook.system.components[component_of(key)]
-        run = inputs + longest_calls(outlook.uses[component.name]) + longest_run(outlook) + Extent(200)
-        template = criticism_request(component, "", [], 0).messages[0].content
-        request = Extent(len(template.encode())) + outlook.texts[key] + run.times(batch)
-        criticised = criticised.union(request)
-        template = rewrite_request(component, "", "", 0).messages[0].content
-        rewritten = rewritten.union(
-            Extent(len(template.encode())) + outlook.texts[key] + Extent(tokens=MAX_TOKENS)
-        )
-    lms = (lm,) if lm else ()
-    return [
-        CallBound("criticism", steps, criticised, MAX_TOKENS, lms),
-        CallBound("rewriting", steps, rewritten, MAX_TOKENS, lms),
-    ]
-
-
-def rewrite_request(component: Component, prompt: str, criticism: str, seed: int) -> Request:
-    """Return the request for a prompt that addresses a criticism."""
+    conditions = "".join(f"- {condition}\n" for condition in constraints)
+    conditions = f"It must meet these conditions:\n{conditions}" if constraints else ""
     text = (
-        f"A language model performs one step of a larger system. The step: {purpose_of(component)}\n\n"
-        f"Its instruction:\n<prompt>{prompt}</prompt>\n\n"
-        f"Criticism of the instruction:\n{criticism}\n\n"
-        "Rewrite the instruction so that it meets the criticism. "
+        f"{_part(component)}\n\nIts instruction:\n<prompt>{prompt}</prompt>\n\n{runs}\n\n"
+        f"{history if past else ''}"
+        "Rewrite the instruction so that it meets the criticism. The criticism can be mistaken; keep what is "
+        f"right. {conditions}"
         "Write it between <prompt> and </prompt>, and nothing else."
     )
+    return _request(text, seed)
+
+
+def _part(component: Component) -> str:
+    return f"A language model performs one step of a larger system. The step: {purpose_of(component)}"
+
+
+def _conversation(call: Call, prompt: str, feedback: str, system: System) -> str:
+    return (
+        f"{_part(system.components[call.component])}\n\nIts instruction:\n<prompt>{prompt}</prompt>\n\n"
+        f"{read_and_written(call, system)}\n\nFeedback on what it wrote:\n<feedback>{feedback}</feedback>"
+    )
+
+
+def _request(text: str, seed: int) -> Request:
     return Request((Message("user", text),), max_tokens=MAX_TOKENS, temperature=1.0, seed=seed)

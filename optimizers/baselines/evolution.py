@@ -6,38 +6,64 @@ answers. It logs nothing, and does not use the library's own checkpoints, which 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Protocol, overload
 
 from compound.example import Example
+from compound.optimizers.baselines.gepa_settings import GEPASettings
 
 if TYPE_CHECKING:
     from gepa.core.adapter import EvaluationBatch
     from gepa.core.state import GEPAState
+    from gepa.proposer.reflective_mutation.reflection_lm import ReflectionJob, ReflectionProposal
 
 PERFECT = 1.0  # maximum score of a metric
+# Added to all scores if candidates are merged: the library draws a common ancestor in proportion to its mean
+# score, and fails if all are 0. A power of two, such that sums of counts stay exact.
+LIFT = 2.0**-30
 
 Record = Mapping[str, str]  # the description of one run for a reflection
-Scored = tuple[list[float], Sequence[Mapping[str, Record]]]  # per example: the score, and records by key
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores of texts on examples.
+
+    Attributes:
+        scores: the score of each example.
+        parts: the scores of each example by objective; empty if the search has one objective.
+        records: the records of each run by key; empty if unknown.
+    """
+
+    scores: list[float]
+    parts: list[dict[str, float]]
+    records: Sequence[Mapping[str, Record]] = ()
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Asks for the scores of texts on examples, and for the records of each run for reflections."""
+    """Asks for the scores of several texts, each on examples of its own."""
 
-    texts: Mapping[str, str]
-    examples: Sequence[Example]
+    items: Sequence[tuple[Mapping[str, str], Sequence[Example]]]
 
 
 @dataclass(frozen=True)
-class Rewrite:
-    """Asks for a rewritten text; the answer is ``None`` if there is none."""
+class Reflection:
+    """A text to rewrite, and records of runs with it."""
 
     key: str
     text: str
     records: Sequence[Record]
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Asks for several rewritten texts; the answer is ``None`` where there is none."""
+
+    items: Sequence[Reflection]
 
 
 @dataclass(frozen=True)
@@ -46,14 +72,16 @@ class Proceed:
 
     Attributes:
         iterations: the number of completed iterations.
-        candidates: the number of candidates.
-        texts: the texts of the best candidate.
-        mean: its mean score on the Pareto set.
+        candidates: the texts of all candidates.
+        best: the index of the best candidate.
+        front: the indices of the candidates on the frontier, without dominated ones, best first.
+        mean: the best candidate's mean score on the Pareto set.
     """
 
     iterations: int
-    candidates: int
-    texts: Mapping[str, str]
+    candidates: Sequence[Mapping[str, str]]
+    best: int
+    front: Sequence[int]
     mean: float
 
 
@@ -64,47 +92,92 @@ class Ask(Protocol):
     """Answers a question."""
 
     @overload
-    def __call__(self, question: Evaluate, /) -> Scored: ...
+    def __call__(self, question: Evaluate, /) -> list[Scored]: ...
     @overload
-    def __call__(self, question: Rewrite, /) -> str | None: ...
+    def __call__(self, question: Rewrite, /) -> list[str | None]: ...
     @overload
     def __call__(self, question: Proceed, /) -> bool: ...
 
 
-class _Adapter:
-    """Turns the calls of the library into questions; implements its ``GEPAAdapter``."""
+class _Key(str):
+    """A key with the same hash in every process.
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    A merge iterates over a set of keys and draws random numbers on the way, so a replay in another process
+    would otherwise lead to other candidates.
+    """
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return zlib.crc32(self.encode())
+
+
+@dataclass
+class _Adapter:
+    """Turns the evaluations of the library into questions; implements its ``GEPAAdapter``."""
+
+    ask: Ask
+    lift: float
+    propose_new_texts: None = field(default=None, init=False)
+
+    def batch_evaluate(
+        self, items: Sequence[tuple[Mapping[str, str], Sequence[Example]]]
+    ) -> list[EvaluationBatch]:
+        """Return the scores of several candidates, with the records of the runs as trajectories."""
+        from gepa.core.adapter import EvaluationBatch
+
+        found = []
+        plain = [({str(key): text for key, text in texts.items()}, batch) for texts, batch in items]
+        for answer in self.ask(Evaluate(plain)):
+            scores = [score + self.lift for score in answer.scores]
+            parts = [{name: part + self.lift for name, part in row.items()} for row in answer.parts]
+            records = list(answer.records) or [{} for _ in scores]
+            found.append(EvaluationBatch(scores, scores, records, parts or None))
+        return found
 
     def evaluate(
         self, batch: Sequence[Example], candidate: Mapping[str, str], capture_traces: bool = False
     ) -> EvaluationBatch:
-        """Return the scores of a candidate, with the records of the runs as trajectories."""
-        from gepa.core.adapter import EvaluationBatch
-
-        scores, records = self._ask(Evaluate(candidate, batch))
-        return EvaluationBatch(scores, scores, list(records) or [{} for _ in scores])
+        """Return the scores of one candidate."""
+        return self.batch_evaluate([(candidate, batch)])[0]
 
     def make_reflective_dataset(
         self, candidate: Mapping[str, str], eval_batch: EvaluationBatch, components_to_update: Sequence[str]
     ) -> dict[str, list[Record]]:
         """Return the records of each key."""
         runs = eval_batch.trajectories
-        return {key: [records[key] for records in runs if key in records] for key in components_to_update}
-
-    def propose_new_texts(
-        self,
-        candidate: Mapping[str, str],
-        reflective_dataset: Mapping[str, Sequence[Record]],
-        components_to_update: Sequence[str],
-    ) -> dict[str, str]:
-        """Return new texts for the keys that could be rewritten."""
-        answers = {
-            key: self._ask(Rewrite(key, candidate[key], reflective_dataset[key]))
+        return {
+            key: [records[str(key)] for records in runs if str(key) in records]
             for key in components_to_update
         }
-        return {key: text for key, text in answers.items() if text is not None}
+
+
+@dataclass
+class _Reflections:
+    """Turns the reflections of the library into questions; implements its ``BatchReflectionLM``."""
+
+    ask: Ask
+
+    def reflect_many(self, jobs: Sequence[ReflectionJob]) -> list[tuple[ReflectionProposal, _Reflections]]:
+        """Return the new texts of each job, without those that could not be rewritten."""
+        from gepa.proposer.reflective_mutation.reflection_lm import ReflectionProposal
+
+        asked = [(number, key) for number, (_, _, keys) in enumerate(jobs) for key in keys]
+        reflections = [Reflection(str(key), jobs[i][0][key], jobs[i][1][key]) for i, key in asked]
+        texts: list[dict[str, str]] = [{} for _ in jobs]
+        for (number, key), text in zip(asked, self.ask(Rewrite(reflections)), strict=True):
+            if text is not None:
+                texts[number][key] = text
+        return [(ReflectionProposal(found), self) for found in texts]
+
+    def reflect(
+        self,
+        candidate: dict[str, str],
+        reflective_dataset: Mapping[str, Sequence[Record]],
+        components_to_update: list[str],
+    ) -> tuple[ReflectionProposal, _Reflections]:
+        """Return the new texts of one job."""
+        return self.reflect_many([(candidate, reflective_dataset, components_to_update)])[0]
 
 
 def search(
@@ -113,7 +186,8 @@ def search(
     start: Mapping[str, str],
     feedback: Sequence[Example],
     pareto: Sequence[Example],
-    batch: int,
+    settings: GEPASettings,
+    lowest: float,
     seed: int,
 ) -> None:
     """Run the library's search.
@@ -123,26 +197,44 @@ def search(
         start: the incumbent's texts.
         feedback: the examples that reflections read runs of.
         pareto: the examples that candidates are compared on.
-        batch: the number of examples of one reflection.
+        settings: the settings of the search.
+        lowest: the minimum score.
         seed: the seed of the search.
     """
     from gepa.api import optimize
+    from gepa.strategies.proposal_sampling import PxNSampling
+    from gepa.strategies.proposal_selection import TopKImprovements
 
+    lift = LIFT - min(0.0, lowest) if settings.merges else 0.0
     optimize(
-        seed_candidate=dict(start),
+        seed_candidate={_Key(key): text for key, text in start.items()},
         trainset=list(feedback),
         valset=list(pareto),
-        adapter=_Adapter(ask),
-        reflection_minibatch_size=min(batch, len(feedback)),
-        perfect_score=PERFECT,
-        stop_callbacks=lambda state: not ask(_progress(state)),
+        adapter=_Adapter(ask, lift),
+        reflection_strategy=_Reflections(ask),
+        sampling_strategy=PxNSampling(settings.parents, settings.proposals) if settings.tasks > 1 else None,
+        selection_strategy=TopKImprovements(settings.keep) if settings.keep else None,
+        candidate_selection_strategy=settings.selection,
+        frontier_type=settings.frontier,
+        module_selector=settings.components,
+        acceptance_criterion=settings.acceptance,
+        use_merge=settings.merges > 0,
+        max_merge_invocations=settings.merges,
+        reflection_minibatch_size=min(settings.batch, len(feedback)),
+        perfect_score=PERFECT + lift,
+        stop_callbacks=lambda state: not ask(_progress(state, lift)),
         logger=SimpleNamespace(log=lambda message: None),
         track_best_outputs=False,
         seed=seed,
     )
 
 
-def _progress(state: GEPAState) -> Proceed:
+def _progress(state: GEPAState, lift: float) -> Proceed:
+    from gepa.gepa_utils import find_dominator_programs
+
     means = state.program_full_scores_val_set
     best = means.index(max(means))
-    return Proceed(state.i + 1, len(means), dict(state.program_candidates[best]), means[best])
+    front = find_dominator_programs(state.get_pareto_front_mapping(), means)
+    front = sorted({best, *front}, key=lambda candidate: (candidate != best, -means[candidate], candidate))
+    candidates = [{str(key): text for key, text in texts.items()} for texts in state.program_candidates]
+    return Proceed(state.i + 1, candidates, best, front, means[best] - lift)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
 
@@ -17,19 +17,28 @@ from pydantic import Field
 
 from compound.concurrency.questions import CallbackQuestions
 from compound.errors import BudgetExhausted, MissingExtra
+from compound.evaluation.evaluate import score_bounds
 from compound.execution.rng import derive_seed
 from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.baselines.evolution import PERFECT, Proceed, Question, search
-from compound.optimizers.baselines.reflection import MAX_TOKENS, Answer, Answers, bound
+from compound.optimizers.baselines.gepa_settings import GEPASettings
+from compound.optimizers.baselines.reflection import (
+    Answer,
+    Answers,
+    Scores,
+    bound,
+    objectives_of,
+    scores_of,
+)
 from compound.optimizers.search.prompts import split, text_keys
-from compound.settings.base import Settings
-from compound.settings.references import ModelName
 from compound.storage.state import State
 
 TRIES = 2  # reflections per minibatch of runs in a job's share
 COMPARED = 8  # number of candidates whose scoring on the Pareto set a job's share should cover
+MERGED = 5  # examples of the Pareto set on which the library tries a merged candidate
+ROUNDING = 1e-9
 
 
 class Evolution(State):
@@ -40,50 +49,40 @@ class Evolution(State):
             on the Pareto set.
         best: the texts of the best candidate that differ from the incumbent's.
         mean: the best candidate's mean score on the Pareto set.
+        front: the texts of the candidates on the frontier that differ from the incumbent's, best first.
     """
 
     answers: list[Answer]
     best: dict[str, str] = Field(default_factory=dict)
     mean: float
+    front: list[dict[str, str]] = Field(default_factory=lambda: [dict[str, str]()])
 
     @property
     def incumbent(self) -> list[float]:
         """The incumbent's scores on the Pareto set."""
-        scores = self.answers[0]
-        assert isinstance(scores, list)  # the first question is about the incumbent
-        return scores
-
-
-class GEPASettings(Settings):
-    """Settings of `gepa`: prompts are rewritten by reflection."""
-
-    lm: ModelName | None = None
-    """The model that writes reflections; the system's own by default."""
+        answer = self.answers[0]
+        assert isinstance(answer, Scores)  # the first question is about the incumbent
+        return answer.scores
 
 
 @dataclass(frozen=True)
 class GEPA:
-    """Optimizer that rewrites one text at a time, and keeps candidates that are best on some example.
+    """Optimizer that rewrites texts, and keeps candidates that are best on some example.
 
     Candidates are compared on a part of the train examples, the Pareto set; reflections read runs of the
-    others. An iteration runs a candidate and its rewritten version on ``batch`` examples and, if the
-    rewritten version scores higher, on the Pareto set. It starts only if the job's remaining share covers
-    all of these runs; cached runs are not charged, which allows further iterations.
+    others. An iteration runs one or several candidates and their rewritten versions on minibatches and, if a
+    rewritten version scores higher, on the Pareto set; or it merges two candidates. It starts only if the
+    job's remaining share covers all of these runs; cached runs are not charged, which allows further
+    iterations.
 
     Attributes:
-        iterations: the maximum number of iterations.
-        batch: the number of examples of one reflection.
-        held_out: the maximum size of the Pareto set.
-        lm: the model that writes reflections; ``None`` for the system's own.
+        settings: the settings of the search.
 
     Raises:
         MissingExtra: the library is not installed.
     """
 
-    iterations: int = 100
-    batch: int = 3
-    held_out: int = 50
-    lm: str | None = None
+    settings: GEPASettings = field(default_factory=GEPASettings)
 
     def __post_init__(self) -> None:
         try:  # report a missing library before any budget is spent
@@ -92,48 +91,55 @@ class GEPA:
             raise MissingExtra("method 'gepa'", "gepa", "search") from None
 
     def bound(self, outlook: Outlook) -> JobBound:
-        """Declare one reflection per iteration."""
-        calls = self.most_iterations(outlook.runs)
-        return JobBound([bound(outlook, calls, self.batch, self.lm)], written=MAX_TOKENS)
+        """Declare the reflections of all iterations."""
+        texts = sum(key in outlook.texts for key in outlook.keys)
+        calls = self.most_reflections(outlook.runs, texts)
+        return JobBound([bound(outlook, calls, self.settings)], written=self.settings.max_tokens)
 
-    def most_iterations(self, runs: float) -> int:
-        """Return the maximum number of iterations of a job with ``runs`` system runs.
+    def most_reflections(self, runs: float, texts: int = 1) -> int:
+        """Return the maximum number of reflections of a job with ``runs`` system runs and ``texts`` texts.
 
-        Each new text is run on a minibatch. Since some reflections give no new text, a job may make `TRIES`
-        reflections per minibatch of its runs.
+        Each new candidate is run on a minibatch. Since some reflections give no new text, a job may rewrite
+        `TRIES` candidates per minibatch of its runs.
 
-        >>> GEPA().most_iterations(44), GEPA().most_iterations(math.inf)
+        >>> GEPA().most_reflections(44), GEPA().most_reflections(math.inf)
         (30, 100)
         """
-        held = math.ceil(runs / self.batch) if math.isfinite(runs) else math.inf
-        return int(min(self.iterations, TRIES * held))
+        settings = self.settings
+        held = math.ceil(runs / settings.batch) if math.isfinite(runs) else math.inf
+        candidates = min(settings.iterations * settings.tasks, TRIES * held)
+        return int(candidates * (texts if settings.components == "all" else 1))
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Score the incumbent, answer the questions of the search, and propose the best candidate."""
         _, examples = split(task)
+        settings = self.settings
         start = {key: entry(task.system.configuration, key, str) for key in text_keys(task)}
         if task.resume is not None:
             state = Evolution.from_json(task.resume)
-        elif not task.scorer.may_ask(self.lm):
+        elif not task.scorer.may_ask(settings.lm):
             yield Proposal(
                 {}, note="no further requests to the model: too many failed, or the planned number is used"
             )
             return
         else:
-            most = min(self.held_out, len(examples) // 2)
-            size = pareto_size(most, task.minibatch, self.batch, task.scorer.runs_left)
+            most, left = min(settings.held_out, len(examples) // 2), task.scorer.runs_left
+            size = pareto_size(most, task.minibatch, settings.batch, left, settings.tasks, settings.accepted)
             if not size or not start:
                 yield Proposal({}, note="too few examples or system runs to compare candidates")
                 return
-            scores = [trace.score or 0.0 for trace in await task.scorer.traces({}, examples[:size])]
-            state = Evolution(answers=[scores], mean=fmean(scores))
+            traces = await task.scorer.traces({}, examples[:size])
+            objectives = () if settings.frontier == "instance" else objectives_of(traces)
+            scores = scores_of(traces, objectives, task.context.rules.failure_score)
+            state = Evolution(answers=[scores], mean=fmean(scores.scores))
             note = f"the incumbent on {size} example{'s' * (size != 1)}: {state.mean:.3f}"
             yield Progress(state.to_json(), note)
         size = len(state.incumbent)
-        answers = Answers(task, self.lm, state.answers)
+        answers = Answers(task, settings, state.answers)
+        low, _ = score_bounds(task.context.metric, task.context.rules) or (min(state.incumbent), PERFECT)
         evolve = partial(
-            search, start=start, feedback=examples[size:], pareto=examples[:size], batch=self.batch,
-            seed=derive_seed(task.seed, "gepa"),
+            search, start=start, feedback=examples[size:], pareto=examples[:size], settings=settings,
+            lowest=low, seed=derive_seed(task.seed, "gepa"),
         )  # fmt: skip
         try:
             with CallbackQuestions[Question](evolve, "gepa") as questions:
@@ -142,11 +148,14 @@ class GEPA:
                         questions.answer(await answers.answer(question))
                         continue
                     if answers.has_new:
-                        best = {key: text for key, text in question.texts.items() if text != start[key]}
-                        state = Evolution(answers=answers.all, best=best, mean=question.mean)
+                        best, *_ = front = [
+                            {key: text for key, text in question.candidates[i].items() if text != start[key]}
+                            for i in question.front
+                        ]
+                        state = Evolution(answers=answers.all, best=best, mean=question.mean, front=front)
                         yield Progress(state.to_json(), _note(question), step=question.iterations)
                     proceeds = self._affords(question, task.scorer.runs_left, size)
-                    questions.answer(proceeds and task.scorer.may_ask(self.lm))
+                    questions.answer(proceeds and task.scorer.may_ask(settings.lm))
         except BudgetExhausted:
             if not state.best:
                 raise
@@ -156,21 +165,24 @@ class GEPA:
 
     def _affords(self, progress: Proceed, left: float, pareto: int) -> bool:
         """Return whether another iteration can improve the best candidate, and the budget covers it."""
-        can_improve = progress.iterations < self.iterations and progress.mean < PERFECT
-        return can_improve and 2 * self.batch + pareto <= left
+        settings = self.settings
+        can_improve = progress.iterations < settings.iterations and progress.mean < PERFECT - ROUNDING
+        cost = 2 * settings.batch * settings.tasks + pareto * settings.accepted
+        return can_improve and max(cost, MERGED + pareto if settings.merges else 0) <= left
 
 
-def pareto_size(most: int, least: int, batch: int, runs: float) -> int:
+def pareto_size(most: int, least: int, batch: int, runs: float, tasks: int = 1, accepted: int = 1) -> int:
     """Return the size of the Pareto set, such that ``runs`` covers `COMPARED` candidates on it.
 
-    It is at least ``least``, unless the runs would then not cover the incumbent and one iteration.
+    It is at least ``least``, unless the runs would then not cover the incumbent and one iteration, which
+    rewrites ``tasks`` candidates and accepts at most ``accepted`` of them.
 
     >>> pareto_size(50, 8, batch=3, runs=200), pareto_size(50, 8, 3, 40), pareto_size(50, 8, 3, 16)
     (25, 8, 5)
     """
-    first = (runs - 2 * batch) / 2
+    first = (runs - 2 * batch * tasks) / (1 + accepted)
     return max(0, math.floor(min(most, first, max(least, runs / COMPARED))))
 
 
 def _note(progress: Proceed) -> str:
-    return f"best of {progress.candidates} candidates {progress.mean:.3f}"
+    return f"best of {len(progress.candidates)} candidates {progress.mean:.3f}"

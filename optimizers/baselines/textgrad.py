@@ -1,39 +1,40 @@
-"""TextGrad: rewrite prompts based on criticism.
+"""TextGrad: rewrite prompts based on feedback that is propagated backwards through the system.
 
-Yuksekgonul et al. 2024, "TextGrad: Automatic 'Differentiation' via Text". A model reads a few runs and
-criticizes the prompt of one component; a second request rewrites the prompt accordingly. Every few steps the
-prompts are validated on examples that the criticism does not see, and the search continues from the best.
+Yuksekgonul et al. 2024, "TextGrad: Automatic 'Differentiation' via Text". In each step a model criticizes the
+outputs of a few runs; from the last output backwards, the criticism of an output leads to a criticism of the
+prompt and of the earlier outputs that it was computed from (`compound.optimizers.baselines.gradients`).
+Another request rewrites each prompt. New prompts that score lower on validation examples are reverted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from pydantic import Field
 
+from compound.engine import Request
 from compound.errors import TooManyFailures
 from compound.example import Example
 from compound.execution.rng import derive_seed, generator
 from compound.graph.configuration import component_of
+from compound.graph.space import Text
 from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.baselines.criticism import (
-    MAX_TOKENS,
-    bounds,
-    criticism_request,
-    rewrite_request,
-)
+from compound.optimizers.baselines.concurrent import gather
+from compound.optimizers.baselines.criticism import MAX_TOKENS, rewrite_request
+from compound.optimizers.baselines.criticism_bounds import bounds
+from compound.optimizers.baselines.gradients import Backward, Gradient
+from compound.optimizers.scheduling.jobs import keys_of
 from compound.optimizers.search.opro import parse_prompt
 from compound.optimizers.search.prompts import split, text_keys
 from compound.optimizers.search.proposing import ask_for_proposal
 from compound.settings.base import Settings
 from compound.settings.references import ModelName
 from compound.storage.state import State
-
-EVERY = 2  # steps between validations
 
 
 class Descent(State):
@@ -43,10 +44,10 @@ class Descent(State):
         step: the number of completed steps.
         held: the number of validation examples.
         before: the incumbent's mean score on them.
-        mean: the mean score of the best prompts.
+        mean: the mean score of the current prompts.
         tried: the number of validations.
-        best: the best validated prompts that differ from the incumbent's.
-        values: the current prompts that differ from the incumbent's: the best ones, or unvalidated ones.
+        values: the current prompts that differ from the incumbent's.
+        written: the latest versions of each prompt by key, including those that were reverted.
     """
 
     step: int = 0
@@ -54,117 +55,150 @@ class Descent(State):
     before: float
     mean: float
     tried: int = 0
-    best: dict[str, str] = Field(default_factory=dict)
     values: dict[str, str] = Field(default_factory=dict)
+    written: dict[str, list[str]] = Field(default_factory=dict)
 
 
 class TextGradSettings(Settings):
-    """Settings of `textgrad`: prompts are rewritten based on criticism."""
+    """Settings of `textgrad`: prompts are rewritten based on criticism of the runs."""
 
     lm: ModelName | None = None
-    """The model that criticizes and rewrites prompts; the system's own by default."""
+    """The model that criticizes outputs and prompts and rewrites prompts; the system's own by default."""
+    steps: int = Field(default=12, ge=1)
+    """Number of rewriting steps of a job."""
+    batch: int = Field(default=3, ge=1)
+    """Number of runs criticized in one step."""
+    held_out: int = Field(default=50, ge=1)
+    """Maximum number of validation examples, of the train examples."""
+    joint: bool = False
+    """Whether one job rewrites the prompts of all components in each step; by default each component has a
+    job of its own."""
+    momentum: int = Field(default=0, ge=0)
+    """Number of earlier versions of a prompt shown when it is rewritten."""
+    constraints: tuple[str, ...] = ()
+    """Conditions that each new prompt must meet, in words."""
 
 
 @dataclass(frozen=True)
 class TextGrad:
-    """Optimizer that rewrites one prompt at a time, based on criticism.
+    """Optimizer that rewrites all prompts of its job in each step, based on textual gradients.
 
     Attributes:
-        steps: the number of rewriting steps.
-        batch: the number of traces per criticism.
-        held_out: the maximum number of validation examples.
-        lm: the model that criticizes and rewrites prompts; ``None`` for the system's own.
+        settings: the settings of the search.
     """
 
-    steps: int = 12
-    batch: int = 4
-    held_out: int = 50
-    lm: str | None = None
+    settings: TextGradSettings = field(default_factory=TextGradSettings)
 
     def bound(self, outlook: Outlook) -> JobBound:
-        """Declare one request for criticism and one for rewriting per step."""
-        return JobBound(bounds(outlook, self.steps, self.batch, self.lm), written=MAX_TOKENS)
+        """Declare the requests for feedback and for rewriting of all steps."""
+        settings = self.settings
+        requests = bounds(
+            outlook, settings.steps, settings.batch, settings.momentum, settings.constraints, settings.lm
+        )
+        return JobBound(requests, written=MAX_TOKENS)
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
-        """Criticize, rewrite and validate prompts, and propose the best validated ones."""
+        """Criticize, rewrite and validate prompts, and propose the last ones that were not reverted."""
+        settings = self.settings
         _, examples = split(task)
         keys = text_keys(task)
         if task.resume is not None:
             state = Descent.from_json(task.resume)
-        elif not task.scorer.may_ask(self.lm):
+        elif not task.scorer.may_ask(settings.lm):
             yield Proposal(
                 {}, note="no further requests to the model: too many failed, or the planned number is used"
             )
             return
         else:
-            most = min(self.held_out, len(examples) // 2)
-            left, free = task.scorer.runs_left, task.scorer.has_free_repeats
-            size = held_out_size(most, task.minibatch, self.steps, self.batch, left, free)
+            most, free = min(settings.held_out, len(examples) // 2), task.scorer.has_free_repeats
+            left = task.scorer.runs_left
+            size = held_out_size(most, task.minibatch, settings.steps, settings.batch, left, free)
             if not size or not keys:
                 yield Proposal({}, note="too few examples or system runs to compare prompts")
                 return
             mean = (await task.scorer.score([{}], examples[:size]))[0].mean
             state = Descent(held=size, before=mean, mean=mean)
             note = f"the incumbent on {size} example{'s' * (size != 1)}: {mean:.3f}"
-            yield Progress(state.to_json(), note, step=0, of=self.steps)
+            yield Progress(state.to_json(), note, step=0, of=settings.steps)
         held, learn = examples[: state.held], examples[len(examples) // 2 :]
-        while (step := state.step) < self.steps:
-            if step % EVERY == 0 and self._validation_cost(task, len(held)) > task.scorer.runs_left:
+        cost = settings.batch + len(held) * (1 if task.scorer.has_free_repeats else 2)
+        while state.step < settings.steps and cost <= task.scorer.runs_left:
+            if not task.scorer.may_ask(settings.lm):
                 break
-            if not task.scorer.may_ask(self.lm) and state.values == state.best:
-                break  # there would be no new prompt to validate
-            key = keys[step // EVERY % len(keys)]
-            state.values = await self._rewrite(task, key, state, learn)
-            state.step = step + 1
-            if state.step % EVERY == 0 or state.step == self.steps:
-                await self._validate(task, state, held)
-            note = f"best {state.mean:.3f}"
-            yield Progress(state.to_json(), note, step=state.step, of=self.steps)
-        note = "" if state.best else "no rewritten prompt beat the incumbent"
-        yield Proposal(state.best, state.before, state.mean, state.tried, note)
+            new = await self._step(task, keys, state, learn)
+            state.step += 1
+            await self._validate(task, state, new, held)
+            yield Progress(state.to_json(), f"best {state.mean:.3f}", step=state.step, of=settings.steps)
+        values = state.values if state.mean > state.before else {}
+        note = "" if values else "no rewritten prompt beat the incumbent"
+        yield Proposal(values, state.before, state.mean, state.tried, note)
 
-    def _validation_cost(self, task: Task, held: int) -> float:
-        """Return the maximum cost of the steps up to the next validation, including it, in system runs."""
-        return EVERY * self.batch + held * (1 if task.scorer.has_free_repeats else 2)
+    async def _step(
+        self, task: Task, keys: Sequence[str], state: Descent, learn: Sequence[Example]
+    ) -> dict[str, str]:
+        """Return the rewritten prompts; those without a usable reply are unchanged."""
+        step, size = state.step, self.settings.batch
+        order = generator(task.seed, "textgrad", step).permutation(len(learn))[:size]
+        examples = [learn[i] for i in order]
+        try:
+            traces = await task.scorer.traces(state.values, examples)
+        except TooManyFailures:
+            if not state.values:
+                raise
+            state.values, state.mean = {}, state.before  # prompts that passed validation broke these runs
+            return {}
+
+        async def ask(request: Request) -> str | None:
+            return await ask_for_proposal(
+                task, request, self.settings.lm, lambda reply: reply.strip() or None
+            )
+
+        system = task.system
+        texts = {key: entry(system.configuration, key, str) for key in keys_of(system, Text)} | state.values
+        seeds = [partial(derive_seed, task.seed, "textgrad", step, number) for number in range(len(traces))]
+        batches = await gather(
+            Backward(system, texts, keys, ask, seed_of).gradients(trace, example)
+            for trace, example, seed_of in zip(traces, examples, seeds, strict=True)
+        )
+        found = [gradient for batch in batches for gradient in batch]
+        criticized = [key for key in keys if any(gradient.key == key for gradient in found)]
+        new = await gather(self._rewrite(task, key, texts[key], found, state) for key in criticized)
+        changed = {key: text for key, text in zip(criticized, new, strict=True) if text is not None}
+        if shown := self.settings.momentum:
+            for key, text in changed.items():
+                state.written[key] = [*state.written.get(key, [texts[key]]), text][-shown - 1 :]
+        return {**state.values, **changed}
 
     async def _rewrite(
-        self, task: Task, key: str, state: Descent, learn: Sequence[Example]
-    ) -> dict[str, str]:
-        """Return the prompts with one of them rewritten; unchanged if the replies were unusable."""
-        values, step = state.values, state.step
+        self, task: Task, key: str, prompt: str, gradients: Sequence[Gradient], state: Descent
+    ) -> str | None:
+        """Return a prompt that addresses all feedback on the current one; ``None`` if it is unusable."""
+        feedback = [(gradient.call, gradient.feedback) for gradient in gradients if gradient.key == key]
+        seed = derive_seed(task.seed, "textgrad", "rewrite", state.step, key)
+        past = [text for text in state.written.get(key, []) if text != prompt][-self.settings.momentum :]
         component = task.system.components[component_of(key)]
-        prompt = values[key] if key in values else entry(task.system.configuration, key, str)
-        order = generator(task.seed, "textgrad", step).permutation(len(learn))[: self.batch]
-        try:
-            traces = await task.scorer.traces(values, [learn[i] for i in order])
-        except TooManyFailures:  # the current prompts break the runs: return to the best ones
-            return state.best
-        seeds = [derive_seed(task.seed, "textgrad", kind, step) for kind in ("criticise", "rewrite")]
-        request = criticism_request(component, prompt, traces, seeds[0])
-        criticism = await ask_for_proposal(task, request, self.lm, lambda reply: reply.strip() or None)
-        if criticism is None:
-            return values
+        request = rewrite_request(
+            component, prompt, feedback, past, self.settings.constraints, task.system, seed
+        )
         space = task.system.parameters[key]
 
         def read(reply: str) -> str | None:
             text = parse_prompt(reply)
             return None if text is None or space.problem(text) else text
 
-        request = rewrite_request(component, prompt, criticism, seeds[1])
-        text = await ask_for_proposal(task, request, self.lm, read, lambda text: text == prompt)
-        return values if text is None else {**values, key: text}
+        return await ask_for_proposal(task, request, self.settings.lm, read, lambda text: text == prompt)
 
-    async def _validate(self, task: Task, state: Descent, held: Sequence[Example]) -> None:
-        """Score the current prompts; the next steps start from the best ones so far."""
-        if state.values == state.best:
+    async def _validate(
+        self, task: Task, state: Descent, new: Mapping[str, str], held: Sequence[Example]
+    ) -> None:
+        """Score new prompts, and keep them unless they score lower than the current ones."""
+        if dict(new) == state.values:
             return
         # scored together with the incumbent, since the scorer raises if all candidates fail
-        _, after = await task.scorer.score([{}, state.values], held)
+        _, after = await task.scorer.score([{}, new], held)
         state.tried += 1
-        if after.mean > state.mean:
-            state.best, state.mean = state.values, after.mean
-        else:
-            state.values = state.best
+        if after.mean >= state.mean:
+            state.values, state.mean = dict(new), after.mean
 
 
 def held_out_size(
@@ -172,15 +206,14 @@ def held_out_size(
 ) -> int:
     """Return the number of validation examples, such that ``runs`` covers all steps; at least ``least``.
 
-    If ``runs`` does not cover ``least``, return the number for which it covers the steps up to the first
-    validation, or 0.
+    If ``runs`` does not cover ``least``, return the number for which it covers the first step, or 0.
 
-    >>> held_out_size(50, 8, steps=12, batch=4, runs=188)
+    >>> held_out_size(50, 8, steps=12, batch=3, runs=296)
     20
-    >>> held_out_size(50, 8, steps=12, batch=4, runs=16)
-    4
+    >>> held_out_size(50, 8, steps=12, batch=3, runs=13)
+    5
     """
     scored = 1 if free_repeats else 2  # the candidate, and the incumbent if it is not cached
-    all_steps = (runs - steps * batch) / (1 + math.ceil(steps / EVERY) * scored)
-    first_steps = (runs - EVERY * batch) / (1 + scored)
-    return max(0, math.floor(min(examples, first_steps, max(least, all_steps))))
+    all_steps = (runs - steps * batch) / (1 + steps * scored)
+    first_step = (runs - batch) / (1 + scored)
+    return max(0, math.floor(min(examples, first_step, max(least, all_steps))))

@@ -243,6 +243,48 @@ class TestSelection:
         assert (states, dict(proposal.values)) == ([], {})
 
 
+class TestAgainstTheReference:
+    """The published optimizer, written down from its description, on tables of scores."""
+
+    @settings(max_examples=60)
+    @given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=45, max_size=45))
+    def test_allocations_and_runs_are_the_same(self, job: Any, table: list[float]) -> None:
+        def left(n: int, model: str) -> str:
+            return f"{n} {model}"
+
+        def right(text: str, model: str) -> str:
+            return f"{text} {model}"
+
+        def worth(row: int, one: str, other: str) -> float:
+            return table[9 * row + 3 * MODELS.index(one) + MODELS.index(other)]
+
+        async def read(outputs: Any, example: Example) -> Score:
+            row, one, other = outputs["answer"].split()
+            return Score(worth(int(row), one, other))
+
+        first = Function("a", left, model=Choice(*MODELS))(n=Input("n", int))
+        system = System("t", outputs={"answer": Function("b", right, model=Choice(*MODELS))(text=first)})
+        assignment = job(system, custom(read), rows(5), minibatch=5)
+        states, _ = assignment.run(LLMSelector())
+        expected = [("small", "small")]
+        while len(expected) < 9 and (len(expected) < 3 or len(set(expected[-3:])) > 1):
+            slot, current = (len(expected) - 1) % 2, expected[-1]
+            arms = [(model, current[1]) if slot == 0 else (current[0], model) for model in MODELS]
+            scores = [[worth(int(str(e.inputs["n"])), *arm) for arm in arms] for e in rows(5)]
+            votes = [sum(row[i] == max(row) for row in scores) for i in range(3)]
+            tied = [arm for arm, count in zip(arms, votes, strict=True) if count == max(votes)]
+            expected.append(current if current in tied else tied[0])
+        found = states[-1]["allocations"]
+        assert [tuple(allocation.values()) for allocation in found] == expected
+        assert assignment.spent == 5 * 3 * (len(expected) - 1)  # rows, models and steps: nothing is cached
+
+    def test_the_diagnoser_reads_every_run_of_every_option(self, job: Any) -> None:
+        assignment = job(two_steps(), METRIC, rows(20), lambda: ScriptedLM(accuser))
+        states, _ = assignment.run(LLMSelector(alpha=1.0))
+        steps = len(states[-1]["allocations"]) - 1
+        assert len(assignment.proposal_requests) == assignment.spent == 20 * 3 * steps
+
+
 # --- the diagnoser -------------------------------------------------------------------------------------
 
 

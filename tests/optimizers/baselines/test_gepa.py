@@ -30,7 +30,8 @@ from compound.graph.component import Input
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
 from compound.optimization.method import Progress
-from compound.optimizers.baselines.gepa import GEPA, GEPASettings, pareto_size
+from compound.optimizers.baselines.gepa import GEPA, pareto_size
+from compound.optimizers.baselines.gepa_settings import GEPASettings
 from compound.optimizers.methods import method
 from compound.registry.user_code import UserCodeError
 from compound.runs.recorder import Interrupted, Recorder
@@ -118,7 +119,7 @@ class TestSearch:
         batches = watched(assignment)
         assignment.run(GEPA())
         _, pareto = batches[0]
-        assert len(set(pareto)) == len(states[0]["answers"][0]) == 37
+        assert len(set(pareto)) == len(states[0]["answers"][0]["scores"]) == 37
         assert proposal.before == fmean(right(f"Answer. Question: {question}") for question in pareto)
         assert proposal.after == fmean(right(f"{found} Question: {question}") for question in pareto)
 
@@ -168,7 +169,7 @@ class TestSearch:
         """Any phrase is right on all examples that are reflected on, and wrong on the Pareto set."""
         assignment = job(system(), METRIC, rows(60), scripted())
         batches = watched(assignment)
-        assignment.run(GEPA(iterations=0))
+        assignment.run(GEPA(GEPASettings(iterations=0)))
         _, pareto = batches[0]
 
         def memorized(message: str, rng: np.random.Generator) -> str:
@@ -178,14 +179,14 @@ class TestSearch:
 
         assignment = job(system(), METRIC, rows(60), scripted(memorized))
         batches = watched(assignment)
-        _, proposal = assignment.run(GEPA(iterations=3))
+        _, proposal = assignment.run(GEPA(GEPASettings(iterations=3)))
         assert any(values and questions == pareto for values, questions in batches)
         assert (dict(proposal.values), proposal.before) == ({}, proposal.after)
 
     def test_few_examples_are_run_once_each(self, job: Any) -> None:
         assignment = job(functions(), METRIC, rows(4), scripted())
         batches = watched(assignment)
-        assignment.run(GEPA(iterations=3))
+        assignment.run(GEPA(GEPASettings(iterations=3)))
         assert len(batches) > 3
         assert all(len(questions) == len(set(questions)) == 2 for _, questions in batches)
 
@@ -201,15 +202,15 @@ class TestSearch:
 
         assignment = job(system(), METRIC, rows(60), scripted())
         batches = watched(assignment)
-        assignment.run(GEPA(iterations=0))
+        assignment.run(GEPA(GEPASettings(iterations=0)))
         _, pareto = batches[0]
         assignment = job(system(), custom(nearly), rows(60), scripted())
-        states, _ = assignment.run(GEPA(iterations=5))
+        states, _ = assignment.run(GEPA(GEPASettings(iterations=5)))
         assert len(states) == 6
         assert asked(assignment.lm, REFLECTING) == []
 
     def test_iterations_end_where_no_budget_does(self, job: Any) -> None:
-        states, _ = job(system(), METRIC, rows(60), scripted()).run(GEPA(iterations=4))
+        states, _ = job(system(), METRIC, rows(60), scripted()).run(GEPA(GEPASettings(iterations=4)))
         assert len(states) == 1 + 4
 
     def test_only_texts_are_touched(self, job: Any) -> None:
@@ -236,7 +237,10 @@ def watched(assignment: Any) -> list[tuple[dict[str, str], list[str]]]:
 
 
 class TestReflection:
-    def test_the_model_reads_what_the_component_did_and_what_came_of_it(self, job: Any) -> None:
+    @pytest.mark.parametrize("whole_runs", [True, False])
+    def test_the_model_reads_what_the_component_did_and_what_came_of_it(
+        self, job: Any, whole_runs: bool
+    ) -> None:
         hidden = LLM("other", prompt="Prepare.")(question=Input("question", str))
         step = LLM("answerer", prompt=Text("Answer."))(hint=hidden, question=Input("question", str))
         target = System("two", outputs={"answer": step}, lm="lm")
@@ -245,24 +249,29 @@ class TestReflection:
             return "a hint" if "Prepare." in message else script(message, rng)
 
         assignment = job(target, METRIC, rows(60), scripted(hinting))
-        assignment.run(GEPA(iterations=1))
+        assignment.run(GEPA(GEPASettings(iterations=1, whole_runs=whole_runs)))
         (text,) = asked(assignment.lm, REFLECTING)
-        numbers = [question.removeprefix("number ") for question in shown(text)]
+        numbers = re.findall(r"It read hint: a hint; question: number (\d+)", text)
         assert len(numbers) == 3
         for number in numbers:
             answer, score = ("right", 1) if int(number) % 10 < 2 else ("wrong", 0)
+            others = (
+                f"## Other steps of the run\nother read question: number {number}\n"
+                "other wrote output: a hint\n\n"
+            )
             assert (
                 f"## Inputs and outputs\nIt read hint: a hint; question: number {number}\n"
-                f"It wrote output: {answer}\n\n## Result of the whole system\nanswer: {answer}\n\n"
+                f"It wrote output: {answer}\n\n{others * whole_runs}"
+                f"## Result of the whole system\nanswer: {answer}\n\n"
                 f"## Expected result\nanswer: {number} m\n\n## Score\n{score}.000 (e{number} was graded)\n"
             ) in text
         assert "```\nAnswer.\n```" in text
-        assert "It wrote output: a hint" not in text
+        assert ("other wrote output: a hint" in text) == whole_runs
 
     def test_an_example_without_gold_expects_nothing(self, job: Any) -> None:
         plain = [Example(row.id, row.inputs) for row in rows(60)]
         assignment = job(system(), METRIC, plain, scripted())
-        assignment.run(GEPA(iterations=1))
+        assignment.run(GEPA(GEPASettings(iterations=1)))
         (text,) = asked(assignment.lm, REFLECTING)
         assert "## Score" in text
         assert "Expected" not in text
@@ -275,7 +284,7 @@ class TestReflection:
         answer = FirstOf("pick", str)(a=never, b=step)
         target = System("two", outputs={"answer": answer}, lm="lm")
         assignment = job(target, METRIC, rows(60), scripted())
-        states, _ = assignment.run(GEPA(iterations=12))
+        states, _ = assignment.run(GEPA(GEPASettings(iterations=12)))
         assert states[-1]["answers"].count(None) >= 2
         assert {text.split("```")[1].split()[0] for text in asked(assignment.lm, REFLECTING)} == {"Answer."}
 
@@ -288,7 +297,7 @@ class TestReflection:
 
         assignment = job(system(Text("Answer.", max_length=30)), METRIC, rows(60), scripted(writing))
         batches = watched(assignment)
-        states, proposal = assignment.run(GEPA(iterations=6))
+        states, proposal = assignment.run(GEPA(GEPASettings(iterations=6)))
         assert len(asked(assignment.lm, REFLECTING)) >= 3
         assert (len(states), dict(proposal.values), proposal.tried) == (7, {}, 0)
         assert all(values == {} for values, _ in batches)
@@ -304,7 +313,9 @@ class TestReflection:
                     raise CallError("content filter")
             return script(message, rng)
 
-        states, proposal = job(system(), METRIC, rows(80), scripted(moody)).run(GEPA(iterations=20))
+        states, proposal = job(system(), METRIC, rows(80), scripted(moody)).run(
+            GEPA(GEPASettings(iterations=20))
+        )
         assert len(states) == 21
         assert HIDDEN in proposal.values["answerer.prompt"]
 
@@ -320,13 +331,13 @@ class TestReflection:
 
     def test_the_model_that_writes_is_the_one_that_was_named(self, job: Any) -> None:
         assignment = job(system(), METRIC, rows(40), scripted())
-        assignment.run(GEPA(iterations=3, lm="big"))
+        assignment.run(GEPA(GEPASettings(iterations=3, lm="big")))
         assert {lm for lm, _ in assignment.proposal_requests} == {"big"}
 
     def test_requests_of_one_job_differ_and_depend_on_the_seed(self, job: Any) -> None:
         def seeds(seed: int) -> list[int]:
             assignment = job(system(), METRIC, rows(40), scripted(), seed=seed)
-            assignment.run(GEPA(iterations=6))
+            assignment.run(GEPA(GEPASettings(iterations=6)))
             return [r.seed for r in assignment.lm.requests if REFLECTING in r.messages[-1].content]
 
         assert seeds(1) == seeds(1)
@@ -364,7 +375,7 @@ class TestBudget:
     ) -> None:
         target = system() if free else functions()
         assignment = job(target, METRIC, rows(n), scripted(), share, minibatch=minibatch)
-        assignment.run(GEPA(batch=batch))
+        assignment.run(GEPA(GEPASettings(batch=batch)))
         assert assignment.spent <= share
 
     def test_an_iteration_is_begun_only_if_the_share_holds_all_of_it(self, job: Any) -> None:
@@ -468,7 +479,7 @@ class TestGoingOn:
         """What a checkpoint holds does not change when the search goes on."""
 
         async def collected(task: Any) -> list[tuple[int, str]]:
-            events = [event async for event in GEPA(iterations=4).propose(task)]
+            events = [event async for event in GEPA(GEPASettings(iterations=4)).propose(task)]
             return [(len(e.state["answers"]), e.note) for e in events if isinstance(e, Progress)]
 
         found = asyncio.run(collected(job(system(), METRIC, rows(60), scripted()).task))
@@ -521,7 +532,7 @@ class TestMethod:
         settings = OptimizeSettings(gepa=GEPASettings(lm="big"))
         made = method("gepa", System("three", outputs={"answer": third}), settings)
         assert [(job.optimizer, job.keys) for job in made.jobs] == [("gepa", ("one.prompt", "three.prompt"))]
-        assert dict(made.optimizers) == {"gepa": GEPA(lm="big")}
+        assert dict(made.optimizers) == {"gepa": GEPA(GEPASettings(lm="big"))}
 
     def test_a_system_without_texts_is_refused(self) -> None:
         node = LLM("answerer", prompt="Answer.", demos=Demos(max=2))(question=Input("question", str))

@@ -1,0 +1,156 @@
+"""Textual gradients: feedback on the outputs of language models, chained backwards through a run.
+
+Yuksekgonul et al. 2024, "TextGrad: Automatic 'Differentiation' via Text", section 2. Feedback on an output
+leads to feedback on the prompt that produced it, and on the earlier outputs that it was computed from.
+Functions, retrievers and other components without a prompt pass feedback on unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+
+from compound.components.llm import LLM
+from compound.engine import Request
+from compound.example import Example
+from compound.execution.trace import Call, Trace
+from compound.graph.component import Component
+from compound.graph.configuration import component_of
+from compound.graph.space import Text
+from compound.graph.system import System
+from compound.optimizers.baselines.concurrent import gather
+from compound.optimizers.baselines.criticism import loss_request, output_request, prompt_request
+
+MOST = 100  # maximum number of requests for one run; the feedback nearest to the result comes first
+
+Ask = Callable[[Request], Awaitable[str | None]]
+"""Sends a request for feedback; the answer is ``None`` if there is none."""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Feedback on a prompt from one call.
+
+    Attributes:
+        key: the parameter that holds the prompt.
+        call: a call with the prompt.
+        feedback: the feedback.
+    """
+
+    key: str
+    call: Call
+    feedback: str
+
+
+@dataclass(frozen=True)
+class Backward:
+    """Backward pass through one run.
+
+    Attributes:
+        system: the system.
+        prompts: the current prompts, by key.
+        keys: the prompts that need feedback.
+        ask: sends a request for feedback.
+        seed_of: returns the seed of a request, given its kind and the addresses concerned.
+    """
+
+    system: System
+    prompts: Mapping[str, str]
+    keys: Sequence[str]
+    ask: Ask
+    seed_of: Callable[..., int]
+
+    async def gradients(self, trace: Trace, example: Example) -> list[Gradient]:
+        """Return the feedback on each prompt from each call with it.
+
+        Requests that do not depend on each other are concurrent. An output has the feedback from all calls
+        that read it. Outputs that depend on none of the prompts get no feedback, and neither do those for
+        which more than `MOST` requests would be needed.
+        """
+        calls = {call.address: call for call in trace.calls}
+        read = {address: self._writers(call.parents, calls) for address, call in calls.items()}
+        read = {address: earlier for address, earlier in read.items() if self._has_prompt(calls[address])}
+        order = [*TopologicalSorter(read).static_order()]
+        needed: set[str] = set()
+        for address in order:
+            if self._keys_of(calls[address]) or needed.intersection(read[address]):
+                needed.add(address)
+
+        feedback: dict[str, list[str]] = {}
+        ends = [address for address in self._writers(_ends(trace), calls) if address in needed][:MOST]
+        losses = [
+            loss_request(trace, example, calls[address], self.system, self.seed_of("loss", address))
+            for address in ends
+        ]
+        for address, text in zip(ends, await gather(map(self._asked, losses)), strict=True):
+            feedback[address] = [text] if text else []
+
+        found: list[Gradient] = []
+        left = MOST - len(ends)
+        for address in reversed(order):
+            if not feedback.get(address):
+                continue
+            call, text = calls[address], "\n".join(feedback[address])
+            keys, earlier = self._keys_of(call), [other for other in read[address] if other in needed]
+            system, prompt, seed_of = self.system, self._prompt_of(call), self.seed_of
+            on_prompts = [
+                prompt_request(call, self.prompts[key], text, system, seed_of("prompt", address, key))
+                for key in keys
+            ]
+            on_outputs = [
+                output_request(calls[other], call, prompt, text, system, seed_of("output", address, other))
+                for other in earlier
+            ]
+            requests = on_prompts + on_outputs
+            left -= len(requests)
+            if left < 0:
+                break
+            answers = await gather(map(self._asked, requests))
+            found += [Gradient(k, call, answer) for k, answer in zip(keys, answers, strict=False) if answer]
+            for other, answer in zip(earlier, answers[len(keys) :], strict=True):
+                feedback.setdefault(other, []).extend([answer] if answer else [])
+        return found
+
+    async def _asked(self, request: Request) -> str | None:
+        return await self.ask(request)
+
+    def _writers(self, addresses: Sequence[str], calls: Mapping[str, Call]) -> list[str]:
+        """Return the calls with prompts that produced the values of calls, through calls without a prompt."""
+        found: dict[str, None] = {}
+        waiting, seen = [*reversed(addresses)], set[str]()
+        while waiting:
+            address = waiting.pop()
+            if address in seen or address not in calls:
+                continue
+            seen.add(address)
+            if self._has_prompt(calls[address]):
+                found[address] = None
+            else:
+                waiting += reversed(calls[address].parents)
+        return [*found]
+
+    def _has_prompt(self, call: Call) -> bool:
+        return has_prompt(self.system.components[call.component])
+
+    def _keys_of(self, call: Call) -> list[str]:
+        return [key for key in self.keys if component_of(key) == call.component]
+
+    def _prompt_of(self, call: Call) -> str:
+        """Return the prompt of a call: its texts that are parameters, or a fixed text."""
+        texts = [text for key, text in self.prompts.items() if component_of(key) == call.component]
+        fixed = self.system.components[call.component].settings.get("prompt")
+        return "\n".join(texts) or (fixed if isinstance(fixed, str) else "")
+
+
+def has_prompt(component: Component) -> bool:
+    """Return whether a component is an LLM, or has a text parameter."""
+    return isinstance(component, LLM) or any(isinstance(v, Text) for v in component.settings.values())
+
+
+def _ends(trace: Trace) -> Sequence[str]:
+    """Return the calls that produced the outputs; the first one that failed, if the run failed."""
+    if trace.failure is None and trace.ends is not None:
+        return trace.ends
+    failed = [call.address for call in trace.calls if call.failure is not None]
+    return failed[:1] or [call.address for call in trace.calls[-1:]]

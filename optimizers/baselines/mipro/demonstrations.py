@@ -1,0 +1,101 @@
+"""Sets of demonstrations that MIPROv2 chooses among."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from compound.evaluation.metrics import Comparison
+from compound.example import Example, Metric
+from compound.execution.rng import generator
+from compound.graph.component import Input, Output
+from compound.graph.configuration import canonical_json, to_json_values
+from compound.graph.space import Demo, as_demos
+from compound.graph.system import System
+from compound.graph.types import accepts
+from compound.optimizers.search.demos import MAX_CHARACTERS, WeightedDemo, draw_demos
+
+TRIES = 4  # draws per set, since duplicates are dropped
+
+
+def demo_sets(
+    current: object,
+    bootstrapped: Sequence[WeightedDemo],
+    labelled: Sequence[Demo],
+    *,
+    count: int,
+    most: int,
+    seed: int,
+    key: str,
+) -> list[list[Demo]]:
+    """Return distinct sets of demonstrations, without the current one.
+
+    The sets are, in this order: no demonstrations; labelled ones only; the best bootstrapped ones; and
+    bootstrapped ones drawn at random in random number. The latter two are filled up with labelled ones.
+
+    Args:
+        current: the current set.
+        bootstrapped: demonstrations from successful runs, best first.
+        labelled: demonstrations made of examples and their expected answers.
+        count: the maximum number of sets.
+        most: the maximum number of demonstrations in a set.
+        seed: the seed of the job.
+        key: the parameter, from which the random stream is derived.
+    """
+    seen = {canonical_json(as_demos(current))}
+    sets: list[list[Demo]] = []
+
+    def add(demos: Sequence[Demo]) -> None:
+        name = canonical_json(demos)
+        if name not in seen and len(sets) < count:
+            seen.add(name)
+            sets.append(list(demos))
+
+    add([])
+    if labelled:
+        add(_fill([], labelled, most, seed, key, 0))
+    if bootstrapped:
+        add(_fill([demo.demo for demo in bootstrapped[:most]], labelled, most, seed, key, 1))
+    for number in range(TRIES * count if bootstrapped else 0):
+        drawn = draw_demos(bootstrapped, most, generator(seed, "mipro", key, "drawn", number))
+        add(_fill(drawn, labelled, most, seed, key, number + 2))
+    return sets
+
+
+def _fill(
+    demos: Sequence[Demo], labelled: Sequence[Demo], most: int, seed: int, key: str, number: int
+) -> list[Demo]:
+    """Return demonstrations followed by random labelled ones with other inputs, ``most`` in total."""
+    shown = {canonical_json(demo["inputs"]) for demo in demos}
+    rest = [demo for demo in labelled if canonical_json(demo["inputs"]) not in shown]
+    order = generator(seed, "mipro", key, "labelled", number).permutation(len(rest))
+    return [*demos, *(rest[i] for i in order[: most - len(demos)])]
+
+
+def labelled_demos(
+    system: System, metric: Metric, examples: Sequence[Example]
+) -> Mapping[str, Sequence[Demo]]:
+    """Return demonstrations made of examples and their expected answers, by component.
+
+    They exist for a component that writes the output compared by the metric, as its only output, and reads
+    inputs of the system only.
+    """
+    source = system.outputs.get(metric.output) if isinstance(metric, Comparison) else None
+    if not isinstance(metric, Comparison) or not isinstance(source, Output):
+        return {}
+    node = source.node
+    component = node.component
+    wires = {name: wire for name, wire in node.wires.items() if name not in component.settings}
+    if len(component.outputs) > 1 or not all(isinstance(wire, Input) for wire in wires.values()):
+        return {}
+    demos: list[Demo] = []
+    for example in examples:
+        fitting = (a for a in metric.accepted(example) if accepts(component.outputs[source.field].type, a))
+        answer = next(fitting, None)
+        if answer is not None:
+            inputs = {
+                name: example.inputs[wire.name] for name, wire in wires.items() if isinstance(wire, Input)
+            }
+            demo = {"inputs": to_json_values(inputs), "outputs": to_json_values({source.field: answer})}
+            if len(canonical_json(demo)) <= MAX_CHARACTERS:
+                demos.append(demo)
+    return {component.name: demos}

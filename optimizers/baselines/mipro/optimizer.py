@@ -1,0 +1,258 @@
+"""MIPROv2: choose the instructions and demonstrations of all components jointly, by TPE on minibatches.
+
+Opsahl-Ong et al. 2024, "Optimizing Instructions and Demonstrations for Multi-Stage Language Model Programs",
+with the settings of DSPy's MIPROv2. Sets of demonstrations come from successful runs and expected answers. A
+model that reads summaries of the data and of the system, and demonstrations, writes instructions. A joint
+search (`compound.optimizers.search.trials`) then chooses among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from compound.example import Example
+from compound.execution.rng import generator
+from compound.formatting import plural
+from compound.graph.configuration import canonical_json, component_of
+from compound.graph.space import Demo, Demos, Text, as_demos
+from compound.graph.system import System
+from compound.narrowing import entry
+from compound.optimization.bounds import JobBound, Outlook
+from compound.optimization.method import Progress, Proposal, Task
+from compound.optimizers.baselines.mipro.demonstrations import demo_sets, labelled_demos
+from compound.optimizers.baselines.mipro.proposer import Proposer
+from compound.optimizers.baselines.mipro.requests import DEMOS, bounds
+from compound.optimizers.search.demos import bootstrap, correct_calls
+from compound.optimizers.search.edits import GROWTH, bounded_edit
+from compound.optimizers.search.opro import MAX_TOKENS
+from compound.optimizers.search.prompts import MAX_POOL, bootstrap_pools, demo_keys, split, text_keys
+from compound.optimizers.search.trials import (
+    JointSearch,
+    TrialPlan,
+    plan_trials,
+    search_jointly,
+    trials_for,
+)
+from compound.settings.base import Settings
+from compound.settings.references import ModelName
+from compound.storage.state import State
+
+MINIBATCH = 35  # examples of a trial
+EDITS_TRIED = 20  # edits tried per instruction, since duplicates are dropped
+WATCHED = 16  # runs that provide demonstrations for requests only, if no component has tunable demonstrations
+
+Auto = Literal["light", "medium", "heavy"]
+Source = Literal["llm", "edits"]
+SIZES: Mapping[Auto, tuple[int, int]] = {"light": (6, 100), "medium": (12, 300), "heavy": (18, 1000)}
+
+
+class MIPROSettings(Settings):
+    """Settings of `mipro`: the size of the search, and the source of instructions."""
+
+    auto: Auto = "light"
+    """Size of the search: `light` (6 values per parameter, full evaluations on 100 train examples), `medium`
+    (12 and 300) or `heavy` (18 and 1,000). With tunable demonstrations, half as many instructions are
+    written."""
+    trials: int | None = Field(default=None, ge=1)
+    """Number of trials; by default 2 m log2(n) for m parameters of n values, but at least 1.5 n."""
+    proposers: tuple[Source, ...] = ("llm",)
+    """Sources of instructions, used in turn: `llm` (a model that reads summaries and demonstrations), `edits`
+    (a grammar of edits, which needs no model)."""
+    edits_per_candidate: int = Field(default=2, ge=1)
+    """Maximum number of edits between the incumbent and an instruction of `edits`."""
+    lm: ModelName | None = None
+    """The model that writes instructions; the system's own by default."""
+
+
+class MIPROProgress(State):
+    """Progress of `Mipro`.
+
+    Attributes:
+        sets: the sets of demonstrations of each parameter, without the incumbent's.
+        shown: the demonstrations of each component that requests may show.
+        plan: the sizes of the search; ``None`` if the system runs cover no trial.
+        summary: the summary of the data set; ``None`` before it is written.
+        attempts: the number of instructions asked for.
+        texts: the new instructions of each parameter.
+        search: the joint search; ``None`` before its start.
+    """
+
+    sets: dict[str, list[list[Demo]]]
+    shown: dict[str, list[Demo]]
+    plan: TrialPlan | None
+    summary: str | None = None
+    attempts: int = 0
+    texts: dict[str, list[str]] = Field(default_factory=dict)
+    search: JointSearch | None = None
+
+
+@dataclass(frozen=True)
+class Mipro:
+    """Optimizer that searches the texts and demonstrations of all components jointly.
+
+    Attributes:
+        auto: the size of the search; see `MIPROSettings`.
+        proposers: the sources of texts, used in turn: ``llm``, ``edits``.
+        most_edits: the maximum number of edits between the incumbent and a text of ``edits``.
+        lm: the model that writes texts; ``None`` for the system's own.
+        trials: the number of trials; ``None`` for the formula of the paper's code.
+        minibatch: the maximum number of examples of one trial.
+    """
+
+    auto: Auto = "light"
+    proposers: tuple[str, ...] = ("llm",)
+    most_edits: int = 2
+    lm: str | None = None
+    trials: int | None = None
+    minibatch: int = MINIBATCH
+
+    @classmethod
+    def of(cls, settings: MIPROSettings) -> Mipro:
+        """Return the optimizer with the given settings."""
+        return cls(
+            settings.auto, settings.proposers, settings.edits_per_candidate, settings.lm, settings.trials
+        )
+
+    def bound(self, outlook: Outlook) -> JobBound:
+        """Declare the requests for summaries, descriptions and instructions."""
+        keys = [key for key in outlook.keys if key in outlook.texts]
+        turns = self._turns(outlook.system, outlook.keys)
+        growth = GROWTH if keys and "edits" in turns else 0
+        candidates = 0 if outlook.runs < 2 * outlook.minibatch else None
+        requests = bounds(outlook, keys, turns.count("llm"), self.lm)
+        return JobBound(requests, growth, MAX_TOKENS if requests else 0, candidates)
+
+    def _turns(self, system: System, keys: Sequence[str]) -> list[str]:
+        """Return the source of each new instruction of a parameter."""
+        n = SIZES[self.auto][0]
+        has_demos = any(isinstance(system.parameters[key], Demos) for key in keys)
+        count = (n // 2 if has_demos else n) - 1
+        return [self.proposers[i % len(self.proposers)] for i in range(count)] if self.proposers else []
+
+    def _trials(self, parameters: int) -> int:
+        return self.trials or trials_for(parameters, SIZES[self.auto][0])
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        """Collect demonstrations, write instructions, choose among them jointly, and propose the best."""
+        pool, examples = split(task)
+        if task.resume is not None:
+            state = MIPROProgress.from_json(task.resume)
+        else:
+            state = await self._collect(task, pool, examples)
+            sets = sum(map(len, state.sets.values()))
+            yield Progress(state.to_json(), f"{plural(sets, 'set')} of demonstrations")
+        if state.plan is not None and state.search is None:
+            async for note in self._write(task, state, [*pool, *examples[state.plan.full :]] or examples):
+                yield Progress(state.to_json(), note)
+            values: dict[str, list[object]] = {}
+            values |= {key: list(texts) for key, texts in state.texts.items() if texts}
+            values |= {key: list(sets) for key, sets in state.sets.items() if sets}
+            state.search = JointSearch(values=values, plan=state.plan)
+        if state.search is not None and state.search.values:
+            async for after in search_jointly(task, state.search, examples):
+                best = max(trial.mean for trial in after.evaluated)
+                note = f"{plural(len(after.evaluated), 'full evaluation')}: best {best:.3f}"
+                yield Progress(state.to_json(), note, step=len(after.trials), of=after.plan.trials)
+        yield _proposal(state.search)
+
+    async def _collect(
+        self, task: Task, pool: Sequence[Example], examples: Sequence[Example]
+    ) -> MIPROProgress:
+        """Run the incumbent for demonstrations, and plan the search with the remaining system runs."""
+        count = SIZES[self.auto][0] - 1
+        pools = await bootstrap_pools(task, pool)
+        labelled = labelled_demos(task.system, task.context.metric, pool)
+        sets = {}
+        for key in demo_keys(task):
+            space = task.system.parameters[key]
+            assert isinstance(space, Demos)  # `demo_keys` returns keys of demonstrations only
+            sets[key] = demo_sets(
+                task.system.configuration[key], pools.get(key, ()), labelled.get(component_of(key), ()),
+                count=count, most=space.max, seed=task.seed, key=key,
+            )  # fmt: skip
+        shown = {component_of(key): [demo.demo for demo in found] for key, found in pools.items()}
+        watches = "llm" in self._turns(task.system, task.keys)
+        others = [component_of(key) for key in text_keys(task) if component_of(key) not in shown]
+        if watches and others and task.scorer.runs_left >= 4 * task.minibatch:
+            rows = (pool or examples[::-1])[: min(WATCHED, task.minibatch)]  # full sets use the first ones
+            shown |= await _demonstrations(task, others, rows)
+        parameters = len(text_keys(task)) + len(sets)
+        plan = plan_trials(
+            self._trials(parameters), self.minibatch, SIZES[self.auto][1],
+            least=task.minibatch, examples=len(examples), runs=task.scorer.runs_left,
+        )  # fmt: skip
+        return MIPROProgress(
+            sets=sets, shown={name: demos[:MAX_POOL] for name, demos in shown.items()}, plan=plan
+        )
+
+    async def _write(self, task: Task, state: MIPROProgress, rows: Sequence[Example]) -> AsyncIterator[str]:
+        """Write the instructions; yield a note after the summary and after each instruction."""
+        turns, keys, proposer = self._turns(task.system, task.keys), text_keys(task), Proposer(task, self.lm)
+        if state.summary is None:
+            asks = "llm" in turns and keys and task.scorer.may_ask(self.lm)
+            state.summary = await proposer.summarize(rows) if asks else ""
+            yield "summary of the data"
+        while state.attempts < len(keys) * len(turns):
+            key, number = keys[state.attempts // len(turns)], state.attempts % len(turns)
+            texts = state.texts.setdefault(key, [])
+            if turns[number] == "edits":
+                text = self._edit(task, key, number, texts)
+            elif task.scorer.may_ask(self.lm):
+                demos = _rotated(state, key, number)
+                text = await proposer.write(key, number, state.summary, demos, texts)
+            else:
+                text = None
+            texts += [] if text is None else [text]
+            state.attempts += 1
+            yield f"{plural(sum(map(len, state.texts.values())), 'new instruction')}"
+
+    def _edit(self, task: Task, key: str, number: int, known: Sequence[str]) -> str | None:
+        """Return an edited version of the incumbent's text that is not known yet."""
+        space, current = task.system.parameters[key], entry(task.system.configuration, key, str)
+        assert isinstance(space, Text)  # `text_keys` returns keys of texts only
+        for attempt in range(EDITS_TRIED):
+            rng = generator(task.seed, "mipro", "edit", key, number, attempt)
+            text = bounded_edit(current, rng, space, self.most_edits)
+            if text and text != current and text not in known:
+                return text
+        return None
+
+
+async def _demonstrations(
+    task: Task, components: Sequence[str], rows: Sequence[Example]
+) -> dict[str, list[Demo]]:
+    """Run the incumbent, and return demonstrations of components, best first."""
+    traces = await task.scorer.traces({}, rows)
+    corrections = correct_calls(traces, task.system, task.context.metric, {row.id: row for row in rows})
+    return {
+        name: [demo.demo for demo in bootstrap(traces, task.system.components[name], corrections)]
+        for name in components
+    }
+
+
+def _rotated(state: MIPROProgress, key: str, number: int) -> list[Demo]:
+    """Return the demonstrations that a request shows: those of one set, then those of the following sets."""
+    component = component_of(key)
+    sets = next((some for name, some in state.sets.items() if component_of(name) == component), [])
+    if sets:
+        first = number % len(sets)
+        found = [demo for demos in [*sets[first:], *sets[:first]] for demo in as_demos(demos)]
+    else:
+        demos = state.shown.get(component, [])
+        first = DEMOS * number % max(1, len(demos))
+        found = [*demos[first:], *demos[:first]]
+    return list({canonical_json(demo): demo for demo in found}.values())[:DEMOS]
+
+
+def _proposal(search: JointSearch | None) -> Proposal:
+    """Propose the best fully evaluated point."""
+    if search is None or not search.trials:
+        return Proposal({}, note="no new values to choose from, or too few system runs for a trial")
+    before, best = search.full[0].mean, max(search.evaluated, key=lambda trial: trial.mean)
+    values = search.changes(best.point) if best.mean > before else {}
+    tried = len({canonical_json(trial.point) for trial in search.trials})
+    return Proposal(values, before, best.mean, tried, "" if values else "no trial beat the incumbent")

@@ -1,0 +1,238 @@
+"""OPRO: generations of prompts written by a model that sees all earlier ones with their scores.
+
+Yang et al. 2023, "Large Language Models as Optimizers". The incumbent is scored first. In each generation, a
+model writes several prompts, given the best earlier ones in ascending order of scores and a few exemplars;
+all new prompts are scored on the same train examples as the incumbent. The best prompt is proposed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import NamedTuple
+
+from pydantic import Field
+
+from compound.errors import TooManyFailures
+from compound.example import Example
+from compound.execution.rng import derive_seed, generator
+from compound.graph.configuration import component_of
+from compound.graph.space import Demos
+from compound.narrowing import entry
+from compound.optimization.bounds import JobBound, Outlook
+from compound.optimization.method import Progress, Proposal, Task
+from compound.optimizers.search.exemplars import exemplars
+from compound.optimizers.search.opro import EXEMPLARS, MAX_TOKENS, bound, propose_prompts, tried
+from compound.optimizers.search.prompts import split, text_keys
+from compound.storage.state import State
+
+MOST = 20  # maximum number of generations
+GENERATIONS = 4  # generations that a small share should cover before fewer examples are used
+FEWEST = 2  # prompts per generation that a small share should cover before fewer generations are made
+TRIES = 2  # requests per prompt that the runs could score, since duplicates are dropped
+
+
+class ScoredText(State):
+    """A text with its mean score."""
+
+    text: str
+    mean: float
+
+
+class Generations(State):
+    """Progress of `OPRO`.
+
+    Attributes:
+        size: the number of examples that prompts are scored on.
+        each: the number of prompts per generation.
+        generations: the maximum number of generations.
+        done: the number of completed generations.
+        before: the incumbent's mean score.
+        mean: the best mean score.
+        tried: the number of scored prompts.
+        best: the best prompts that differ from the incumbent's.
+        history: the scored prompts of each parameter, in order; the first is the incumbent's.
+        exemplars: worked examples of each parameter's component.
+    """
+
+    size: int
+    each: int
+    generations: int
+    done: int = 0
+    before: float
+    mean: float
+    tried: int = 0
+    best: dict[str, str] = Field(default_factory=dict)
+    history: dict[str, list[ScoredText]]
+    exemplars: dict[str, list[str]]
+
+
+class GenerationPlan(NamedTuple):
+    """Sizes of a job: examples per score, prompts per generation, and generations."""
+
+    size: int
+    each: int
+    generations: int
+
+    @property
+    def runs(self) -> int:
+        """System runs of the job, with those of the incumbent."""
+        return self.size * (1 + self.each * self.generations)
+
+
+@dataclass(frozen=True)
+class OPRO:
+    """Optimizer that improves texts by generations of prompts written by a model.
+
+    Several texts take turns; those not written in a generation keep their best value. The sizes are planned
+    such that every prompt is paid for in full; as long as cached calls leave system runs, there are further
+    generations.
+
+    Attributes:
+        lm: the model that writes prompts; ``None`` for the system's own.
+        rows: the maximum number of examples that prompts are scored on.
+    """
+
+    lm: str | None = None
+    rows: int = 50
+
+    def bound(self, outlook: Outlook) -> JobBound:
+        """Declare the requests of all generations, or those for the prompts that the runs could score."""
+        keys = [key for key in outlook.keys if key in outlook.texts]
+        has_demos = any(isinstance(space, Demos) for space in outlook.system.parameters.values())
+        examples = len(outlook.train) - (len(outlook.train) // 2 if has_demos else 0)
+        plan = self._plan(outlook.candidates, outlook.minibatch, examples, outlook.runs)
+        if not keys or plan is None:
+            return JobBound(candidates=0)
+        least = min(outlook.minibatch, self.rows, examples)
+        calls = most_requests(outlook.candidates, least, outlook.runs)
+        requests = [bound(outlook, key, calls / len(keys), self.lm) for key in keys]
+        return JobBound(requests, written=MAX_TOKENS, candidates=plan.each * plan.generations)
+
+    def _plan(self, each: int, least: int, examples: int, runs: float) -> GenerationPlan | None:
+        return plan_generations(each, min(self.rows, examples), min(least, examples), runs)
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        """Score the incumbent, write and score generations of prompts, and propose the best one."""
+        _, examples = split(task)
+        keys = text_keys(task)
+        if task.resume is not None:
+            state = Generations.from_json(task.resume)
+        elif not task.scorer.may_ask(self.lm):
+            note = "no further requests to the model: too many failed, or the planned number is used"
+            yield Proposal({}, note=note)
+            return
+        else:
+            plan = self._plan(task.candidates, task.minibatch, len(examples), task.scorer.runs_left)
+            if plan is None or not keys:
+                yield Proposal({}, note="too few examples or system runs to compare prompts")
+                return
+            state = await self._start(task, keys, plan, examples[: plan.size])
+            note = f"the incumbent on {plan.size} example{'s' * (plan.size != 1)}: {state.mean:.3f}"
+            yield Progress(state.to_json(), note, step=0, of=state.generations)
+        rows = examples[: state.size]
+        while state.done < state.generations:
+            if task.scorer.runs_left < state.size or not task.scorer.may_ask(self.lm):
+                break
+            await self._generation(task, keys[state.done % len(keys)], state, rows)
+            state.done += 1
+            note = f"best of {state.tried}: {state.mean:.3f}"
+            yield Progress(state.to_json(), note, step=state.done, of=state.generations)
+        note = "" if state.best else "no written prompt beat the incumbent"
+        yield Proposal(state.best, state.before, state.mean, state.tried, note)
+
+    async def _start(
+        self, task: Task, keys: Sequence[str], plan: GenerationPlan, rows: Sequence[Example]
+    ) -> Generations:
+        """Run the incumbent, whose traces provide the exemplars."""
+        requests = most_requests(task.candidates, min(task.minibatch, plan.size), task.scorer.runs_left)
+        traces = await task.scorer.traces({}, rows)
+        mean = fmean(trace.score or 0.0 for trace in traces)
+        known, metric = {example.id: example for example in rows}, task.context.metric
+        current = {key: entry(task.system.configuration, key, str) for key in keys}
+        return Generations(
+            size=plan.size, each=plan.each, generations=requests // plan.each, before=mean, mean=mean,
+            history={key: [ScoredText(text=text, mean=mean)] for key, text in current.items()},
+            exemplars={
+                key: exemplars(task.system.components[component_of(key)], traces, task.system, metric, known)
+                for key in keys
+            },
+        )  # fmt: skip
+
+    async def _generation(self, task: Task, key: str, state: Generations, rows: Sequence[Example]) -> None:
+        """Write prompts for one parameter and score them together with the best other prompts."""
+        own = [(scored.text, scored.mean) for scored in state.history[key]]
+        names = ("opro", key, state.done)
+        order = generator(task.seed, *names).permutation(len(state.exemplars[key]))
+        shown = [state.exemplars[key][i] for i in order[:EXEMPLARS]]
+        seeds = [derive_seed(task.seed, *names, number) for number in range(state.each)]
+        texts = await propose_prompts(
+            task, key, [*tried(task, key), *own], seeds, lm=self.lm, exemplars=shown
+        )  # fmt: skip
+        texts = texts[: int(min(len(texts), task.scorer.runs_left // state.size))]
+        means = await _means(task, [{**state.best, key: text} for text in texts], rows)
+        state.tried += len(texts)
+        for text, mean in zip(texts, means, strict=True):
+            state.history[key].append(ScoredText(text=text, mean=mean))
+        if means and max(means) > state.mean:
+            state.mean = max(means)
+            state.best = {**state.best, key: texts[means.index(state.mean)]}
+
+
+async def _means(task: Task, candidates: Sequence[Mapping[str, str]], rows: Sequence[Example]) -> list[float]:
+    """Return the mean score of each candidate; the failure score if all of them break the runs."""
+    if not candidates:
+        return []
+    try:
+        return [evaluation.mean for evaluation in await task.scorer.score(candidates, rows)]
+    except TooManyFailures:
+        return [task.context.rules.failure_score] * len(candidates)
+
+
+def most_requests(each: int, least: int, runs: float) -> int:
+    """Return the maximum number of requests of a job with ``runs`` system runs.
+
+    >>> most_requests(8, 8, runs=100), most_requests(8, 8, runs=float("inf"))
+    (26, 160)
+    """
+    return int(min(each * MOST, TRIES * math.ceil(runs / least))) if math.isfinite(runs) else each * MOST
+
+
+def plan_generations(each: int, most: int, least: int, runs: float) -> GenerationPlan | None:
+    """Return the sizes of a job that ``runs`` system runs cover; ``None`` if they cover no comparison.
+
+    If the runs do not cover the wanted sizes, these are reduced in this order: generations, down to
+    `GENERATIONS`; examples, down to ``least``; prompts per generation, down to `FEWEST`; generations, down to
+    1; prompts per generation, down to 1; and examples, down to 1.
+
+    Args:
+        each: the wanted number of prompts per generation.
+        most: the wanted number of examples.
+        least: the minimum number of examples.
+        runs: the system runs available.
+
+    >>> plan_generations(8, 50, 8, float("inf")), plan_generations(8, 50, 8, 400)
+    (GenerationPlan(size=50, each=8, generations=20), GenerationPlan(size=12, each=8, generations=4))
+    >>> plan_generations(8, 50, 8, 100), plan_generations(8, 50, 8, 16)
+    (GenerationPlan(size=8, each=2, generations=4), GenerationPlan(size=8, each=1, generations=1))
+    """
+    if not most:
+        return None
+    return next((plan for plan in _plans(each, most, min(least, most)) if plan.runs <= runs), None)
+
+
+def _plans(each: int, most: int, least: int) -> Iterator[GenerationPlan]:
+    """Yield sizes in the order in which they are preferred."""
+    few = min(FEWEST, each)
+    for generations in range(MOST, GENERATIONS - 1, -1):
+        yield GenerationPlan(most, each, generations)
+    for size in range(most - 1, least - 1, -1):
+        yield GenerationPlan(size, each, GENERATIONS)
+    for fewer in range(each - 1, few - 1, -1):
+        yield GenerationPlan(least, fewer, GENERATIONS)
+    for generations in range(GENERATIONS - 1, 0, -1):
+        yield GenerationPlan(least, few, generations)
+    for size in range(least, 0, -1):
+        yield GenerationPlan(size, 1, 1)

@@ -1,0 +1,613 @@
+"""MIPROv2: requests counted and read, joint choices that are found, and sizes worked out by hand."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compound.api.optimize import optimize
+from compound.components.function import Function
+from compound.components.llm import LLM
+from compound.errors import CallError, DeclarationError
+from compound.evaluation.dataset import Dataset
+from compound.evaluation.metrics import custom, exact_match
+from compound.example import Example, Score
+from compound.graph.component import Input
+from compound.graph.space import Choice, Demos, Text
+from compound.graph.system import System
+from compound.optimization.method import ScoredCandidate
+from compound.optimizers.baselines.mipro.demonstrations import demo_sets, labelled_demos
+from compound.optimizers.baselines.mipro.optimizer import SIZES, Mipro, MIPROSettings
+from compound.optimizers.baselines.mipro.requests import TIPS
+from compound.optimizers.methods import method
+from compound.optimizers.search.demos import WeightedDemo
+from compound.optimizers.search.tpe import next_point
+from compound.optimizers.search.trials import (
+    FULL_EVERY,
+    Trial,
+    TrialPlan,
+    plan_trials,
+    promising,
+    trials_for,
+)
+from compound.settings.common import BudgetSettings
+from compound.settings.optimize import OptimizeSettings
+from compound.testing import ScriptedLM
+
+
+def style_of(message: str, name: str) -> str:
+    return str((re.findall(rf"{name} style (\w)", message) or ["none"])[-1])
+
+
+def kind_of(message: str) -> str:
+    """Return the kind of a proposer's request; "" for a call of the system."""
+    asks = {
+        "Write a new instruction": "instruction",
+        "Describe the task": "system",
+        "Describe the role": "component",
+        "Condense": "summary",
+        "have in common": "observation",
+    }
+    return next((kind for words, kind in asks.items() if words in message), "")
+
+
+def script(message: str, rng: np.random.Generator) -> str:
+    """Write another style when asked for an instruction; else say in which style this was asked, or be wrong."""
+    kind = kind_of(message)
+    if kind == "instruction":
+        (step,) = re.findall(r"One of its steps: (\w+)", message)
+        left = [style for style in "abcd" if f"{step} style {style}" not in message] or ["e"]
+        return f"<prompt>{step} style {left[rng.integers(len(left))]}.\nBe exact.</prompt>"
+    if kind:
+        return f"A {kind} that was written."
+    if "first style" in message or "Think" in message:
+        return f"plan {style_of(message, 'first')}"
+    chance = 0.15 + 0.7 * ("plan c" in message and style_of(message, "second") == "b")
+    return "right" if rng.random() < chance + 0.1 * (message.count("Plan:") - 1) else "wrong"
+
+
+async def graded(outputs: Any, example: Example) -> Score:
+    return Score(float(outputs["answer"] == "right"))
+
+
+METRIC = custom(graded)
+
+
+def two_steps(**second: Any) -> System:
+    """Right with style c of the first step and style b of the second; either alone does nothing."""
+    question = Input("question", str)
+    plan = LLM("first", prompt=Text("Think."))(question=question)
+    step = LLM("second", prompt=Text("Answer."), temperature=1.0, **second)(plan=plan, question=question)
+    return System("joint", outputs={"answer": step}, lm="lm")
+
+
+def rows(n: int, kind: str = "e") -> list[Example]:
+    return [Example(f"{kind}{i}", {"question": f"what is {kind} {i}"}, {"answer": "right"}) for i in range(n)]
+
+
+def scripted(reply: Callable[..., Any] = script) -> Callable[[], ScriptedLM]:
+    return lambda: ScriptedLM(reply)
+
+
+def requests(assignment: Any) -> list[tuple[str, str]]:
+    """Return the kind and the text of each request of a job's proposer."""
+    texts = [request.messages[-1].content for _, request in assignment.proposal_requests]
+    return [(kind_of(text), text) for text in texts]
+
+
+def watched(assignment: Any) -> tuple[list[list[str]], list[tuple[list[Any], list[str]]]]:
+    """Note the examples of each trace run, and the candidates and examples of each evaluation."""
+    traced: list[list[str]] = []
+    scored: list[tuple[list[Any], list[str]]] = []
+    traces, score = assignment.scorer.traces, assignment.scorer.score
+
+    async def watch_traces(values: Any, examples: Any) -> Any:
+        traced.append([example.id for example in examples])
+        return await traces(values, examples)
+
+    async def watch_score(candidates: Any, examples: Any) -> Any:
+        scored.append((list(candidates), [example.id for example in examples]))
+        return await score(candidates, examples)
+
+    assignment.scorer.traces, assignment.scorer.score = watch_traces, watch_score
+    return traced, scored
+
+
+BEST = {"first.prompt": "first style c.\nBe exact.", "second.prompt": "second style b.\nBe exact."}
+
+
+class TestRequests:
+    @pytest.mark.parametrize(("auto", "each"), [("light", 5), ("medium", 11)])
+    def test_without_demonstrations_n_minus_one_instructions_are_written_for_each_text(
+        self, job: Any, auto: Any, each: int
+    ) -> None:
+        """150 rows of which 100 are scored on: five batches of observations on the others."""
+        assignment = job(two_steps(), METRIC, rows(150), scripted())
+        assignment.run(Mipro(auto=auto, trials=1))
+        others = 150 - min(150, SIZES[auto][1])
+        assert Counter(kind for kind, _ in requests(assignment)) == {
+            "observation": (others or 100) // 10, "summary": 1, "system": 2 * each, "component": 2 * each,
+            "instruction": 2 * each,
+        }  # fmt: skip
+
+    def test_with_demonstrations_half_as_many_are_written(self, job: Any) -> None:
+        assignment = job(two_steps(demos=Demos(max=2)), METRIC, rows(150), scripted())
+        assignment.run(Mipro(trials=1))
+        counts = Counter(kind for kind, _ in requests(assignment))
+        assert counts["instruction"] == counts["system"] == counts["component"] == 2 * 2
+
+    def test_a_request_for_an_instruction_contains_all_the_information(self, job: Any) -> None:
+        target = two_steps(demos=Demos(max=2)).bind(BEST)
+        tried = ScoredCandidate(
+            {"first.prompt": "Old.", "second.prompt": "Older.", "second.demos": []}, 0.25, 8
+        )
+        assignment = job(target, METRIC, rows(150), scripted(), tried=[tried])
+        assignment.run(Mipro(trials=1))
+        asked = [text for kind, text in requests(assignment) if kind == "instruction"]
+        second = [text for text in asked if "One of its steps: second" in text]
+        assert len(second) == 2
+        for text in second:
+            assert "A summary that was written." in text
+            assert "first reads $question and writes output" in text
+            assert "What it does: A system that was written." in text
+            assert "Its role: A component that was written." in text
+            assert "- read plan: plan c; question: what is e" in text
+            assert "wrote output: right" in text
+            assert f"<prompt>{BEST['second.prompt']}</prompt>" in text
+            assert "<prompt>Older.</prompt> score 0.250" in text
+        assert len({re.findall("- read .*", text)[0] for text in second}) == 2  # another set each
+        assert {tip for tip in TIPS if tip and any(tip in text for text in asked)}
+
+    def test_components_without_tunable_demonstrations_are_shown_at_work_as_well(self, job: Any) -> None:
+        assignment = job(two_steps().bind(BEST), METRIC, rows(150), scripted())
+        traced, scored = watched(assignment)
+        assignment.run(Mipro(trials=1))
+        asked = [text for kind, text in requests(assignment) if kind == "instruction"]
+        assert all("Examples of the step at work:" in text for text in asked)
+        assert not {*traced[0]} & {name for _, names in scored for name in names}
+
+    def test_later_observations_see_earlier_ones(self, job: Any) -> None:
+        replies = iter("abcdefghij")
+
+        def numbered(message: str, rng: np.random.Generator) -> str:
+            return f"Fact {next(replies)}." if kind_of(message) == "observation" else script(message, rng)
+
+        assignment = job(two_steps(), METRIC, rows(140), scripted(numbered))
+        assignment.run(Mipro(trials=1))
+        found = requests(assignment)
+        seen = [text for kind, text in found if kind == "observation"]
+        assert [re.findall(r"Fact (\w)", text) for text in seen] == [[], ["a"], ["a", "b"], ["a", "b", "c"]]
+        assert re.findall(r"Fact (\w)", dict(found)["summary"]) == ["a", "b", "c", "d"]
+
+    def test_five_batches_that_add_nothing_are_enough(self, job: Any) -> None:
+        def content(message: str, rng: np.random.Generator) -> str:
+            if kind_of(message) == "observation":
+                return "COMPLETE." if "Observations" in message else "All are questions."
+            return script(message, rng)
+
+        assignment = job(two_steps(), METRIC, rows(300), scripted(content))
+        assignment.run(Mipro(trials=1))
+        found = requests(assignment)
+        assert Counter(kind for kind, _ in found)["observation"] == 1 + 5
+        assert "COMPLETE" not in dict(found)["summary"]
+        assert "All are questions." in dict(found)["summary"]
+
+    def test_rows_are_summarized_that_no_candidate_is_scored_on(self, job: Any) -> None:
+        assignment = job(two_steps(), METRIC, rows(150), scripted())
+        _, scored = watched(assignment)
+        assignment.run(Mipro(trials=3))
+        used = {name for _, names in scored for name in names}
+        shown = " ".join(text for kind, text in requests(assignment) if kind == "observation")
+        assert {f"e{n}" for n in re.findall(r"what is e (\d+)", shown)} == {e.id for e in rows(150)} - used
+
+    def test_edits_are_an_option_that_needs_no_model(self, job: Any) -> None:
+        assignment = job(two_steps(), METRIC, rows(100), scripted())
+        states, _ = assignment.run(Mipro(proposers=("edits",)))
+        assert not requests(assignment)
+        assert all(len(texts) == 5 for texts in states[-1]["texts"].values())
+
+    def test_a_model_that_cannot_write_is_recorded_and_not_replaced(self, job: Any) -> None:
+        def mute(message: str, rng: np.random.Generator) -> str:
+            return "I cannot do that." if kind_of(message) == "instruction" else script(message, rng)
+
+        target = two_steps(demos=Demos(max=2)).bind(BEST)
+        assignment = job(target, METRIC, rows(100), scripted(mute))
+        states, proposal = assignment.run(Mipro(trials=4))
+        assert {key: list(texts) for key, texts in states[-1]["texts"].items()} == {
+            "first.prompt": [], "second.prompt": [],
+        }  # fmt: skip
+        assert list(states[-1]["search"]["values"]) == ["second.demos"]
+        assert assignment._proposals.tallies["lm"].counts["unusable"] == 4
+        assert set(proposal.values) <= {"second.demos"}
+
+    def test_a_model_that_does_not_answer_costs_the_instructions(self, job: Any) -> None:
+        def silent(message: str, rng: np.random.Generator) -> str:
+            if kind_of(message):
+                raise CallError("content filter")
+            return script(message, rng)
+
+        assignment = job(two_steps(), METRIC, rows(80), scripted(silent))
+        _, proposal = assignment.run(Mipro())
+        assert (dict(proposal.values), proposal.tried) == ({}, 0)
+        assert len(requests(assignment)) == assignment._proposals.tallies["lm"].asked == 5  # then it gives up
+        states, _ = job(two_steps(), METRIC, rows(80), scripted(silent)).run(
+            Mipro(proposers=("llm", "edits"))
+        )
+        assert all(len(texts) == 2 for texts in states[-1]["texts"].values())
+
+    def test_a_text_longer_than_allowed_is_no_value(self, job: Any) -> None:
+        step = LLM("second", prompt=Text("Answer. Think.", max_length=20))(question=Input("question", str))
+        target = System("tight", outputs={"answer": step}, lm="lm")
+        states, _ = job(target, METRIC, rows(80), scripted()).run(Mipro(proposers=("llm", "edits")))
+        assert states[-1]["texts"]["second.prompt"]
+        assert all(len(text) <= 20 for text in states[-1]["texts"]["second.prompt"])
+
+
+class TestSearch:
+    def test_the_best_pair_is_found_though_neither_change_helps_alone(self, job: Any) -> None:
+        """Of 36 pairs, one is right; every one of three searches of 40 trials finds it."""
+        for seed in range(3):
+            assignment = job(two_steps(), METRIC, rows(150), scripted(), seed=seed)
+            states, proposal = assignment.run(Mipro("medium", trials=40))
+            assert proposal.values == BEST, seed
+            assert proposal.before == states[-1]["search"]["full"][0]["mean"] < 0.4
+            assert (proposal.after or 0.0) > 0.7
+
+    def test_values_are_distinct_and_not_the_incumbents(self, job: Any) -> None:
+        target = two_steps(demos=Demos(max=2)).bind({"first.prompt": BEST["first.prompt"]})
+        states, _ = job(target, METRIC, rows(150), scripted()).run(
+            Mipro(proposers=("edits", "llm"), trials=1)
+        )
+        found = states[-1]["search"]["values"]
+        assert {key: len(values) for key, values in found.items()} == {
+            "first.prompt": 2, "second.prompt": 2, "second.demos": 5,
+        }  # fmt: skip
+        for key, values in found.items():
+            assert target.configuration[key] not in values
+            assert all(values.count(value) == 1 for value in values)
+            assert all(target.parameters[key].problem(value) == "" for value in values)
+
+    def test_demonstrations_come_from_runs_that_were_right_and_are_never_scored_on(self, job: Any) -> None:
+        target = two_steps(demos=Demos(max=3)).bind(BEST)
+        assignment = job(target, METRIC, rows(100), scripted(), keys=("second.demos",))
+        traced, scored = watched(assignment)
+        (first, *_), proposal = assignment.run(Mipro())
+        for demos in first["sets"]["second.demos"]:
+            assert {demo["outputs"]["output"] for demo in demos} == {"right"}
+        assert traced
+        assert scored
+        assert not {name for names in traced for name in names} & {
+            name for _, names in scored for name in names
+        }
+        assert set(proposal.values) <= {"second.demos"}
+
+    def test_the_incumbent_is_fully_evaluated_first_and_the_best_average_every_five_trials(
+        self, job: Any
+    ) -> None:
+        assignment = job(two_steps(), METRIC, rows(150), scripted())
+        _, scored = watched(assignment)
+        states, proposal = assignment.run(Mipro(trials=12))
+        sizes = [len(names) for _, names in scored]
+        assert sizes == [100, *[35] * 5, 100, *[35] * 5, 100, 35, 35, 100]
+        assert scored[0][0] == [{}]
+        full, last = scored[0][1], states[-1]["search"]
+        assert all(set(names) <= set(full) for _, names in scored)
+        small = [tuple(names) for _, names in scored if len(names) == 35]
+        assert len(set(small)) == len(small)  # each trial has a minibatch of its own
+        for size in (5, 10):
+            before = [Trial(**trial) for trial in last["trials"][:size]]
+            known = [trial["point"] for trial in last["full"][: size // 5]]
+            assert last["full"][size // 5]["point"] == promising(before, known)
+        means = [trial["mean"] for trial in last["full"]]
+        assert len(means) == 4
+        assert (proposal.before, proposal.after) == (means[0], max(means))
+
+    def test_few_examples_are_all_scored_on_in_each_trial(self, job: Any) -> None:
+        assignment = job(two_steps(), METRIC, rows(40), scripted())
+        _, scored = watched(assignment)
+        states, proposal = assignment.run(Mipro(trials=6))
+        assert [len(names) for _, names in scored] == [40] * 7
+        search = states[-1]["search"]
+        assert proposal.after == max(trial["mean"] for trial in [*search["full"], *search["trials"]])
+
+    def test_a_start_that_is_best_stays(self, job: Any) -> None:
+        _, proposal = job(two_steps().bind(BEST), METRIC, rows(150), scripted()).run(Mipro())
+        assert proposal.values == {}
+        assert proposal.before == proposal.after
+        assert proposal.tried > 3
+        assert proposal.note
+
+    @pytest.mark.parametrize("share", [math.inf, 400, 120])
+    def test_it_resumes_from_every_checkpoint(self, job: Any, share: float) -> None:
+        target = two_steps(demos=Demos(max=2)).bind({"first.prompt": BEST["first.prompt"]})
+        assignment = job(target, METRIC, rows(60), scripted(), share)
+        assert len(assignment.check_resume(lambda: Mipro(proposers=("edits", "llm"), trials=6))) >= 10
+
+    @settings(max_examples=60)
+    @given(
+        share=st.integers(0, 300),
+        n=st.integers(1, 80),
+        minibatch=st.integers(1, 10),
+        target=st.sampled_from([two_steps(), two_steps(demos=Demos(max=2))]),
+        free=st.booleans(),
+    )
+    def test_it_never_spends_more_than_its_share(
+        self, job: Any, share: int, n: int, minibatch: int, target: System, free: bool
+    ) -> None:
+        """A job gets two minibatches at least."""
+        share = max(share, 2 * minibatch)
+        target = target if free else functions()
+        assignment = job(target, METRIC, rows(n), scripted(), share, minibatch=minibatch)
+        assignment.run(Mipro(trials=5))
+        assert assignment.spent <= share
+
+    def test_a_share_too_small_for_one_trial_is_not_spent(self, job: Any) -> None:
+        """The incumbent and a trial on eight examples each: 16 runs."""
+        edits = Mipro(proposers=("edits",))
+        assignment = job(two_steps(), METRIC, rows(80), scripted(), 15, minibatch=8)
+        _, proposal = assignment.run(edits)
+        assert (assignment.spent, dict(proposal.values), proposal.tried) == (0, {}, 0)
+        assert job(two_steps(), METRIC, rows(80), scripted(), 16, minibatch=8).run(edits)[1].tried == 1
+
+    def test_values_that_break_the_runs_only_lose(self, job: Any) -> None:
+        def fragile(message: str, rng: np.random.Generator) -> str:
+            if "second style" in message and not kind_of(message):
+                raise CallError("refused")
+            return script(message, rng)
+
+        states, proposal = job(
+            two_steps(), METRIC, rows(80), scripted(fragile), keys=("second.prompt",)
+        ).run(Mipro())  # fmt: skip
+        assert proposal.values == {}
+        broken = [
+            trial["mean"] for trial in states[-1]["search"]["trials"] if trial["point"]["second.prompt"]
+        ]
+        assert broken
+        assert set(broken) == {0.0}
+
+    def test_jobs_meet_other_minibatches(self, job: Any) -> None:
+        firsts = set()
+        for seed in range(5):
+            assignment = job(two_steps(), METRIC, rows(90), scripted(), seed=seed)
+            _, scored = watched(assignment)
+            assignment.run(Mipro(trials=1, minibatch=8, proposers=("edits",)))
+            firsts.add(frozenset(scored[1][1]))
+        assert len(firsts) == 5
+
+
+def functions() -> System:
+    """A system whose runs no cache keeps."""
+
+    def echo(question: str, prompt: str) -> str:
+        return "right" if len(prompt) % 2 else "wrong"
+
+    node = Function("f", echo, prompt=Text("Answer the question."))(question=Input("question", str))
+    return System("functions", outputs={"answer": node}, lm="lm")
+
+
+def demo(number: int) -> dict[str, dict[str, object]]:
+    return {"inputs": {"question": f"q{number}"}, "outputs": {"output": f"a{number}"}}
+
+
+class TestDemonstrations:
+    def sets(self, n: int = 6, labelled: Sequence[Any] = (), current: Any = (), count: int = 5) -> Any:
+        pool = [WeightedDemo(demo(i), 1 / (1 + i)) for i in range(n)]
+        return demo_sets(current, pool, labelled, count=count, most=3, seed=1, key="a.demos")
+
+    def test_the_best_come_first_then_random_draws(self) -> None:
+        first, *others = self.sets()
+        assert first == [demo(0), demo(1), demo(2)]
+        assert len(others) == 4
+        assert len({len(found) for found in others}) > 1
+        assert all(1 <= len(found) <= 3 for found in others)
+
+    def test_labelled_ones_are_a_set_and_fill_up_the_others(self) -> None:
+        labelled = [demo(number) for number in range(2, 9)]
+        found = self.sets(n=2, labelled=labelled)
+        assert all(len(demos) == 3 for demos in found)
+        assert all(each in labelled for each in found[0])
+        assert found[1][:2] == [demo(0), demo(1)]
+        assert all(len({d["inputs"]["question"] for d in demos}) == 3 for demos in found)
+
+    def test_no_demonstrations_are_a_choice_if_there_are_some(self) -> None:
+        assert [] not in self.sets()
+        assert self.sets(current=[demo(0)])[0] == []
+        assert [demo(0)] not in self.sets(n=1, current=[demo(0)])
+
+    def test_without_right_runs_there_are_none(self) -> None:
+        assert self.sets(n=0) == []
+
+    def test_expected_answers_serve_where_the_inputs_are_those_of_the_system(self) -> None:
+        question = Input("question", str)
+        plain = System(
+            "one", outputs={"answer": LLM("only", prompt=Text("Answer."))(question=question)}, lm="lm"
+        )
+        found = labelled_demos(plain, exact_match("answer"), rows(2))
+        assert found == {
+            "only": [
+                {"inputs": {"question": f"what is e {i}"}, "outputs": {"output": "right"}} for i in range(2)
+            ]
+        }
+        assert labelled_demos(plain, METRIC, rows(2)) == {}
+        assert labelled_demos(two_steps(), exact_match("answer"), rows(2)) == {}  # it also reads a plan
+
+
+class TestSizes:
+    @pytest.mark.parametrize(
+        ("parameters", "values", "expected"),
+        [
+            # DSPy's numbers for one, two and five predictors with demonstrations: light, medium, heavy
+            (2, 6, 10), (2, 12, 18), (2, 18, 27), (4, 6, 20), (4, 12, 28), (4, 18, 33),
+            (10, 6, 51), (10, 12, 71), (10, 18, 83), (0, 6, 0), (1, 2, 3),
+        ],
+    )  # fmt: skip
+    def test_trials_are_those_of_the_formula(self, parameters: int, values: int, expected: int) -> None:
+        assert trials_for(parameters, values) == expected
+
+    @pytest.mark.parametrize(
+        ("examples", "runs", "expected"),
+        [
+            # 20 trials of 35, the incumbent and four more full evaluations of 300
+            (400, math.inf, (20, 35, 300)),
+            (400, 2200, (20, 35, 300)),
+            # the full set shrinks first: 20 * 35 + 5 * 299
+            (400, 2199, (20, 35, 299)),
+            (400, 1225, (20, 35, 105)),
+            # then the minibatch: 20 * 34 + 5 * 102
+            (400, 1224, (20, 34, 102)),
+            (400, 280, (20, 8, 24)),
+            # then the trials: 19 * 8 + 5 * 24
+            (400, 279, (19, 8, 24)),
+            (400, 56, (1, 8, 24)),
+            # then the full set: 8 + 2 * 23
+            (400, 55, (1, 8, 23)),
+            (400, 26, (1, 8, 9)),
+            # the incumbent and a trial on the same examples
+            (400, 16, (1, 8, 8)),
+            # few examples: each trial is a full evaluation, of which there are 21
+            (40, 840, (20, 40, 40)),
+            (40, 839, (20, 31, 40)),
+            (5, 105, (20, 5, 5)),
+        ],
+    )
+    def test_sizes_are_those_worked_out_by_hand(
+        self, examples: int, runs: float, expected: tuple[int, int, int]
+    ) -> None:
+        plan = plan_trials(20, 35, 300, least=8, examples=examples, runs=runs)
+        assert plan is not None
+        assert (plan.trials, plan.batch, plan.full) == expected
+
+    def test_too_few_runs_are_no_search(self) -> None:
+        assert plan_trials(20, 35, 300, least=8, examples=400, runs=15) is None
+        assert plan_trials(20, 35, 300, least=8, examples=0, runs=math.inf) is None
+        assert plan_trials(0, 35, 300, least=8, examples=400, runs=math.inf) is None
+
+    @given(
+        st.integers(1, 40), st.integers(1, 40), st.integers(1, 400), st.integers(1, 12), st.integers(1, 300),
+        st.integers(0, 5000),
+    )  # fmt: skip
+    def test_a_plan_fits_and_more_runs_make_it_no_smaller(
+        self, trials: int, most: int, full: int, least: int, examples: int, runs: int
+    ) -> None:
+        found = [
+            plan_trials(trials, most, full, least=min(least, most), examples=examples, runs=some)
+            for some in (runs, runs + 100)
+        ]
+        for plan, some in zip(found, (runs, runs + 100), strict=True):
+            if plan is not None:
+                assert plan.runs <= some
+                assert plan.batch <= plan.full <= examples
+        if found[0] is not None and found[1] is not None:
+            assert found[1].trials >= found[0].trials
+            assert found[1].full >= found[0].full
+
+    def test_the_runs_of_a_plan_are_those_spent(self, job: Any) -> None:
+        """A function has no cache, so nothing is free."""
+        plan = TrialPlan(trials=11, batch=8, full=60)
+        assert plan.runs == 60 * (1 + math.ceil(11 / FULL_EVERY)) + 11 * 8
+        assignment = job(functions(), METRIC, rows(60), scripted())
+        assignment.run(Mipro(trials=11, minibatch=8, proposers=("edits",)))
+        assert assignment.spent == plan.runs
+
+
+class TestPromising:
+    @pytest.mark.parametrize(
+        ("trials", "scored", "expected"),
+        [
+            ([], [], None),
+            ([[{"a": 1}, 0.2], [{"a": 2}, 0.4]], [], {"a": 2}),
+            ([[{"a": 1}, 0.2], [{"a": 2}, 0.4]], [{"a": 2}], {"a": 1}),
+            ([[{"a": 1}, 0.2]], [{"a": 1}], None),
+            # a mean of 0.55 against one of 0.6
+            ([[{"a": 1}, 0.9], [{"a": 2}, 0.6], [{"a": 1}, 0.2]], [], {"a": 2}),
+            # the first of equal ones
+            ([[{"a": 3}, 0.5], [{"a": 1}, 0.5]], [], {"a": 3}),
+            # the same point, its parts in another order
+            (
+                [[{"a": 1, "b": 2}, 0.9], [{"b": 2, "a": 1}, 0.1], [{"a": 0, "b": 0}, 0.6]],
+                [],
+                {"a": 0, "b": 0},
+            ),
+        ],
+    )
+    def test_the_best_mean_not_yet_scored(self, trials: Any, scored: Any, expected: Any) -> None:
+        assert promising([Trial(point=point, mean=mean) for point, mean in trials], scored) == expected
+
+
+class TestTPE:
+    def test_points_follow_from_seed_and_trials_alone(self) -> None:
+        spaces = {"a": Choice(*range(6)), "b": Choice(*range(6))}
+        trials: list[Any] = []
+        for i in range(8):
+            point = next_point(spaces, trials, [], 5, "testing")
+            assert point == next_point(spaces, trials, [], 5, "testing")
+            trials.append((point, math.sin(i)))
+        others = [next_point(spaces, trials, [], seed, "testing") for seed in range(20)]
+        assert len({tuple(p.items()) for p in others}) > 1
+
+    def test_a_round_is_spread_out(self) -> None:
+        spaces = {"a": Choice(*range(6)), "b": Choice(*range(6))}
+        trials = [({"a": i, "b": i}, i / 6) for i in range(6)]
+        points: list[dict[str, Any]] = []
+        for _ in range(4):
+            points.append(next_point(spaces, trials, points, 5, "testing"))
+        assert len({tuple(p.items()) for p in points}) >= 3
+
+    def test_joint_structure_is_learned(self) -> None:
+        """Equal choices score 1, others 0: a univariate estimator suggests equal ones half of the time."""
+        spaces = {"a": Choice(*range(4)), "b": Choice(*range(4))}
+        trials = [({"a": a, "b": b}, float(a == b)) for a in range(4) for b in range(4)]
+        points = [next_point(spaces, trials, [], seed, "testing") for seed in range(40)]
+        assert sum(point["a"] == point["b"] for point in points) >= 36
+        assert len({point["a"] for point in points}) > 1
+
+
+class TestMethod:
+    def test_prompts_and_demonstrations_are_one_job(self) -> None:
+        target = two_steps(demos=Demos(max=2), max_tokens=Choice(8, 16))
+        settings = MIPROSettings(
+            auto="heavy", proposers=("llm", "edits"), lm="big", edits_per_candidate=3, trials=9
+        )
+        made = method("mipro", target, OptimizeSettings(mipro=settings))
+        assert [sorted(job.keys) for job in made.jobs] == [["first.prompt", "second.demos", "second.prompt"]]
+        assert dict(made.optimizers) == {"mipro": Mipro("heavy", ("llm", "edits"), 3, "big", 9)}
+
+    def test_the_first_job_may_use_the_whole_budget(self) -> None:
+        made = method("mipro", two_steps(), OptimizeSettings())
+        assert (made.decisions, made.jobs_each, len(made.jobs)) == (1, None, 1)
+
+    def test_a_system_without_prompts_is_refused(self) -> None:
+        node = LLM("second", prompt="fixed", max_tokens=Choice(8, 16))(question=Input("question", str))
+        with pytest.raises(DeclarationError, match="no parameter that method 'mipro' can change"):
+            method("mipro", System("fixed", outputs={"answer": node}), OptimizeSettings())
+
+    def test_it_improves_a_system(self, tmp_path: Path) -> None:
+        def data(kind: str, n: int) -> list[dict[str, Any]]:
+            return [{"id": f"{kind}{i}", "question": f"what is {kind} {i}"} for i in range(n)]
+
+        target = two_steps().bind({"first.prompt": BEST["first.prompt"]})
+        result = optimize(
+            target,
+            Dataset.of(train=data("a", 150), valid=data("b", 40), test=data("c", 60)),
+            METRIC,
+            OptimizeSettings(
+                method="mipro",
+                budget=BudgetSettings(system_runs=1500),
+                mipro=MIPROSettings(auto="medium"),
+            ),
+            run_dir=tmp_path / "run",
+            engines={"lm": ScriptedLM(script)},
+        )
+        assert result.accepted >= 1
+        assert dict(result.best) == BEST
+        assert result.test_after is not None
+        assert result.test_after.mean > 0.7
