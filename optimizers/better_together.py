@@ -1,7 +1,8 @@
 """BetterTogether: methods in sequence on one budget, each starting from the best configuration so far.
 
-A stage changes only its own kind of parameters: prompts are frozen while weights are trained. Every job of a
-stage is followed by an acceptance test.
+A stage changes only its own kind of parameters: prompts are frozen while weights are trained, unless rounds
+of prompt search are interleaved (`compound.optimizers.fast_slow`). Every job of a stage is followed by an
+acceptance test.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from dataclasses import replace
 
 from pydantic import field_validator
 
+from compound.errors import DeclarationError
 from compound.graph.system import System
 from compound.optimization.method import Job, Method, Optimizer
+from compound.optimizers.baselines.gepa import GEPA
+from compound.optimizers.fast_slow import InterleaveSettings, can_interleave, interleaved
 from compound.optimizers.weights.methods import InOrder
 from compound.settings.base import Settings
 from compound.settings.optimize import OptimizeSettings
@@ -27,6 +31,9 @@ class BetterTogetherSettings(Settings):
 
     stages: tuple[MethodName, ...] = ("mipro", "mmgrpo")
     """The methods to run, in order."""
+    interleave: InterleaveSettings | None = None
+    """Rounds of prompt search between the training steps of `mmgrpo` and `prompt_r1` (fast-slow training);
+    none by default, such that prompts are fixed while weights are trained."""
 
     @field_validator("stages")
     @classmethod
@@ -49,15 +56,22 @@ def better_together(
         make: returns a method by its name.
 
     Raises:
-        DeclarationError: a stage has no parameter that it can change.
+        DeclarationError: a stage has no parameter that it can change, or no stage can be interleaved.
     """
     optimizers: dict[str, Optimizer] = {}
     jobs: list[Job] = []
     notes: dict[str, None] = {}
     sections: dict[str, Settings] = {}
     least = 0.0
+    interleaves = False
     for number, stage in enumerate(settings.stages, 1):
         made = make(stage, system, optimize)
+        if settings.interleave and can_interleave(made):
+            reflection = make("gepa", system, optimize)
+            search, interleaves = reflection.optimizers["gepa"], True
+            assert isinstance(search, GEPA)
+            made = interleaved(made, system, settings.interleave, search, stage)
+            sections |= reflection.sections
         label = f"{number} {stage}"
         optimizers |= {f"{label}/{name}": optimizer for name, optimizer in made.optimizers.items()}
         opening = [replace(made.opening, weight=made.opening.weight * len(made.jobs))] if made.opening else []
@@ -65,6 +79,11 @@ def better_together(
         least = max(least, made.least)
         notes |= dict.fromkeys(made.notes)
         sections |= made.sections
+    if settings.interleave and not interleaves:
+        raise DeclarationError(
+            f"better_together.interleave: none of the stages {', '.join(settings.stages)} can be interleaved",
+            hint="add mmgrpo or prompt_r1 to the stages, or remove interleave",
+        )
     return Method(
         NAME, optimizers, jobs, InOrder(), least=least, decisions=len(jobs), jobs_each=1, notes=list(notes),
         sections=sections,

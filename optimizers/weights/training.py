@@ -240,7 +240,7 @@ class TrainingSession:
             del self.trainer
             loading.release()
 
-    def values(self, saved: Saved | None) -> dict[str, Stored | None]:
+    def values(self, saved: Saved | None) -> Mapping[str, object]:
         """Return the weights of a checkpoint, by key of the configuration."""
         if saved is None:
             return {}

@@ -361,8 +361,6 @@ def _load(name: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
             model, tokenizer = model_folder.load_causal(folder, kind)
     except (OSError, ValueError) as error:
         raise CompoundError(f"{name!r} cannot be trained: {model_folder.explain(error)}") from error
-    if tokenizer.chat_template is None:
-        raise CompoundError(f"{name!r} has no chat template", hint="use an instruction-tuned model")
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return model.to(loading.device()).eval(), tokenizer

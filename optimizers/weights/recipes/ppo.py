@@ -41,6 +41,22 @@ class PPOSettings(PolicySettings):
     value is added to the call's reward when rewards are propagated back through the calls."""
 
 
+class LocalCriticSettings(CriticSettings):
+    """The value head of PPO by a local reward, with a KL penalty by default."""
+
+    kl_reward: float = Field(default=0.05, ge=0)
+    """Coefficient of the KL penalty in the per-token reward: the log-ratio of the policy to the base model,
+    adapter off (0.05 in TRL's PPO). It keeps the answers close to those that the local reward was learned
+    from. The `beta` of a loss adds a KL term to the loss instead."""
+
+
+class LocalPPOSettings(PPOSettings):
+    """Settings of PPO by a local reward."""
+
+    critic: LocalCriticSettings = LocalCriticSettings()
+    """The value head, and the estimation of advantages from its values."""
+
+
 class MAPPOSettings(PPOSettings):
     """Settings of `mappo`."""
 

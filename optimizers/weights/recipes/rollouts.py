@@ -26,6 +26,7 @@ from compound.graph.component import Component
 from compound.graph.composite import Composite
 from compound.graph.system import System
 from compound.optimizers.weights.learner.samples import SamplingSettings
+from compound.optimizers.weights.recipes.population import Population
 
 FIRST_INDEX = 3_000_000  # first sample index of rollouts; disjoint from those of other runs
 INDICES_PER_STEP = 10_000
@@ -97,6 +98,7 @@ class Sampler:
         step: an index of the step, unique in the run, from which sample indices are derived.
         made: the number of rollouts or answers so far.
         failures: counts of their failures, by kind and message.
+        population: the prompts that whole runs of the system use in turn; its own by default.
     """
 
     executor: Executor
@@ -106,6 +108,7 @@ class Sampler:
     step: int
     made: int = 0
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    population: Population | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -163,15 +166,24 @@ class Sampler:
             TooManyFailures: see `raise_too_many_failures`.
         """
         first = dict.fromkeys(shared, self.index(0))
+        population = None if system else self.population
 
         async def one(example: Example, number: int) -> Rollout:
+            settings = self.rules.settings
+            if population is not None:
+                settings = population.settings(settings, example.id, number)
             trace = await self.executor.run(
                 system or self.system, example.inputs, example=example.id, sample=self.index(number),
-                cache=self.rules.cache, settings=self.rules.settings, samples=first,
+                cache=self.rules.cache, settings=settings, samples=first,
             )  # fmt: skip
             return Rollout(example, trace, number, teacher=teacher)
 
-        return await self._all([partial(one, *each) for each in wanted])
+        rollouts = await self._all([partial(one, *each) for each in wanted])
+        if population is not None:
+            for rollout in rollouts:
+                if not rollout.lost:
+                    population.record(rollout.example.id, rollout.number, rollout.score)
+        return rollouts
 
     async def forks(self, wanted: Sequence[Fork]) -> list[Rollout]:
         """Make forks concurrently, resampling the forked call and all calls after it; return them in order.

@@ -55,7 +55,7 @@ SMALL = {
 }  # fmt: skip
 REWARDS = {
     "backbone": {"model": "none"},
-    "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 1},
+    "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 1, "level": 1},
     "reward": {"min_accuracy": 0.5},
 }
 SMALL_SECTIONS = [(f"optimize.{name}", json.dumps(section)) for name, section in trainings(**SMALL).items()]

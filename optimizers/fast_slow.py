@@ -1,0 +1,322 @@
+"""Fast-slow training: train weights under a population of prompts that is renewed by reflection.
+
+"Fast-Slow Training", arXiv 2605.12484: every few steps of GRPO, a short GEPA search starts from the best
+prompts and gives a population, the candidates on its frontier. The rollouts of each example use all prompts
+of the population in turn, and are one group: an advantage compares runs with different prompts. The published
+method has no public code; see `docs/adr/0032` for the choices made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import Field
+
+from compound.concurrency.threads import compute
+from compound.engine import Completion, Request
+from compound.errors import BudgetExhausted, DeclarationError
+from compound.evaluation.evaluate import Evaluation
+from compound.example import Example
+from compound.execution.rng import derive_seed
+from compound.execution.trace import Trace
+from compound.graph.configuration import components_of
+from compound.graph.space import Text, Weights
+from compound.graph.system import System
+from compound.narrowing import entry
+from compound.optimization.bounds import JobBound, Outlook
+from compound.optimization.method import Job, Method, Progress, Proposal, Scorer, Task
+from compound.optimization.proposals import ProposalOutcome
+from compound.optimizers.baselines.gepa import GEPA, Evolution
+from compound.optimizers.scheduling.jobs import keys_of
+from compound.optimizers.weights.learner.saved import Saved, TrainingState
+from compound.optimizers.weights.recipes.mmgrpo import MMGRPO
+from compound.optimizers.weights.recipes.population import Population
+from compound.optimizers.weights.recipes.prompt_r1 import PromptR1
+from compound.optimizers.weights.recipes.recipe import RecipeContext
+from compound.optimizers.weights.step_notes import format_step
+from compound.optimizers.weights.training import TrainingSession, WeightTraining
+from compound.settings.base import Settings
+from compound.storage.state import State
+
+
+class InterleaveSettings(Settings):
+    """Rounds of prompt search between training steps. A round is a search by the settings of `gepa`."""
+
+    every: int = Field(default=5, ge=1)
+    """Training steps between two rounds."""
+    share: float = Field(default=0.25, gt=0)
+    """System runs of a round, relative to those of the training steps between two rounds."""
+    population: int = Field(default=4, ge=1)
+    """Maximum number of versions of the prompts: the best one of a round and others on its frontier."""
+
+
+class FastSlowState(State):
+    """Progress of `FastSlow`.
+
+    Attributes:
+        training: the progress of the training.
+        rounds: the number of completed rounds.
+        prompts: the population: the texts that differ from the incumbent's, the best of the last round first.
+        rewards: by version, the sum and the number of the rewards of rollouts since the last round.
+        best: the prompts at the best evaluated step.
+        reflection: the progress of the round.
+        started: the system runs on the meter when the round began.
+    """
+
+    training: TrainingState = Field(default_factory=TrainingState)
+    rounds: int = 0
+    prompts: list[dict[str, str]] = Field(default_factory=lambda: [dict[str, str]()])
+    rewards: list[tuple[float, int]] = Field(default_factory=lambda: [(0.0, 0)])
+    best: dict[str, str] = Field(default_factory=dict)
+    reflection: dict[str, object] | None = None
+    started: float = 0.0
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """The prompts with the highest mean reward of rollouts since the last round."""
+        means = [total / count if count else 0.0 for total, count in self.rewards]
+        return self.prompts[means.index(max(means))]
+
+
+@dataclass(frozen=True)
+class FastSlow:
+    """Optimizer that trains weights under a population of prompts, with rounds of reflection in between.
+
+    Attributes:
+        training: trains the weights.
+        reflection: searches prompts in a round.
+        settings: the settings of the rounds.
+    """
+
+    training: WeightTraining
+    reflection: GEPA
+    settings: InterleaveSettings = field(default_factory=InterleaveSettings)
+
+    def bound(self, outlook: Outlook) -> JobBound:
+        """Declare the reflections of all rounds."""
+        recipe, keys = self.training.recipe, outlook.keys
+        weights = [key for key in keys if isinstance(outlook.system.parameters[key], Weights)]
+        step = recipe.cost(recipe.sampling.examples, len(components_of(weights)))
+        texts = tuple(key for key in keys if key in outlook.texts)
+        found = self.reflection.bound(replace(outlook, keys=texts, runs=self._round_cost(step)))
+        rounds = (recipe.settings.steps - 1) // self.settings.every
+        return replace(found, requests=[replace(r, calls=r.calls * rounds) for r in found.requests])
+
+    def _round_cost(self, step: float) -> float:
+        return self.settings.share * self.settings.every * step
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        """Train, search prompts, checkpoint after each step of either, and propose weights with prompts."""
+        weights = tuple(key for key in task.keys if isinstance(task.system.parameters[key], Weights))
+        training, steps = self.training, self.training.recipe.settings.steps
+        session = _Session(replace(task, keys=weights), training.recipe, training.adapters, training.section)
+        try:
+            state = FastSlowState() if task.resume is None else FastSlowState.from_json(task.resume)
+            await compute(session.open, state.training)
+            await session.check_engines(state.training)
+            while True:
+                session.prompts, session.chosen = state.prompts, state.chosen
+                evaluates = session.is_evaluation_due(state.training)
+                if not (evaluates or session.has_next_step(state.training)):
+                    break
+                facts: dict[str, Any] = {}
+                try:
+                    if evaluates:
+                        state.training = await session.evaluate(state.training)
+                        best, facts = state.training.best, {"evaluation": session.evaluation(state.training)}
+                        if best is not None and best.step == state.training.step:
+                            state.best = state.chosen
+                        note = session.format_evaluation(state.training)
+                    elif state.training.step // self.settings.every > state.rounds:
+                        async for event in self._round(task, session, state):
+                            yield event
+                        continue
+                    else:
+                        state.training = await session.step(state.training)
+                        state.rewards = _added(state.rewards, session.rewards)
+                        note = format_step(state.training.curve[-1])
+                except BudgetExhausted:
+                    break
+                session.delete_unused(state.training)
+                yield Progress(state.to_json(), note, facts, step=state.training.step, of=steps)
+            yield self._proposal(task, session, state)
+        finally:
+            await compute(session.close)
+
+    async def _round(self, task: Task, session: _Session, state: FastSlowState) -> AsyncIterator[Progress]:
+        """Search prompts with the current weights, and replace the population by the frontier."""
+        meter, steps = task.context.executor.meter, self.training.recipe.settings.steps
+        if state.reflection is None:
+            state.started = meter.system_runs
+        texts = keys_of(task.system, Text)
+        start: dict[str, str] = {
+            key: entry(task.system.configuration, key, str) for key in texts
+        } | state.chosen
+        values = {**session.values(state.training.saved), **start}
+        reserved = session.cost + bool(state.training.evaluated) * session.evaluation_cost
+
+        def left() -> float:
+            used = meter.system_runs - state.started
+            return max(0.0, min(self._round_cost(session.cost) - used, task.scorer.runs_left - reserved))
+
+        reflecting = replace(
+            task, system=task.system.bind({**task.system.configuration, **values}), keys=texts,
+            train=session.split.trained, scorer=_RoundScorer(task.scorer, values, left),
+            seed=derive_seed(task.seed, "reflection", state.rounds), resume=state.reflection, tried=(),
+        )  # fmt: skip
+        note = "no budget for reflection"
+        async for event in self.reflection.propose(reflecting):
+            note = event.note or note
+            if isinstance(event, Progress):
+                state.reflection = dict(event.state)
+                yield Progress(state.to_json(), f"reflection: {note}", step=state.training.step, of=steps)
+        if state.reflection is not None:
+            front = Evolution.from_json(state.reflection).front
+            own = {key: text for key, text in start.items() if text != task.system.configuration[key]}
+            state.prompts = [{**own, **texts} for texts in front][: self.settings.population]
+        state.rewards = [(0.0, 0)] * len(state.prompts)
+        state.rounds, state.reflection = state.rounds + 1, None
+        note = f"round {state.rounds}: {len(state.prompts)} versions of the prompts"
+        yield Progress(state.to_json(), note, step=state.training.step, of=steps)
+
+    def _proposal(self, task: Task, session: _Session, state: FastSlowState) -> Proposal:
+        """Propose the weights of the best step with the prompts at that step, or the last ones."""
+        evaluated = len(state.training.evaluated) > 1 and state.training.best is not None
+        session.chosen = state.best if evaluated else state.chosen
+        found = session.proposal(state.training)
+        facts = {**found.facts, "rounds": state.rounds, "prompts": len(state.prompts)}
+        return replace(found, facts=facts)
+
+
+@dataclass
+class _Session(TrainingSession):
+    """Training session whose rollouts use a population of prompts.
+
+    Attributes:
+        prompts: the population.
+        chosen: the prompts of evaluations and of the proposal.
+        rewards: the rewards of the last step by version.
+    """
+
+    prompts: Sequence[dict[str, str]] = ()
+    chosen: dict[str, str] = field(default_factory=dict)
+    _population: Population | None = None
+
+    @property
+    def rewards(self) -> Sequence[tuple[float, int]]:
+        """By version of the prompts, the sum and the number of rewards in the last step."""
+        return self._population.rewards if self._population else []
+
+    def values(self, saved: Saved | None) -> Mapping[str, object]:
+        """Return the weights of a checkpoint and the chosen prompts, by key of the configuration."""
+        return {**super().values(saved), **self.chosen}
+
+    def _context(self, state: TrainingState, number: int, kept: dict[str, object]) -> RecipeContext:
+        context = super()._context(state, number, kept)
+        self._population = None
+        if len(self.prompts) > 1:
+            own = {
+                key: entry(self.task.system.configuration, key, str)
+                for key in keys_of(self.task.system, Text)
+            }
+            versions = [{**own, **texts} for texts in self.prompts]
+            context.sampler.population = self._population = Population(versions, context.sampler.step)
+        return context
+
+
+@dataclass(frozen=True)
+class _RoundScorer:
+    """Scorer of a round: the current weights and prompts, and a share of the job's system runs.
+
+    Attributes:
+        job: the scorer of the job.
+        values: the weights and prompts at the start of the round.
+        left: returns the remaining system runs of the round.
+    """
+
+    job: Scorer
+    values: Mapping[str, object]
+    left: Callable[[], float]
+
+    @property
+    def runs_left(self) -> float:
+        """System runs that the round may still spend."""
+        return self.left()
+
+    @property
+    def has_free_repeats(self) -> bool:
+        """Whether rescoring a candidate on the same examples costs no system runs."""
+        return self.job.has_free_repeats
+
+    async def score(
+        self, candidates: Sequence[Mapping[str, Any]], examples: Sequence[Example]
+    ) -> list[Evaluation]:
+        """Run and score the current system with the values of each candidate."""
+        return await self.job.score([{**self.values, **values} for values in candidates], examples)
+
+    async def traces(self, values: Mapping[str, Any], examples: Sequence[Example]) -> list[Trace]:
+        """Return the scored traces of one candidate, in order."""
+        return await self.job.traces({**self.values, **values}, examples)
+
+    async def generate(self, request: Request, lm: str | None = None) -> Completion:
+        """Send a request outside of the system."""
+        return await self.job.generate(request, lm)
+
+    def may_ask(self, lm: str | None = None) -> bool:
+        """Return whether `generate` would send another request to a model."""
+        return self.job.may_ask(lm)
+
+    def record_outcome(self, outcome: ProposalOutcome, lm: str | None = None) -> None:
+        """Record the usefulness of the last answer of `generate`."""
+        self.job.record_outcome(outcome, lm)
+
+
+def _added(some: Sequence[tuple[float, int]], others: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+    if not others:
+        return [*some]
+    return [(a + b, m + n) for (a, m), (b, n) in zip(some, others, strict=True)]
+
+
+def interleaved(
+    made: Method, system: System, settings: InterleaveSettings, reflection: GEPA, stage: str
+) -> Method:
+    """Return a method that trains weights with rounds of prompt search in between.
+
+    Args:
+        made: the method that trains weights.
+        system: the system to optimize.
+        settings: the settings of the rounds.
+        reflection: searches prompts.
+        stage: the name of ``made``, for messages.
+
+    Raises:
+        DeclarationError: the method samples ahead of its weights.
+    """
+    texts = keys_of(system, Text)
+    optimizers = {}
+    for name, optimizer in made.optimizers.items():
+        assert isinstance(optimizer, WeightTraining)  # see `can_interleave`
+        if optimizer.recipe.sampling.max_staleness:
+            raise DeclarationError(
+                f"better_together.interleave needs samples of the current prompts, but {stage} samples ahead",
+                hint=f"set {optimizer.section}.rollouts.max_staleness to 0",
+            )
+        optimizers[name] = FastSlow(optimizer, reflection, settings)
+    jobs = [_with_rounds(job, texts, settings) for job in made.jobs]
+    return replace(made, optimizers=optimizers, jobs=jobs)
+
+
+def _with_rounds(job: Job, texts: Sequence[str], settings: InterleaveSettings) -> Job:
+    """Return a job that also has the texts, with the cost of rounds added to that of its steps."""
+    step = None if job.step is None else job.step * (1 + settings.share)
+    return replace(job, keys=(*job.keys, *texts), step=step)
+
+
+def can_interleave(made: Method) -> bool:
+    """Return whether a method trains weights on groups of whole runs, whose prompts may differ."""
+    return all(
+        isinstance(optimizer, WeightTraining) and isinstance(optimizer.recipe, MMGRPO | PromptR1)
+        for optimizer in made.optimizers.values()
+    )
