@@ -1,96 +1,84 @@
-"""Local rewards learned from wrong labels, as a control for the advantage of right ones."""
+"""Ablations of `optimas`: rewards learned from shuffled labels, frozen rewards, no gold, no local reward."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-from typing_extensions import override
 
 from compound.execution.rng import generator
 from compound.graph.system import System
-from compound.optimization.method import Job, Method, Optimizer
-from compound.optimization.registration import MethodFactory, method
-from compound.optimizers.optimas.guides import Guidance, LearnedRewards
-from compound.optimizers.optimas.local import LocalSearch
-from compound.optimizers.optimas.methods import OptimasSettings, guided
-from compound.optimizers.optimas.offline import OfflineRewards
-from compound.optimizers.optimas.rewarding import RunRewards
-from compound.optimizers.scheduling.scheduler import Uniform
-from compound.optimizers.search.prompts import PromptSearch
-from compound.rewards.buffer import PairBuffer
-from compound.rewards.settings import RewardLearning
+from compound.optimization.method import Method
+from compound.optimization.registration import MethodFactory
+from compound.optimizers.optimas.evaluation_table import FitCritic
+from compound.optimizers.optimas.guided import GuidedSearch
+from compound.optimizers.optimas.methods import OptimasSettings, optimas
+from compound.rewards.buffer import Entry
+from compound.rewards.features import Embedder
+from compound.rewards.gains.critic import Critic, fit_critic
+from compound.rewards.pairs import Draw
+from compound.rewards.template import Template
 from compound.settings.optimize import OptimizeSettings
 
 
 @dataclass(frozen=True)
-class Mislabelled(LearnedRewards):
-    """Local rewards learned with shuffled scores in a share of the draws.
+class FitToShuffled:
+    """Fits a critic to draws, in a share of which the scores of the candidates are shuffled.
 
     Attributes:
-        share: share of the draws whose candidates' scores are shuffled.
-        always: whether the rewards are used regardless of their accuracy.
+        share: share of the draws.
     """
 
     share: float = 1.0
-    always: bool = False
 
-    async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
-        """Learn rewards from shuffled scores."""
-        found = await super().guidance(_shuffled(rewards, self.share), component)
-        return replace(found, untrusted_reason="") if self.always else found
+    def __call__(
+        self, entries: Sequence[Entry], template: Template, backbone: Embedder, *, certain: bool
+    ) -> Critic | None:
+        """Shuffle, then fit."""
+        shuffled = [replace(entry, draw=self._shuffled(entry.draw)) for entry in entries]
+        return fit_critic(shuffled, template, backbone, certain=certain)
 
-
-def _shuffled(rewards: RunRewards, share: float) -> RunRewards:
-    entries = []
-    for entry in rewards.buffer.entries:
-        draw = entry.draw
-        rng = generator(rewards.task.pool_seed, "labels", draw.example, draw.address)
-        if rng.random() < share:
-            order = rng.permutation(len(draw.candidates))
-            shuffled = [draw.candidates[i].rewards for i in order]
-            candidates = [replace(c, rewards=r) for c, r in zip(draw.candidates, shuffled, strict=True)]
-            draw = replace(draw, candidates=tuple(candidates))
-        entries.append(replace(entry, draw=draw))
-    return replace(rewards, buffer=PairBuffer(rewards.buffer.system, rewards.buffer.sampling, entries))
+    def _shuffled(self, draw: Draw) -> Draw:
+        rng = generator(0, "labels", draw.example, draw.address)
+        if rng.random() >= self.share:
+            return draw
+        order = rng.permutation(len(draw.candidates))
+        rewards = [draw.candidates[i].rewards for i in order]
+        candidates = [replace(c, rewards=r) for c, r in zip(draw.candidates, rewards, strict=True)]
+        return replace(draw, candidates=tuple(candidates))
 
 
-def _learning(settings: OptimasSettings) -> RewardLearning:
-    return RewardLearning(settings.pairs, settings.backbone, settings.reward)
+def fit_to_first(
+    entries: Sequence[Entry], template: Template, backbone: Embedder, *, certain: bool
+) -> Critic | None:
+    """Fit a critic to the draws of the first iteration only (frozen rewards)."""
+    first = min((entry.iteration for entry in entries), default=0)
+    kept = [entry for entry in entries if entry.iteration == first]
+    return fit_critic(kept, template, backbone, certain=certain)
 
 
-@method(settings=OptimasSettings)
-def shuffled(system: System, optimize: OptimizeSettings, settings: OptimasSettings) -> Method:
-    """Method `optimas` on shuffled labels."""
-    offline, fresh = settings.offline, settings.pairs.fresh
-    return guided("shuffled", system, settings, _learning(settings), Mislabelled(), offline, fresh)
+def fit_nothing(
+    entries: Sequence[Entry], template: Template, backbone: Embedder, *, certain: bool
+) -> Critic | None:
+    """Return no critic, so that candidates are compared by the global reward alone."""
+    return None
 
 
-def _single(share: float) -> MethodFactory:
-    """Return a method that optimizes each component once by rewards of a given quality, without a check."""
+def _with(fit: FitCritic) -> MethodFactory:
+    """Return the method `optimas` with another way to fit rewards."""
 
-    def single(system: System, optimize: OptimizeSettings, settings: OptimasSettings) -> Method:
-        guide, prompts = Mislabelled(share=share, always=True), PromptSearch()
-        certain = replace(_learning(settings), reward=settings.reward.model_copy(update={"check_below": 0.5}))
-        fresh = settings.pairs.fresh
-        jobs = [Job("local", (key,)) for key in system.parameters]
-        optimizers: Mapping[str, Optimizer] = {
-            "offline": OfflineRewards(certain, prompts, guide),
-            "local": Unchecked(certain, settings.search, prompts, guide=guide, fresh=fresh),
-        }
-        opening = Job("offline", tuple(system.parameters), weight=settings.offline)
-        return Method("single", optimizers, jobs, Uniform(), opening, 2.0)
+    def ablated(system: System, optimize: OptimizeSettings, settings: OptimasSettings) -> Method:
+        made = optimas(system, optimize, settings)
+        local = made.optimizers["local"]
+        assert isinstance(local, GuidedSearch)
+        return replace(made, optimizers={**made.optimizers, "local": replace(local, fit=fit)})
 
-    return MethodFactory(single, OptimasSettings)
-
-
-class Unchecked(LocalSearch):
-    """Local search whose choice is not tested against the global reward."""
-
-    @override  # so that a renamed hook is an error of mypy, and not a test that takes place unnoticed
-    def _is_worth_testing(self, *_: object) -> bool:
-        return False
+    return MethodFactory(ablated, OptimasSettings)
 
 
 SHARES = (0.0, 0.5, 0.75, 0.9, 1.0)
-mislabelled_0, mislabelled_1, mislabelled_2, mislabelled_3, mislabelled_4 = map(_single, SHARES)
+mislabelled_0, mislabelled_1, mislabelled_2, mislabelled_3, mislabelled_4 = (
+    _with(FitToShuffled(share)) for share in SHARES
+)
+shuffled = mislabelled_4
+frozen = _with(fit_to_first)
+unguided = _with(fit_nothing)

@@ -6,7 +6,7 @@ offline phase.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -14,6 +14,7 @@ from pydantic import Field
 from compound.graph.space import Demos, Text, Weights
 from compound.graph.system import System
 from compound.optimization.method import Job, Method, Optimizer, Scheduler
+from compound.optimizers.optimas.guided import GuidedSearch
 from compound.optimizers.optimas.guides import Guide, LearnedRewards
 from compound.optimizers.optimas.hbc import Cloning
 from compound.optimizers.optimas.local import LocalSearch
@@ -46,7 +47,7 @@ MIN_MINIBATCHES = 2.0
 MEASURING = ("ucb", "thompson")  # these learn from gains on train examples, so every proposal is measured
 
 
-class GuidedSettings(Settings):
+class BaseOptimasSettings(Settings):
     """Settings that `optimas` and `hbc` share."""
 
     prompts: PromptSettings = PromptSettings()
@@ -55,8 +56,6 @@ class GuidedSettings(Settings):
     """The model that computes features of texts."""
     pairs: PairSettings = PairSettings()
     """Collection of preference pairs."""
-    search: LocalSearchSettings = LocalSearchSettings()
-    """Local search over the parameters of one component."""
     training: LocalTrainingField = LocalTrainingChoice()
     """Training of weights."""
     scheduler: Literal["gaps", "uniform", "ucb", "thompson"] = "gaps"
@@ -64,32 +63,63 @@ class GuidedSettings(Settings):
     paper), `uniform`, or a bandit on the gain per system run (`ucb`, `thompson`)."""
 
 
-class OptimasSettings(GuidedSettings):
+class GuidedSearchSettings(Settings):
+    """Search over the parameters of a component, guided by its local reward."""
+
+    rounds: int = Field(default=2, ge=1)
+    """Maximum number of rounds of candidates per job; each starts from the best of the previous one."""
+    gold: bool = True
+    """Whether the local reward reads the gold answers of train examples. It then scores train examples only,
+    and is never part of a configuration."""
+    estimator: Literal["shrinkage", "control_variate"] = "shrinkage"
+    """Estimate of a candidate's gain: `control_variate` is unbiased whatever the local reward tells;
+    `shrinkage` weighs its correction by what the local reward leaves unexplained (Fay and Herriot 1979)."""
+
+
+class OptimasSettings(BaseOptimasSettings):
     """Settings of `optimas`."""
 
     pairs: FreshPairSettings = FreshPairSettings()
     """Collection of preference pairs."""
+    search: GuidedSearchSettings = GuidedSearchSettings()
+    """Search over the parameters of one component."""
     reward: RewardSettings = RewardSettings()
     """Fitting of local rewards, and the accuracy required to use them."""
-    offline: float = Field(default=0.4, ge=0, lt=1)
+    offline: float = Field(default=0.2, ge=0, lt=1)
     """Share of the optimization budget (what remains after reserving the acceptance tests) for the offline
-    phase, which collects pairs before the first job."""
+    phase, which collects pairs of components whose weights are trained. The rewards of other parameters are
+    learned from the evaluations of their candidates."""
 
 
-class HBCSettings(GuidedSettings):
+class HBCSettings(BaseOptimasSettings):
     """Settings of `hbc`."""
 
+    search: LocalSearchSettings = LocalSearchSettings()
+    """Local search over the parameters of one component."""
     offline: float = Field(default=0.4, gt=0, lt=1)
     """Share of the optimization budget (what remains after reserving the acceptance tests) for the offline
     phase, which finds the outputs to clone."""
 
 
 def optimas(system: System, optimize: OptimizeSettings, settings: OptimasSettings) -> Method:
-    """OPTIMAS: learns a local reward per component offline, then optimizes one component at a time by it."""
+    """OPTIMAS: optimizes one component at a time, guided by a local reward learned from its candidates."""
     learning = RewardLearning(settings.pairs, settings.backbone, settings.reward)
-    return guided(
-        "optimas", system, settings, learning, LearnedRewards(), settings.offline, settings.pairs.fresh
-    )
+    prompts = PromptSearch.of(settings.prompts)
+    search = GuidedSearch(
+        learning, prompts, settings.search.rounds, settings.search.gold,
+        shrink=settings.search.estimator == "shrinkage",
+    )  # fmt: skip
+    training = f"optimize.optimas.training.{settings.training.name}"
+    guide = LearnedRewards()
+    optimizers: Mapping[str, Optimizer] = {
+        "offline": OfflineRewards(learning, prompts, guide),
+        "local": search,
+        "weights": LocalTraining(learning, settings.training, guide, training),
+    }
+    jobs, trained = _jobs(system, training, settings.training)
+    opening = Job("offline", trained, weight=settings.offline) if trained and settings.offline else None
+    scheduler = SCHEDULERS[settings.scheduler]()
+    return Method("optimas", optimizers, jobs, scheduler, opening, _least(system, jobs))
 
 
 def hbc(system: System, optimize: OptimizeSettings, settings: HBCSettings) -> Method:
@@ -101,7 +131,7 @@ def hbc(system: System, optimize: OptimizeSettings, settings: HBCSettings) -> Me
 def guided(
     name: str,
     system: System,
-    settings: GuidedSettings,
+    settings: HBCSettings,
     learning: RewardLearning,
     guide: Guide,
     offline: float,
@@ -125,13 +155,28 @@ def guided(
         "local": LocalSearch(learning, settings.search, prompts, verify=verify, guide=guide, fresh=fresh),
         "weights": LocalTraining(learning, settings.training, guide, training),
     }
-    jobs = by_component(system, "local", "local")
-    trained = keys_of(system, Weights)
-    if trained:
-        check_component_names(training, trained, settings.training.settings)
-    jobs += [Job("weights", (key,)) for key in trained]
+    jobs, _ = _jobs(system, training, settings.training)
     everything = tuple(key for job in jobs for key in job.keys)
     opening = Job("offline", everything, weight=offline) if offline else None
+    return Method(name, optimizers, jobs, SCHEDULERS[settings.scheduler](), opening, _least(system, jobs))
+
+
+def _jobs(system: System, section: str, training: LocalTrainingChoice) -> tuple[list[Job], tuple[str, ...]]:
+    """Return the jobs of each component, and the keys of trained weights.
+
+    Args:
+        system: the system to optimize.
+        section: the path of the training settings, for messages.
+        training: the training settings.
+    """
+    trained = keys_of(system, Weights)
+    if trained:
+        check_component_names(section, trained, training.settings)
+    jobs = [*by_component(system, "local", "local"), *(Job("weights", (key,)) for key in trained)]
+    return jobs, trained
+
+
+def _least(system: System, jobs: Sequence[Job]) -> float:
+    """Return the minimum share of a job, in minibatches of system runs; see `Method.least`."""
     texts = [isinstance(system.parameters[job.keys[0]], Text | Demos | Weights) for job in jobs]
-    least = sum(Method.least if text else MIN_MINIBATCHES for text in texts) / max(1, len(texts))
-    return Method(name, optimizers, jobs, SCHEDULERS[settings.scheduler](), opening, least)
+    return sum(Method.least if text else MIN_MINIBATCHES for text in texts) / max(1, len(texts))

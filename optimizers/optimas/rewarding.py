@@ -141,7 +141,7 @@ class RunRewards:
             context.executor, self.task.system, traced, components, context.metric,
             sampling=self.buffer.sampling, rules=context.rules, round_index=iteration, proposals=proposals,
         )  # fmt: skip
-        self._add(collected.draws, iteration, len({example.id for example, _ in traced}))
+        self.add(collected.draws, iteration, len({example.id for example, _ in traced}))
         return collected
 
     async def remember_race(
@@ -179,11 +179,14 @@ class RunRewards:
             for i, trace in zip(succeeded, traces, strict=True):
                 runs[i].append((settings, trace))
         draws = [
-            draw for row in runs if row for draw in draws_from_runs(component, row, self.buffer.sampling)
+            draw
+            for row in runs
+            if row
+            for draw in draws_from_runs(component, row, self.buffer.sampling, self.task.system)
         ]
-        self._add(draws, iteration)
+        self.add(draws, iteration)
 
-    def _add(self, draws: Sequence[Draw], iteration: int, inputs: int = 0) -> None:
+    def add(self, draws: Sequence[Draw], iteration: int, inputs: int = 0) -> None:
         """Add the draws of an iteration to the buffer and the memory.
 
         Args:
@@ -317,8 +320,8 @@ class RunRewards:
         return {
             "iteration": self.iteration,
             "accuracy": {name: reward.accuracy.to_json() for name, reward in rewards_of.items()},
-            "gaps": {name: self.buffer.gap(name) for name in known},
-            "pairs": {name: len(self.buffer.pairs(name)) for name in known},
+            "gaps": {name: gap for name in known if (gap := self.buffer.gap(name)) is not None},
+            "pairs": {name: len(self.buffer.weighted_pairs(name)) for name in known},
             "missing": dict(learned.missing) if learned else {},
         }
 

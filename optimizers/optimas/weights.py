@@ -25,7 +25,7 @@ from compound.optimizers.weights.credit.grouping import call_samples
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, GRPOSettings
-from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings, estimate_advantages
+from compound.optimizers.weights.recipes.ppo import PPO, LocalPPOSettings, PPOSettings, estimate_advantages
 from compound.optimizers.weights.recipes.recipe import CreditedSamples, PolicyRecipe, RecipeContext
 from compound.optimizers.weights.recipes.rollouts import is_lost
 from compound.optimizers.weights.training import WeightTraining
@@ -38,7 +38,7 @@ FAILURE_MARGIN = 1.0  # a failed answer scores this much less than the worst of 
 class LocalTrainingChoice(OneOf):
     """The algorithm that trains the weights of one component by its local reward; `ppo` by default."""
 
-    ppo: PPOSettings | None = None
+    ppo: LocalPPOSettings | None = None
     """PPO: a critic estimates the advantages of answers."""
     grpo: GRPOSettings | None = None
     """GRPO: the answers to one input are compared with each other."""
@@ -48,7 +48,7 @@ class LocalTrainingChoice(OneOf):
         """The settings of the selected algorithm."""
         if self.grpo is not None:
             return self.grpo
-        return PPOSettings() if self.ppo is None else self.ppo
+        return LocalPPOSettings() if self.ppo is None else self.ppo
 
 
 if TYPE_CHECKING:

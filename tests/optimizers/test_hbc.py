@@ -25,7 +25,8 @@ from compound.optimizers.optimas.methods import HBCSettings
 from compound.optimizers.search.prompts import PromptSearch
 from compound.rewards.buffer import PairBuffer, input_key
 from compound.rewards.features import NoBackbone
-from compound.rewards.pairs import Candidate, Draw, Sampling
+from compound.rewards.pairs import Draw
+from compound.rewards.sampling.candidates import Candidate, Sampling
 from compound.rewards.settings import PairSettings
 from compound.runs.directory import read_json
 from compound.runs.recorder import Interrupted
@@ -121,7 +122,7 @@ class TestImitation:
 
 class TestTargets:
     def draw(self, x: str, outcomes: Mapping[str, float]) -> Draw:
-        found = tuple(Candidate({"y": y}, (r, r)) for y, r in outcomes.items())
+        found = tuple(Candidate({"y": y}, (r,), certain=True) for y, r in outcomes.items())
         return Draw("any", "any", f"e-{x}", "digest", {"x": x}, found)
 
     def test_are_the_best_outputs_with_the_gap_to_the_worst(self) -> None:
@@ -199,7 +200,7 @@ class TestMethod:
         assert result.test_after.mean == 1.0
         history = read_json(tmp_path / "run", "checkpoint.json")["state"]["search"]["history"]
         assert history[0]["optimizer"] == "offline"
-        assert history[0]["facts"]["targets"] == {"drafter": 8, "weigher": 6}  # two inputs drew no 3
+        assert history[0]["facts"]["targets"] == {"drafter": 8, "weigher": 8}  # all options are drawn
         assert all(job["facts"]["steered"] for job in history[1:])
         assert all(job["facts"]["accuracy"] == {} for job in history)
 
@@ -274,7 +275,10 @@ class TestPrompts:
         memory = assignment.task.context.memory
         CloningMemory(start=small.configuration.to_json()).store(memory)
         for example in train[:8]:
-            found = (Candidate(target, (1.0, 1.0)), Candidate({"output": "small"}, (0.0, 0.0)))
+            found = (
+                Candidate(target, (1.0,), certain=True),
+                Candidate({"output": "small"}, (0.0,), certain=True),
+            )
             draw = Draw("answerer", "answerer", example.id, "digest", dict(example.inputs), found)
             for record in buffer.add([draw], 1):
                 memory.append(record)

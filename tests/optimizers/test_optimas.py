@@ -7,7 +7,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,25 +32,25 @@ from compound.graph.space import Choice, Demos, Text
 from compound.graph.system import System
 from compound.graph.types import Port
 from compound.narrowing import entry
-from compound.optimization.method import Job, JobContext, JobRecord, Proposal, ScoredCandidate
+from compound.optimization.method import JobContext, Proposal, ScoredCandidate
 from compound.optimizers.optimas.guides import Guidance, LearnedRewards
 from compound.optimizers.optimas.local_scoring import Gain, boltzmann, run_alone
 from compound.optimizers.optimas.methods import OptimasSettings
 from compound.optimizers.optimas.offline import Collecting, collect_pairs, settings_of
 from compound.optimizers.optimas.rewarding import RewardMemory, RunRewards
-from compound.optimizers.scheduling.scheduler import UCB, RewardGapScheduler, Thompson, Uniform
 from compound.optimizers.search.prompts import PromptSearch, Source, Sources, bootstrap_pools, pool_order
 from compound.rewards.alignment import Accuracy
 from compound.rewards.features import FeatureMap, NoBackbone
 from compound.rewards.fit import FittedRewards
 from compound.rewards.heads import MIN_INPUTS, Head
 from compound.rewards.model import LocalReward, RewardModel
-from compound.rewards.pairs import Candidate, Draw, Sampling, collect, draws_from_runs, expected_cost
+from compound.rewards.pairs import Draw, collect, draws_from_runs, expected_cost
+from compound.rewards.sampling.candidates import Candidate, Sampling
 from compound.rewards.template import Template
 from compound.testing import PlainMemory, ScriptedLM
 from optimas_settings import learning, local_search, offline_rewards, optimas
 
-REWARDS = optimas(model="none", min_rollouts=1, max_rollouts=2)
+REWARDS = optimas(model="none", min_rollouts=1, max_rollouts=2, level=1)
 PROMPTS = PromptSearch(("edits",))
 
 
@@ -413,7 +412,7 @@ class TestRaces:
 
         runs: list[Any] = [({}, run(1, 5, 0.5)), ({"option": 1}, run(2, 6, 0.6)), ({"option": 2}, run(1, 7, 0.7)),
                 ({"option": 3}, run(1, 5, 0.5)), ({"option": 4}, run(1, 0, 0.0, failed=True))]  # fmt: skip
-        (draw,) = draws_from_runs("a", runs, Sampling(samples=3))
+        (draw,) = draws_from_runs("a", runs, Sampling(samples=3), Simulated("chain").system())
         assert [(c.outputs["y"], c.rewards) for c in draw.candidates] == [(5, (0.5,)), (7, (0.7,))]
 
     def test_an_incumbent_that_always_fails_is_left_out(self, job: Any) -> None:
@@ -774,107 +773,6 @@ def test_the_expected_cost_counts_what_is_inside_loops_and_maps() -> None:
         metric = custom(lambda o, e: 0.0)
         found = asyncio.run(collect(executor, system, [(example, trace)], [name], metric, sampling=sampling))
         assert found.system_runs == pytest.approx(expected_cost(system, name, sampling))
-
-
-class TestSchedulers:
-    JOBS = tuple(Job("local", (f"{name}.option",)) for name in "abcd")
-
-    def step(
-        self, name: str, gain: float = 0.0, runs: float = 10.0, gaps: Mapping[str, float] | None = None
-    ) -> JobRecord:
-        return JobRecord(
-            job=0, optimizer="local", keys=(f"{name}.option",), values={"v": 1} if gain else {},
-            train_before=0.0, train_after=gain, runs=runs, facts={"gaps": gaps or {}},
-        )  # fmt: skip
-
-    def test_gaps_are_drawn_in_proportion(self) -> None:
-        history = [self.step("x", gaps={"a": 0.4, "b": 0.1, "c": 0.0, "d": 0.0})]
-        scheduler = RewardGapScheduler(floor=0.0)
-        counts = Counter(scheduler.choose(self.JOBS, history, seed).keys[0][0] for seed in range(1000))
-        assert set(counts) == {"a", "b"}
-        assert stats.binomtest(counts["a"], 1000, 0.8).pvalue > 1e-3
-
-    def test_d1_every_component_is_visited(self) -> None:
-        """D1: a reseeded generator and frozen probabilities chose one component for ever."""
-        for scheduler in (RewardGapScheduler(), UCB(), Thompson(), Uniform()):
-            for seed in range(7):
-                history: list[JobRecord] = []
-                for _ in range(24):
-                    chosen = scheduler.choose(self.JOBS, history, seed)
-                    gaps = dict.fromkeys("abcd", 0.1)
-                    history.append(self.step(chosen.keys[0][0], gain=0.01, gaps=gaps))
-                assert {step.keys[0] for step in history} == {f"{name}.option" for name in "abcd"}
-
-    def test_gaps_are_live(self) -> None:
-        """What counts is the last measurement, not the first."""
-        history = [self.step("x", gaps={"a": 1.0, "b": 0.0}), self.step("x", gaps={"a": 0.0, "b": 1.0})]
-        scheduler = RewardGapScheduler(floor=0.0)
-        assert {scheduler.choose(self.JOBS[:2], history, seed).keys[0] for seed in range(20)} == {"b.option"}
-
-    def test_gaps_are_drawn_without_replacement(self) -> None:
-        """One visit each in a round, the larger gaps first more often."""
-        firsts: Counter[str] = Counter()
-        for seed in range(100):
-            gaps = {"a": 1.0, "b": 0.5, "c": 0.5, "d": 0.5}
-            history = [self.step("x", gaps=gaps)]
-            for _ in range(8):
-                history.append(
-                    self.step(RewardGapScheduler().choose(self.JOBS, history, seed).keys[0][0], gaps=gaps)
-                )
-            names = [step.keys[0][0] for step in history[1:]]
-            assert sorted(names[:4]) == sorted(names[4:]) == list("abcd")
-            assert names[3] != names[4]
-            firsts[names[0]] += 1
-        assert firsts["a"] > max(firsts[name] for name in "bcd")
-
-    def test_a_round_is_over_when_little_is_left(self) -> None:
-        """One component holds nearly all there is to gain: it comes every second time, never twice in a row."""
-        gaps = {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}
-        others: Counter[str] = Counter()
-        for seed in range(50):
-            history = [self.step("x", gaps=gaps)]
-            for _ in range(10):
-                history.append(
-                    self.step(RewardGapScheduler().choose(self.JOBS, history, seed).keys[0][0], gaps=gaps)
-                )
-            names = [step.keys[0][0] for step in history[1:]]
-            assert names.count("a") >= 4
-            assert all(one != next_ for one, next_ in pairwise(names))
-            others.update(name for name in names if name != "a")
-        assert set(others) == set("bcd")
-        assert RewardGapScheduler().choose(self.JOBS[:1], [self.step("a", gaps=gaps)], 0).keys == (
-            "a.option",
-        )
-
-    def test_every_choice_says_what_it_was_made_from(self) -> None:
-        history = [self.step(name, gain=0.1, gaps={"a": 0.2}) for name in "abcd"]
-        for scheduler in (RewardGapScheduler(), UCB(), Thompson(), Uniform()):
-            reason = scheduler.choose(self.JOBS, history, 0).reason
-            assert reason
-            assert all(isinstance(value, float) for value in reason.values())
-
-    def test_ucb_by_hand(self) -> None:
-        """Gains of 0.2 and 0.1 a run after three tries: 1 + sqrt(2 ln 3 / 1) against 0.5 + sqrt(2 ln 3 / 2)."""
-        history = [self.step("a", 2.0), self.step("b", 1.0), self.step("b", 1.0)]
-        reason = UCB().choose(self.JOBS[:2], history, 0).reason
-        assert reason["gain_per_run"] == pytest.approx(0.2)
-        assert reason["bound"] == pytest.approx(1 + np.sqrt(2 * np.log(3)))
-
-    @pytest.mark.parametrize("scheduler", [UCB(width=0.3), Thompson()])
-    def test_bandits_lose_less_than_uniform_where_components_differ(self, scheduler: Any) -> None:
-        """Twenty seeds, four components with gains of 0.02 to 0.2 a run: regret over 40 choices, paired."""
-        gains = dict(zip("abcd", (0.02, 0.05, 0.1, 0.2), strict=True))
-
-        def regret(chooser: Any, seed: int) -> float:
-            history: list[JobRecord] = []
-            rng = generator("regret", seed)
-            for _ in range(40):
-                name = chooser.choose(self.JOBS, history, seed).keys[0][0]
-                history.append(self.step(name, gain=max(0.0, gains[name] + 0.05 * rng.normal()) * 10))
-            return sum(0.2 - gains[step.keys[0][0]] for step in history)
-
-        differences = [regret(Uniform(), seed) - regret(scheduler, seed) for seed in range(20)]
-        assert stats.ttest_1samp(differences, 0, alternative="greater").pvalue < 1e-3
 
 
 def test_the_proposal_names_only_keys_of_the_job(job: Any) -> None:

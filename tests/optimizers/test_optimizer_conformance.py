@@ -10,18 +10,28 @@ from collections.abc import Sequence
 import compound.optimizers
 from compound.optimization.method import Optimizer
 from compound.optimizers.baselines.gepa import GEPA
+from compound.optimizers.baselines.gepa_settings import GEPASettings
 from compound.optimizers.baselines.llm_selector import LLMSelector
-from compound.optimizers.baselines.mipro import Mipro
+from compound.optimizers.baselines.mipro.optimizer import Mipro
+from compound.optimizers.baselines.opro import OPRO
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.baselines.textgrad import TextGrad
 from compound.optimizers.optimas.hbc import Cloning
 from compound.optimizers.search.prompts import PromptSearch
 from compound.optimizers.search.sampling import NumberSearch
 from compound.testing import OptimizerKit
-from optimas_settings import local_search, offline_rewards, optimas
+from optimas_settings import guided_search, local_search, offline_rewards, optimas
 
 REWARDS = optimas(
-    model="none", samples=2, min_rollouts=1, max_rollouts=1, inputs=8, fresh=4, check_below=1.01, rounds=2
+    model="none",
+    samples=2,
+    min_rollouts=1,
+    max_rollouts=1,
+    level=1,
+    inputs=8,
+    fresh=4,
+    check_below=1.01,
+    rounds=2,
 )
 TRUSTED, UNTRUSTED = (
     REWARDS.model_copy(update={"reward": REWARDS.reward.model_copy(update={"min_accuracy": least})})
@@ -59,10 +69,28 @@ class TestMipro(OptimizerKit):
     checkpoints = 2
 
     def make(self) -> Optimizer:
-        return Mipro(("edits", "opro"))
+        return Mipro(proposers=("edits", "llm"), trials=6)
 
     def keys(self) -> Sequence[str]:
         return (*TEXTS, "second.demos")
+
+
+class TestMiproWithoutDemonstrations(TestMipro):
+    def make(self) -> Optimizer:
+        return Mipro(trials=4)
+
+    def keys(self) -> Sequence[str]:
+        return TEXTS
+
+
+class TestOPRO(OptimizerKit):
+    checkpoints = 3
+
+    def make(self) -> Optimizer:
+        return OPRO()
+
+    def keys(self) -> Sequence[str]:
+        return TEXTS
 
 
 class TestTextGrad(OptimizerKit):
@@ -79,7 +107,7 @@ class TestGEPA(OptimizerKit):
     checkpoints = 2
 
     def make(self) -> Optimizer:
-        return GEPA(iterations=6)
+        return GEPA(GEPASettings(iterations=6))
 
     def keys(self) -> Sequence[str]:
         return TEXTS
@@ -108,6 +136,25 @@ class TestOfflineRewards(OptimizerKit):
 
     def keys(self) -> Sequence[str]:
         return (*SECOND, "first.prompt")
+
+
+class TestGuidedSearch(OptimizerKit):
+    """The last component: its candidates are compared by the global reward."""
+
+    checkpoints = 4
+
+    def make(self) -> Optimizer:
+        return guided_search(TRUSTED, PROMPTS)
+
+    def keys(self) -> Sequence[str]:
+        return SECOND
+
+
+class TestGuidedSearchByReward(TestGuidedSearch):
+    """The first component: its local evaluations save calls."""
+
+    def keys(self) -> Sequence[str]:
+        return ("first.prompt",)
 
 
 class TestLocalSearch(OptimizerKit):
@@ -148,7 +195,7 @@ def test_every_optimizer_has_a_class_here() -> None:
         if inspect.isclass(value) and inspect.isasyncgenfunction(getattr(value, "propose", None))
     }
     tested = {type(kit().make()) for kit in globals().values() if _is_kit(kit)}
-    weights = {"WeightTraining", "LocalTraining"}  # see test_recipe_conformance.py
+    weights = {"WeightTraining", "LocalTraining", "FastSlow"}  # see test_recipe_conformance.py
     assert {kind.__name__ for kind in found - tested} == weights
 
 

@@ -21,14 +21,21 @@ from compound.components.llm import LLM
 from compound.evaluation.metrics import custom
 from compound.example import Example
 from compound.graph.component import Input
-from compound.graph.space import Choice, Demos, Float, Text
+from compound.graph.space import Choice, Demo, Demos, Float, Text
 from compound.graph.system import System
 from compound.optimization.method import Optimizer, Progress, Task
 from compound.optimizers.baselines.gepa import GEPA, Evolution
+from compound.optimizers.baselines.gepa_settings import GEPASettings
 from compound.optimizers.baselines.llm_selector import LLMSelector, Selection
-from compound.optimizers.baselines.mipro import Mipro
+from compound.optimizers.baselines.mipro.optimizer import Mipro, MIPROProgress
+from compound.optimizers.baselines.opro import OPRO, Generations, ScoredText
 from compound.optimizers.baselines.random import RandomSearch
+from compound.optimizers.baselines.reflection import Scores
 from compound.optimizers.baselines.textgrad import Descent, TextGrad
+from compound.optimizers.fast_slow import FastSlowState
+from compound.optimizers.optimas.evaluation_table import StoredEvaluations
+from compound.optimizers.optimas.guided import GuidedProgress, RaceMemory, ScoredValues
+from compound.optimizers.optimas.guided_race import GuidedRace
 from compound.optimizers.optimas.hbc import CloningMemory
 from compound.optimizers.optimas.local import LocalProgress, Phase
 from compound.optimizers.optimas.local_scoring import Gain, Scoring
@@ -38,7 +45,8 @@ from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.prompts import CandidateRace, PromptSearch, RaceProgress, Source, Sources
 from compound.optimizers.search.racing import Race, Standing
 from compound.optimizers.search.sampling import NumberProgress, NumberSearch, Sample
-from compound.optimizers.search.trials import JointSearch, Trial
+from compound.optimizers.search.trials import JointSearch, Trial, TrialPlan
+from compound.optimizers.weights.learner.saved import TrainingState
 from compound.storage.state import State, StateError
 from compound.testing import PlainMemory, ScriptedLM
 from optimas_settings import local_search, offline_rewards, optimas
@@ -52,25 +60,52 @@ VALUES: dict[str, object] = {
     "a.lm": None,
 }
 STANDING = Standing(candidate=0, mean=0.5, incumbent=0.25, n=8)
-RACE = Race(plan=[(4, 8), (2, 16)], alive=[2, 0], done=1, standings=[STANDING], failed={"": ["e1"], "0": []})
+RACE = Race(
+    alive=[2, 0], rungs=3, price=0.25, done=1, seen=8, incumbent_price=0.5, known=8, standings=[STANDING],
+    failed={"": ["e1"], "0": []},
+)  # fmt: skip
 TRIAL = Trial(point={"a.prompt": 1, "a.demos": 0}, mean=0.5)
+TRIALS = TrialPlan(trials=9, batch=4, full=12)
+JOINT = JointSearch(values={"a.prompt": ["one", "two"]}, plan=TRIALS, trials=[TRIAL], full=[TRIAL])
+DEMOS: list[Demo] = [{"inputs": {"x": "1"}, "outputs": {"y": 2}}]
+TEXT = ScoredText(text="one", mean=0.5)
 GAIN = Gain(values=VALUES, gain=-0.25)
 PAIRS = Collecting(iteration=2, proposals={"a": [{"prompt": "Be brief."}]}, inputs=4)
 SCORING = Scoring(share=80.5, candidates=[VALUES], rounds=1, scored=[GAIN], recorded=["e1"])
 ADAPTER = Adapter(name="9f", data="77")
 SOURCE = Source(configuration=VALUES, examples=["e1"])
+SCORED = ScoredValues(values=VALUES, gain=0.25)
+EVALUATIONS = StoredEvaluations(
+    scores=[{0: 0.5, 1: None}, {0: 1.0}, {}], parts=[[0, 1], [0], []], failed=[(1, 2)]
+)
+GUIDED = GuidedRace(
+    alive=[1, 0], rungs=2, done=1, n_global=2, n_local=3, gains=[0.25, None], sds=[0.1, None], slope=0.5,
+    noise=0.3, spread=0.1, evaluations=EVALUATIONS, predicted=4.0, spent=3.5,
+)  # fmt: skip
 STATES: list[State] = [
     STANDING, RACE, TRIAL, GAIN, PAIRS, SCORING, ADAPTER, SOURCE,
     RaceProgress(race=RACE),
     CandidateRace(candidates=[VALUES, {}], race=RACE),
     Sample(values=VALUES, mean=0.5),
     NumberProgress(samples=[Sample(values=VALUES, mean=1.0)], finalists=[VALUES], race=RACE),
-    JointSearch(
-        values={"a.prompt": ["one", "two"]}, wanted=9, batch=4, larger=12, round=1, trials=[TRIAL], scored=[TRIAL]
+    TRIALS, JOINT, TEXT,
+    MIPROProgress(
+        sets={"a.demos": [[], DEMOS]}, shown={"a": DEMOS}, plan=TRIALS, summary="rows", attempts=2,
+        texts={"a.prompt": ["one"]}, search=JOINT,
     ),
-    Evolution(answers=[[0.5, 1.0], None, "Another text.", [0.0]], best={"a.prompt": "x"}, mean=0.75),
+    Generations(
+        size=8, each=2, generations=4, done=1, before=0.25, mean=0.5, tried=2, best={"a.prompt": "one"},
+        history={"a.prompt": [TEXT]}, exemplars={"a.prompt": ["Input: x: 1"]},
+    ),
+    Scores(scores=[0.5], parts=[{"f1": 0.25}]),
+    Evolution(
+        answers=[Scores(scores=[0.5, 1.0]), None, "Another text.", Scores(scores=[0.0], parts=[{"f1": 0.0}])],
+        best={"a.prompt": "x"},
+        mean=0.75,
+    ),
     Descent(
-        step=3, held=10, before=0.25, mean=0.5, tried=1, best={"a.prompt": "x"}, values={"a.prompt": "y"}
+        step=3, held=10, before=0.25, mean=0.5, tried=1, values={"a.prompt": "y"},
+        written={"a.prompt": ["x", "y"]},
     ),
     Selection(rows=10, allocations=[{"a.k": 1}, {"a.k": 2}], means={'{"a.k":1}': 0.5, '{"a.k":2}': None}),
     LocalProgress(
@@ -78,8 +113,18 @@ STATES: list[State] = [
         finalists=[VALUES], local_gain=0.5, race=RACE,
     ),
     Sources(sources=[SOURCE]),
+    FastSlowState(
+        training=TrainingState(step=5), rounds=1, prompts=[{"a.prompt": "x"}, {}], rewards=[(2.5, 4), (1.0, 4)],
+        best={"a.prompt": "x"}, reflection={"mean": 0.5}, started=40.0,
+    ),
     RewardMemory(iteration=2, inputs=9, adapter=ADAPTER, adapters={"c0": ADAPTER}, tried={"9a": [VALUES]}),
     CloningMemory(start=VALUES),
+    EVALUATIONS, GUIDED, SCORED,
+    RaceMemory(races={"a": GUIDED.statistics()}),
+    GuidedProgress(
+        iteration=2, candidates=[VALUES], round=1, guided=GUIDED, scored=[SCORED], best=VALUES, gain=0.25,
+        before=0.5, policies=[VALUES], race=RACE,
+    ),
 ]  # fmt: skip
 
 
@@ -87,18 +132,23 @@ def kind(state: State) -> str:
     return type(state).__name__
 
 
+WEIGHTS = "compound.optimizers.weights"
+
+
 def declared() -> set[type[State]]:
     """Every state that a module of the optimizers declares; those of weight training have tests of their own."""
     modules = [
         importlib.import_module(module.name)
         for module in pkgutil.walk_packages(compound.optimizers.__path__, "compound.optimizers.")
-        if not module.ispkg and not module.name.startswith("compound.optimizers.weights")
+        if not module.ispkg and not module.name.startswith(WEIGHTS)
     ]
     found = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
     own = {
         each
         for each in found
-        if issubclass(each, State) and each.__module__.startswith("compound.optimizers")
+        if issubclass(each, State)
+        and each.__module__.startswith("compound.optimizers")
+        and not each.__module__.startswith(WEIGHTS)
     }
     return own - {MemoryPart}
 
@@ -166,8 +216,8 @@ class TestNested:
     @pytest.mark.parametrize(
         ("part", "value", "place"),
         [
-            ("race", {"plan": [[1, "8"]], "alive": []}, "race.plan.0.1"),
-            ("race", {"plan": [], "alive": [], "standings": [{"candidate": 0}]}, "race.standings.0.mean"),
+            ("race", {"alive": ["8"], "rungs": 1}, "race.alive.0"),
+            ("race", {"alive": [], "rungs": 1, "standings": [{"candidate": 0}]}, "race.standings.0.mean"),
             ("scoring", {"share": "8", "candidates": []}, "scoring.share"),
             ("phase", "resting", "phase"),
             ("together", {"candidates": [], "extra": 1}, "together.extra"),
@@ -245,7 +295,7 @@ def is_right(outputs: Any, example: Example) -> float:
 
 
 REWARDS = optimas(
-    model="none", samples=2, min_rollouts=1, max_rollouts=1, inputs=8, fresh=4, min_accuracy=0.5, check_below=1.01,
+    model="none", samples=2, min_rollouts=1, max_rollouts=1, level=1, inputs=8, fresh=4, min_accuracy=0.5, check_below=1.01,
     rounds=2,
 )  # fmt: skip
 ANY, NONE = (
@@ -259,9 +309,10 @@ OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...], type[State]]] = {
     "random": (RandomSearch(), (*TEXTS, "second.demos", "second.temperature"), CandidateRace),
     "prompts": (PROMPTS, (*TEXTS, "second.demos"), CandidateRace),
     "numbers": (NumberSearch(), ("second.temperature", "second.max_tokens"), NumberProgress),
-    "mipro": (Mipro(("edits", "opro")), (*TEXTS, "second.demos"), JointSearch),
+    "mipro": (Mipro(proposers=("llm", "edits")), (*TEXTS, "second.demos"), MIPROProgress),
+    "opro": (OPRO(), TEXTS, Generations),
     "textgrad": (TextGrad(), TEXTS, Descent),
-    "gepa": (GEPA(iterations=6), TEXTS, Evolution),
+    "gepa": (GEPA(GEPASettings(iterations=6)), TEXTS, Evolution),
     "llm_selector": (LLMSelector(), ("first.max_tokens", "second.max_tokens"), Selection),
     "offline": (offline_rewards(ANY, PROMPTS), (*SECOND, "first.prompt"), Collecting),
     "local": (local_search(ANY, PROMPTS), SECOND, LocalProgress),
@@ -300,7 +351,7 @@ class TestStored:
         assert all(
             event.step is not None and event.step <= event.of for event in found if event.of is not None
         )
-        assert bool(steps) == (name in ("numbers", "mipro", "textgrad", "gepa", "llm_selector"))
+        assert bool(steps) == (name in ("numbers", "mipro", "opro", "textgrad", "gepa", "llm_selector"))
 
     def test_a_checkpoint_of_another_version_is_refused_before_anything_is_run(
         self, made: Callable[[str], Any], name: str

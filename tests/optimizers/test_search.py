@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import re
@@ -18,13 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from compound.benchmarks.simulated.relays import Relay
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.engine import Completion, Request
 from compound.errors import CallError
-from compound.evaluation.evaluate import Evaluation, EvaluationRules, ScoredRun
+from compound.evaluation.evaluate import Evaluation, EvaluationRules, ScoredRun, evaluate
 from compound.evaluation.metrics import custom, token_f1
 from compound.example import Example
+from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
 from compound.execution.trace import Call, Failure, Trace
@@ -36,12 +39,16 @@ from compound.optimization.method import (
     Job,
     JobContext,
     JobRecord,
+    Method,
     Optimizer,
     Progress,
     Proposal,
     ScoredCandidate,
     Task,
 )
+from compound.optimization.prices import CallShare, Prices, estimate_prices
+from compound.optimization.problem import Problem
+from compound.optimization.scorer import TRAIN_SAMPLE, JobScorer
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.search import edits
@@ -49,8 +56,9 @@ from compound.optimizers.search.demos import Correction, WeightedDemo, bootstrap
 from compound.optimizers.search.edits import edit_prompt, sentences
 from compound.optimizers.search.opro import parse_prompt, prompt_request
 from compound.optimizers.search.prompts import PromptSearch, bootstrap_pools, demo_keys, propose_winner, split
-from compound.optimizers.search.racing import Race, Standing, race, rungs
-from compound.optimizers.search.sampling import NumberSearch, enumerate_settings, suggest
+from compound.optimizers.search.racing import Race, Standing, Track, race, rungs_of
+from compound.optimizers.search.sampling import NumberProgress, NumberSearch, enumerate_settings, suggest
+from compound.settings.optimize import OptimizeSettings
 from compound.testing import PlainMemory, ScriptedLM
 
 # --- doubles -------------------------------------------------------------------------------------------
@@ -64,12 +72,14 @@ def examples(n: int) -> list[Example]:
 class Simulated:
     """A scorer whose true scores are known: ``worth`` says the chance that a candidate is right.
 
-    The same candidate on the same example always scores the same, as runs from the cache do.
+    The same candidate on the same example always scores the same, as runs from the cache do. A run of the
+    incumbent takes one system run, and that of a candidate ``price``, since the incumbent was run before.
     """
 
     worth: Any
     runs_left: float = math.inf
     has_free_repeats: bool = True
+    price: float = 1.0
     written: Sequence[str] = ()
     asked: list[Request] = field(default_factory=list)
     asked_of: list[str | None] = field(default_factory=list)
@@ -89,18 +99,21 @@ class Simulated:
 
     def _evaluation(self, candidate: Mapping[str, Any], examples: Sequence[Example]) -> Evaluation:
         text = canonical_json(candidate)
-        rows = []
+        rows, runs = [], 0.0
         for example in examples:
             right = generator("simulated", text, example.id).random() < self.worth(candidate)
             rows.append(ScoredRun(example.id, -1, float(right)))
-            self._pay(text, example)
-        return Evaluation(text, tuple(rows))
+            runs += self._pay(text, example)
+        return Evaluation(text, tuple(rows), system_runs=runs)
 
-    def _pay(self, text: str, example: Example) -> None:
-        if (text, example.id) not in self.known or not self.has_free_repeats:
-            self.spent += 1
-            self.runs_left -= 1
+    def _pay(self, text: str, example: Example) -> float:
+        if (text, example.id) in self.known and self.has_free_repeats:
+            return 0.0
         self.known.add((text, example.id))
+        runs = self.price if text != "{}" and self.has_free_repeats else 1.0
+        self.spent += runs
+        self.runs_left = max(0.0, self.runs_left - runs)
+        return runs
 
     def may_ask(self, lm: str | None = None) -> bool:
         return True
@@ -185,62 +198,88 @@ def good_at(optimum: Mapping[str, Any]) -> Any:
 # --- racing --------------------------------------------------------------------------------------------
 
 
-class TestRungs:
+class TestTrack:
     @pytest.mark.parametrize(
-        ("arguments", "expected"),
+        ("track", "arguments", "expected"),
         [
-            # 9·8 = 72, then 5·8 = 40, 3·16 = 48, 2·32 = 64: 224 runs
-            ((8, 8, 100, 224), [(8, 8), (4, 16), (2, 32), (1, 64)]),
-            ((8, 8, 100, 223), [(8, 8), (4, 16), (2, 32)]),
-            # too dear to begin with eight: 7·8 = 56 is the most that 60 % of 100 allows
-            ((8, 8, 100, 100), [(6, 8), (3, 16)]),
-            # the examples end: 72 + 5·8 + 3·4
-            ((8, 8, 20, 10_000), [(8, 8), (4, 16), (2, 20)]),
-            # fewer examples than a minibatch
-            ((4, 8, 5, 1000), [(4, 5)]),
-            # one candidate, up to eight times the minibatch: 2·8, 2·8, 2·16, 2·32
-            ((1, 8, 1000, 1000), [(1, 8), (1, 16), (1, 32), (1, 64)]),
-            # one candidate costs 2·8 = 16
-            ((8, 8, 100, 16), [(1, 8)]),
-            ((8, 8, 100, 15), []),
-            ((3, 8, 0, 100), []),
-            ((5, 2, 100, math.inf), [(5, 2), (2, 4), (1, 8), (1, 16)]),
+            # the incumbent and eight candidates: 9 runs per example
+            (Track(8, 100), (90, 8), 10),
+            (Track(8, 100), (89, 8), 9),
+            # 1 + 8/4 = 3 runs per example
+            (Track(8, 100, price=0.25), (90, 8), 30),
+            # a cached incumbent: 2 runs per example
+            (Track(8, 100, price=0.25, incumbent_price=0.0), (90, 8), 45),
+            # the four examples seen before are free: 4 + 30
+            (Track(8, 100, price=0.25), (90, 8, 4), 34),
+            # on six more, only the candidates cost something: 6·2 = 12, then (90 - 12) / 3 = 26
+            (Track(8, 100, price=0.25), (90, 8, 4, 10), 36),
+            # these are more than 11 runs cover: 11 / 2 = 5 examples
+            (Track(8, 100, price=0.25), (11, 8, 4, 10), 9),
+            # where repeats cost, the examples seen before cost again
+            (Track(8, 100, free_repeats=False), (90, 8, 4), 10),
+            (Track(8, 100), (10_000, 8), 100),
+            (Track(8, 100), (math.inf, 8), 100),
+            (Track(8, 100), (0, 8), 0),
+            (Track(8, 100, price=0.0, incumbent_price=0.0), (0, 8), 100),
+            (Track(8, 0), (90, 8), 0),
         ],
     )
-    def test_the_plan_is_the_one_worked_out_by_hand(
-        self, arguments: tuple[int, int, int, float], expected: list[tuple[int, int]]
+    def test_the_runs_cover_the_examples_worked_out_by_hand(
+        self, track: Track, arguments: tuple[float, int, int, int], expected: int
     ) -> None:
-        assert rungs(*arguments) == expected
+        assert track.affordable(*arguments) == expected
 
-    def test_where_repeats_are_paid_for_every_rung_costs_all_its_examples(self) -> None:
-        # 9·8 = 72, 5·16 = 80, 3·32 = 96: 248 in all
-        assert rungs(8, 8, 100, 248, free_repeats=False) == [(8, 8), (4, 16), (2, 32)]
-        assert rungs(8, 8, 100, 247, free_repeats=False) == [(8, 8), (4, 16)]
-
-    @given(st.integers(1, 40), st.integers(1, 20), st.integers(0, 300), st.floats(0, 3000), st.booleans())
-    def test_a_race_never_costs_more_than_the_runs_given(
-        self, candidates: int, minibatch: int, n: int, runs: float, free: bool
+    @pytest.mark.parametrize(
+        ("track", "candidates", "runs", "expected"),
+        [
+            # four examples of the incumbent leave 128 runs, a quarter for each rung: 32 = 8·4
+            (Track(8, 100), 8, 132, 8),
+            # 127.9 / 4 is less; seven candidates have four rungs, too: 28 = 7·4
+            (Track(8, 100), 8, 131.9, 7),
+            # a quarter of the price: 4 + 4·8 = 36
+            (Track(8, 100, price=0.25), 8, 36, 8),
+            # 4 + 3·12 = 40 for three candidates with three rungs
+            (Track(8, 100), 8, 40, 3),
+            # 4 + 2·8 = 20 for two with two
+            (Track(8, 100), 8, 20, 2),
+            (Track(8, 100), 8, 19.9, 1),
+            # one candidate needs an example
+            (Track(8, 100), 8, 2, 1),
+            (Track(8, 100), 8, 1.9, 0),
+            (Track(8, 100), 8, 0, 0),
+            # fewer examples than half of a minibatch
+            (Track(8, 2), 8, 2 + 4 * 16, 8),
+            (Track(8, 0), 8, 100, 0),
+            (Track(8, 100), 8, math.inf, 8),
+            (Track(8, 100), 0, 100, 0),
+            # where repeats cost, a rung of two takes 3·4 runs, and there are two rungs
+            (Track(8, 100, free_repeats=False), 8, 24, 2),
+            (Track(8, 100, free_repeats=False), 8, 23, 1),
+        ],
+    )
+    def test_as_many_candidates_enter_as_worked_out_by_hand(
+        self, track: Track, candidates: int, runs: float, expected: int
     ) -> None:
-        plan = rungs(candidates, minibatch, n, runs, free)
-        cost, seen = 0, 0
-        for alive, size in plan:
-            cost += (alive + 1) * (size - seen if free else size)
-            seen = size
-        assert cost <= runs
-        assert all(alive >= 1 for alive, _ in plan)
-        assert all(size <= n for _, size in plan)
-        assert [alive for alive, _ in plan] == sorted((alive for alive, _ in plan), reverse=True)
-        assert len({size for _, size in plan}) == len(plan)
+        assert track.entrants(candidates, runs) == expected
 
-    @settings(max_examples=50)
-    @given(st.integers(1, 12), st.integers(1, 10), st.integers(1, 100), st.integers(0, 400), st.booleans())
-    def test_the_race_itself_spends_no_more_either(
-        self, candidates: int, minibatch: int, n: int, runs: int, free: bool
+    @given(
+        st.integers(1, 20), st.integers(0, 100), st.floats(0, 1), st.booleans(), st.integers(0, 40),
+        st.floats(0, 2000),
+    )  # fmt: skip
+    def test_more_runs_and_lower_prices_never_hold_fewer_candidates(
+        self, minibatch: int, n: int, price: float, free: bool, candidates: int, runs: float
     ) -> None:
-        scorer = Simulated(lambda _: 0.5, runs_left=runs, has_free_repeats=free)
-        arms = [{"arm": i} for i in range(candidates)]
-        asyncio.run(raced(arms, examples(n), scorer, minibatch))
-        assert scorer.spent <= runs
+        entrants = Track(minibatch, n, price, free_repeats=free).entrants(candidates, runs)
+        assert 0 <= entrants <= candidates
+        assert Track(minibatch, n, price, free_repeats=free).entrants(candidates, runs + 1) >= entrants
+        assert Track(minibatch, n, price / 2, free_repeats=free).entrants(candidates, runs) >= entrants
+
+    @given(st.integers(1, 200))
+    def test_as_many_rungs_as_halvings_to_one_candidate(self, candidates: int) -> None:
+        alive, rungs = candidates, 1
+        while alive > 1:
+            alive, rungs = math.ceil(alive / 2), rungs + 1
+        assert rungs_of(candidates) == rungs
 
 
 async def raced(
@@ -249,29 +288,211 @@ async def raced(
     scorer: Simulated,
     minibatch: int,
     resume: Race | None = None,
+    price: float | None = None,
 ) -> tuple[list[Race], list[Standing]]:
-    progress = [after async for after in race(arms, rows, scorer, minibatch, resume)]
+    """Race arms; their price is predicted correctly, unless another one is given."""
+    predicted = scorer.price if price is None else price
+    progress = [after async for after in race(arms, rows, scorer, minibatch, predicted, resume)]
     last = progress[-1] if progress else resume
     return progress, last.ranking() if last else []
 
 
+def sizes(progress: Sequence[Race]) -> list[tuple[int, int]]:
+    """Return the number of candidates and of examples of each rung."""
+    return [(sum(s.n == after.seen for s in after.standings), after.seen) for after in progress]
+
+
+def arms(n: int) -> list[dict[str, Any]]:
+    return [{"arm": i} for i in range(n)]
+
+
+def better(arm: Mapping[str, Any]) -> float:
+    """Return the chance that a candidate is right: higher numbers are better, and all beat the incumbent."""
+    return 0.5 + 0.05 * arm["arm"] if arm else 0.1
+
+
+PRICES = st.floats(0, 1, allow_subnormal=False)
+
+
+class TestRaceSizes:
+    @pytest.mark.parametrize(
+        ("candidates", "runs", "price", "n", "expected"),
+        [
+            # 4 for the incumbent. 128/4 = 32 = 8·4; 96/3 = 32: 4 + 32/5 = 10; 66/2 = 33: 10 + 33/3 = 21;
+            # 33 for the last: 21 + 33/2 = 37
+            (8, 132, 1.0, 100, [(8, 4), (4, 10), (2, 21), (1, 37)]),
+            # 2 runs per example for eight candidates: 4·2 + 8·3 = 32 for 12 examples; 32/2 = 16 more for four;
+            # 32/1.5 = 21 for two, which leaves 32.5 = 26·1.25
+            (8, 132, 0.25, 100, [(8, 12), (4, 28), (2, 49), (1, 75)]),
+            # candidates cost nothing: 128/4 = 32 further runs of the incumbent for each rung
+            (8, 132, 0.0, 1000, [(8, 36), (4, 68), (2, 100), (1, 132)]),
+            # both on eight examples: 16
+            (1, 16, 1.0, 100, [(1, 8)]),
+            (1, 17, 1.0, 100, [(1, 8)]),
+            (2, 20, 1.0, 100, [(2, 4), (1, 8)]),
+            (8, 1.9, 1.0, 100, []),
+            (8, 0, 1.0, 100, []),
+            (8, 100, 1.0, 0, []),
+            # the runs cover all examples for all candidates
+            (4, 1000, 1.0, 5, [(4, 5)]),
+            # without a limit, the last rung has eight times the examples of the first
+            (8, math.inf, 1.0, 100, [(8, 8), (4, 16), (2, 32), (1, 64)]),
+            (2, math.inf, 1.0, 100, [(2, 8), (1, 64)]),
+            (1, math.inf, 1.0, 100, [(1, 64)]),
+            (8, math.inf, 1.0, 20, [(8, 8), (4, 16), (2, 20)]),
+        ],
+    )
+    def test_the_rungs_are_those_worked_out_by_hand(
+        self, candidates: int, runs: float, price: float, n: int, expected: list[tuple[int, int]]
+    ) -> None:
+        scorer = Simulated(better, runs_left=runs, price=price)
+        progress, _ = asyncio.run(raced(arms(candidates), examples(n), scorer, 8))
+        assert sizes(progress) == expected
+
+    def test_where_repeats_are_paid_for_every_rung_costs_all_its_examples(self) -> None:
+        """Of 248 runs, a quarter is 62 = 9·6 + 8; then 64 = 5·12 + 4; 67 = 3·22 + 1; 68 = 2·34."""
+        scorer = Simulated(better, runs_left=248, has_free_repeats=False, price=0.25)
+        progress, _ = asyncio.run(raced(arms(8), examples(100), scorer, 8))
+        assert sizes(progress) == [(8, 6), (4, 12), (2, 22), (1, 34)]
+        assert scorer.spent == 248
+
+    def test_a_cached_incumbent_leaves_its_runs_to_the_candidates(self) -> None:
+        """A rung spends 12 of 48 runs: 12/2 = 6 examples, 12/1 = 12 and 12/0.5 = 24 further ones.
+
+        The last one spends 11 on 44, since one more run of the incumbent could cost more than the run left.
+        """
+        scorer = Simulated(better, runs_left=48, price=0.25)
+        rows = examples(200)
+        scorer.known = {("{}", row.id) for row in rows}
+        progress, _ = asyncio.run(raced(arms(8), rows, scorer, 8))
+        assert sizes(progress) == [(8, 6), (4, 18), (2, 42), (1, 86)]
+        assert scorer.spent == 47
+
+    def test_an_incumbent_whose_runs_are_cached_on_the_first_examples_only_is_not_relied_upon(self) -> None:
+        """The first four examples suggest that the incumbent is free, which would size the rungs too large."""
+        for known in range(5, 60, 5):
+            scorer = Simulated(better, runs_left=48, price=0.05)
+            scorer.known = {("{}", f"e{i}") for i in range(known)}
+            progress, _ = asyncio.run(raced(arms(8), examples(1000), scorer, 8))
+            assert sizes(progress)[0][0] == 8
+            assert 0.9 * 48 < scorer.spent <= 48 + 1e-9
+
+    @pytest.mark.parametrize("real", [0.0, 0.1, 0.5, 1.0])
+    def test_a_price_that_was_predicted_too_high_leaves_nothing_unspent(self, real: float) -> None:
+        """Candidates with equal outputs share the calls that follow, which no prediction can know."""
+        scorer = Simulated(better, runs_left=200, price=real)
+        progress, standings = asyncio.run(raced(arms(8), examples(5000), scorer, 8, price=1.0))
+        assert sizes(progress)[0][0] == 8
+        assert standings[0].n > 37
+        assert 0.9 * 200 < scorer.spent <= 200
+
+
+def within_its_runs(scorer: Simulated, progress: Sequence[Race], runs: float, n: int) -> None:
+    """Check that a race kept to its runs and examples, and that its rungs are nested."""
+    assert scorer.spent <= runs + 1e-6
+    fields = [[s.candidate for s in after.standings if s.n == after.seen] for after in progress]
+    assert all(set(later) <= set(earlier) for earlier, later in itertools.pairwise(fields))
+    seen = [after.seen for after in progress]
+    assert all(earlier < later <= n for earlier, later in itertools.pairwise([0, *seen]))
+    for batch in scorer.batches:
+        assert batch == [f"e{i}" for i in range(len(batch))]
+
+
+class TestRaceLaws:
+    @settings(max_examples=150)
+    @given(
+        st.integers(1, 12), st.integers(1, 10), st.integers(0, 100), st.floats(0, 400), st.booleans(),
+        st.tuples(PRICES, PRICES), st.sets(st.integers(0, 99)),
+    )  # fmt: skip
+    def test_a_race_never_spends_more_than_its_runs(
+        self, candidates: int, minibatch: int, n: int, runs: float, free: bool, prices: tuple[float, float],
+        known: set[int],
+    ) -> None:  # fmt: skip
+        """Whichever runs of the incumbent are cached, if candidates cost what was predicted, or less."""
+        predicted, part = prices
+        scorer = Simulated(better, runs_left=runs, has_free_repeats=free, price=predicted * part)
+        scorer.known = {("{}", f"e{i}") for i in known}
+        progress, _ = asyncio.run(raced(arms(candidates), examples(n), scorer, minibatch, price=predicted))
+        within_its_runs(scorer, progress, runs, n)
+
+    @settings(max_examples=100)
+    @given(
+        st.integers(1, 12), st.integers(2, 10), st.integers(40, 400), st.booleans(),
+        st.floats(0.05, 1), st.floats(0.05, 1), st.integers(0, 100),
+    )  # fmt: skip
+    def test_a_race_spends_its_runs_while_examples_remain(
+        self, candidates: int, minibatch: int, runs: int, free: bool, predicted: float, part: float,
+        known: int,
+    ) -> None:  # fmt: skip
+        """What remains is less than half of a minibatch takes, if the last candidate is the better one."""
+        real = max(0.05, predicted * part)
+        scorer = Simulated(better, runs_left=runs, has_free_repeats=free, price=real)
+        scorer.known = {("{}", f"e{i}") for i in range(known)}
+        progress, standings = asyncio.run(
+            raced(arms(candidates), examples(20_000), scorer, minibatch, price=max(real, predicted))
+        )
+        if standings[0].gain > 0:
+            assert runs - scorer.spent < max(1, math.ceil(minibatch / 2)) * 2 + 1e-6
+        assert progress[-1].is_finished
+
+    @pytest.mark.parametrize("price", [0.0, 0.3, 1.0])
+    @pytest.mark.parametrize("free", [True, False])
+    def test_a_race_without_runs_scores_nothing(self, price: float, free: bool) -> None:
+        scorer = Simulated(better, runs_left=0, has_free_repeats=free, price=price)
+        assert asyncio.run(raced(arms(8), examples(50), scorer, 8)) == ([], [])
+        assert scorer.spent == 0
+
+    @pytest.mark.parametrize("free", [True, False])
+    def test_a_race_resumes_from_every_progress_to_the_same_result(self, free: bool) -> None:
+        def scorer(spent: float = 0.0) -> Simulated:
+            return Simulated(better, runs_left=400 - spent, has_free_repeats=free, price=0.4)
+
+        rows, whole_scorer = examples(900), scorer()
+
+        async def recorded() -> list[tuple[Race, float, set[tuple[str, str]]]]:
+            known = whole_scorer.known
+            return [
+                (after, whole_scorer.spent, {*known})
+                async for after in race(arms(7), rows, whole_scorer, 5, 0.5)
+            ]
+
+        points = asyncio.run(recorded())
+        assert len(points) >= 4
+        for i, (point, spent, known) in enumerate(points):
+            stored = Race.from_json(through_json(point.to_json()))
+            assert stored == point
+            resumed = scorer(spent)
+            resumed.known = {*known}
+            rest, standings = asyncio.run(raced(arms(7), rows, resumed, 5, stored, price=0.5))
+            assert rest == [after for after, _, _ in points[i + 1 :]]
+            assert standings == points[-1][0].ranking()
+            assert spent + resumed.spent == pytest.approx(whole_scorer.spent)
+
+    def test_a_finished_race_resumes_to_nothing_more(self) -> None:
+        progress, standings = asyncio.run(raced(arms(4), examples(50), Simulated(better, runs_left=90), 8))
+        idle = Simulated(better, runs_left=90)
+        assert asyncio.run(raced(arms(4), examples(50), idle, 8, progress[-1])) == ([], standings)
+        assert not idle.batches
+
+
 class TestRace:
-    def test_the_best_arm_wins_nearly_always(self) -> None:
+    @pytest.mark.parametrize(("runs", "price"), [(math.inf, 1.0), (250, 1.0), (80, 0.25)])
+    def test_the_best_arm_wins_nearly_always(self, runs: float, price: float) -> None:
         """One arm of eight is right 90 % of the time, the others and the incumbent 40 %."""
-        arms = [{"arm": i} for i in range(8)]
         won = 0
         for repeat in range(100):
             best = repeat % 8
-            scorer = Simulated(lambda arm, best=best: 0.9 if arm.get("arm") == best else 0.4)
+            scorer = Simulated(
+                lambda arm, best=best: 0.9 if arm.get("arm") == best else 0.4, runs_left=runs, price=price
+            )
             rows = [replace(e, id=f"{repeat}-{e.id}") for e in examples(100)]
-            _, standings = asyncio.run(raced(arms, rows, scorer, 8))
+            _, standings = asyncio.run(raced(arms(8), rows, scorer, 8))
             won += standings[0].candidate == best
-        assert won >= 95
+        assert won >= (95 if math.isinf(runs) else 85)
 
     def test_the_incumbent_meets_the_very_same_examples_at_every_rung(self) -> None:
         scorer = Simulated(lambda arm: 0.8 if arm else 0.1)
-        arms = [{"arm": i} for i in range(6)]
-        asyncio.run(raced(arms, examples(40), scorer, 4))
+        asyncio.run(raced(arms(6), examples(40), scorer, 4))
         assert scorer.batches == [[f"e{i}" for i in range(n)] for n in (4, 8, 16, 32)]
         assert scorer.scored.count({}) == 4
 
@@ -279,42 +500,64 @@ class TestRace:
         """Every standing equals the mean that the candidate and the incumbent have on just these rows."""
         rows = examples(40)
         scorer = Simulated(lambda arm: 0.3 + 0.1 * arm.get("arm", 0))
-        arms = [{"arm": i} for i in range(6)]
-        _, standings = asyncio.run(raced(arms, rows, scorer, 4))
+        _, standings = asyncio.run(raced(arms(6), rows, scorer, 4))
         for standing in standings:
-            (own,) = asyncio.run(scorer.score([arms[standing.candidate]], rows[: standing.n]))
+            (own,) = asyncio.run(scorer.score([arms(6)[standing.candidate]], rows[: standing.n]))
             (incumbent,) = asyncio.run(scorer.score([{}], rows[: standing.n]))
             assert (standing.mean, standing.incumbent) == (own.mean, incumbent.mean)
-
-    def test_a_race_resumes_from_every_progress_to_the_same_result(self) -> None:
-        def scorer() -> Simulated:
-            return Simulated(lambda arm: 0.3 + 0.1 * arm.get("arm", 0), runs_left=400)
-
-        arms = [{"arm": i} for i in range(7)]
-        rows = examples(90)
-        progress, whole = asyncio.run(raced(arms, rows, scorer(), 5))
-        assert len(progress) >= 3
-        for i, point in enumerate(progress):
-            stored = Race.from_json(through_json(point.to_json()))
-            rest, resumed = asyncio.run(raced(arms, rows, scorer(), 5, stored))
-            assert resumed == whole
-            assert rest == progress[i + 1 :]
+            assert standing.gain == own.mean - incumbent.mean
 
     def test_the_last_rung_decides_and_a_tie_keeps_the_incumbent(self) -> None:
-        arms = [{"a": 1}, {"a": 2}]
+        values = [{"a": 1}, {"a": 2}]
         tie = [
             Standing(candidate=0, mean=0.5, incumbent=0.5, n=16),
             Standing(candidate=1, mean=1.0, incumbent=0.5, n=8),
         ]
-        assert propose_winner(arms, tie).values == {}
-        assert propose_winner(arms, [Standing(candidate=1, mean=0.6, incumbent=0.5, n=16)]).values == {"a": 2}
-        assert propose_winner(arms, []).values == {}
+        assert propose_winner(values, tie).values == {}
+        winner = [Standing(candidate=1, mean=0.6, incumbent=0.5, n=16)]
+        assert propose_winner(values, winner).values == {"a": 2}
+        assert propose_winner(values, []).values == {}
 
     def test_a_hopeless_last_arm_is_not_measured_any_further(self) -> None:
-        scorer = Simulated(lambda arm: 0.9 if not arm else 0.1)
-        progress, _ = asyncio.run(raced([{"arm": 1}], examples(100), scorer, 8))
-        assert len(progress) == 1
-        assert scorer.batches == [[f"e{i}" for i in range(8)]]
+        """It cost less than predicted, so that the runs left would cover more than 900 further examples."""
+        scorer = Simulated(lambda arm: 0.1 if arm else 0.9, runs_left=100, price=0.0)
+        progress, _ = asyncio.run(raced(arms(1), examples(1000), scorer, 8, price=1.0))
+        assert sizes(progress) == [(1, 50)]
+        assert progress[-1].is_finished
+        assert scorer.runs_left >= 48
+
+    def test_a_promising_last_arm_is_measured_further(self) -> None:
+        scorer = Simulated(better, runs_left=100, price=0.0)
+        progress, _ = asyncio.run(raced(arms(1), examples(1000), scorer, 8, price=1.0))
+        assert len(progress) > 1
+        assert scorer.runs_left < 4 * 2  # half of a minibatch at the predicted price
+
+
+class TestAnalyticChain:
+    """A chain of four components whose runs are cached; a candidate of the last one costs a quarter."""
+
+    @pytest.mark.parametrize("n", [60, 120])
+    def test_a_job_of_the_last_component_races_all_candidates(self, n: int) -> None:
+        """Priced at whole runs, two of eight candidates were raced, and 6 of 48 runs spent."""
+        world = Relay(4, 4, options=9, seed=3)
+        system, rows = world.system(), world.examples(n)
+        method = Method("none", {}, [], Uniform())
+        problem = Problem(system, rows, (), (), world, OptimizeSettings(), method, {})
+        share, executor = 48.0, Executor(cache=MemoryCache())
+        asyncio.run(evaluate(executor, system, rows, world, samples=[TRAIN_SAMPLE]))
+        scorer = JobScorer(problem, executor, system, share, executor.meter.system_runs)
+        candidates = [{"d.option": i} for i in range(1, 9)]
+        price = estimate_prices(system).keys(["d.option"])
+        assert price == 0.25
+
+        async def collect() -> list[Race]:
+            return [after async for after in race(candidates, rows, scorer, 8, price)]
+
+        progress = asyncio.run(collect())
+        assert sizes(progress)[0][0] == 8
+        assert len(progress[-1].standings) == 8
+        assert min(s.n for s in progress[-1].ranking()[:2]) >= 20
+        assert share - scorer.runs_left >= 0.8 * share
 
 
 # --- edits ---------------------------------------------------------------------------------------------
@@ -684,6 +927,27 @@ class TestNumbers:
         alone = numeric(a=0.5, k=3, mode=Choice("x"))
         _, last = proposed(NumberSearch(), task(alone, Simulated(lambda _: 0.5)))
         assert last.values == {}
+
+    @pytest.mark.parametrize(("price", "sampled"), [(0.25, 16), (0.5, 7), (1.0, 2)])
+    def test_as_many_settings_are_sampled_as_the_runs_cover_at_their_price(
+        self, price: float, sampled: int
+    ) -> None:
+        """Of six minibatches of runs, the incumbent takes one and three finalists three times the price.
+
+        The rest covers 4.25 / 0.25 = 17 samples, of which 16 are wanted; 3.5 / 0.5 = 7; and 2.
+        """
+        prices = Prices(
+            calls=[
+                CallShare(component="before", depends=["before"], share=1 - price),
+                CallShare(component="weigh", depends=["before", "weigh"], share=price),
+            ]
+        )
+        scorer = Simulated(lambda candidate: 0.2 + 0.6 * bool(candidate), runs_left=48, price=price)
+        progress, _ = proposed(NumberSearch(), task(numeric(), scorer, prices=prices))
+        final = NumberProgress.from_json(progress[-1].state)
+        assert len(final.samples) == sampled
+        assert final.race is not None
+        assert 0.9 * 48 < scorer.spent <= 48
 
     @pytest.mark.parametrize("n", range(9))
     def test_suggestions_follow_from_seed_and_trials_alone(self, n: int) -> None:
