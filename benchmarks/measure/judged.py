@@ -37,7 +37,7 @@ async def judged(program: Program, run: Path, executor: Executor, lm: str, pairs
         rows[component] = {
             "local": found.reward(component).accuracy.to_json(),
             "judge": accuracy.to_json(),
-            "pairs": len(found.buffer.pairs(component)),
+            "pairs": len(found.buffer.weighted_pairs(component)),
         }
     return rows
 

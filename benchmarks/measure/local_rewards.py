@@ -21,16 +21,20 @@ import numpy as np
 from rich.progress import track
 from scipy import stats
 
-from compound.benchmarks.measure.reward_accuracy import KINDS, accuracy, lora
 from compound.benchmarks.simulated.mislabelled import SHARES
+from compound.benchmarks.simulated.reward_accuracy import KINDS, accuracy, lora
 from compound.benchmarks.simulated.search import Outcome, search, world
 from compound.benchmarks.simulated.systems import SHAPES
 from compound.evaluation.statistics import UNIT, Bounds, interval_of_means
 from compound.execution.rng import generator
+from compound.graph.configuration import component_of
 from compound.narrowing import entry
 from compound.optimization.method import Job, JobRecord, Scheduler
 from compound.optimizers.optimas.methods import OptimasSettings
 from compound.optimizers.scheduling.scheduler import UCB, RewardGapScheduler, Thompson, Uniform
+from compound.rewards.buffer import PairBuffer
+from compound.rewards.pairs import Draw
+from compound.rewards.sampling.candidates import Candidate, Sampling
 from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings
 
@@ -50,7 +54,7 @@ def settings(
         given[method] = OptimasSettings.model_validate(
             {
                 "backbone": {"model": "none"},
-                "pairs": {"min_rollouts": 1, "max_rollouts": 1},
+                "pairs": {"min_rollouts": 1, "max_rollouts": 1, "level": 1},
                 "reward": {"min_accuracy": min_accuracy},
             }
         )
@@ -110,45 +114,68 @@ def _brief(outcome: Outcome) -> dict[str, object]:
 # -- schedulers ------------------------------------------------------------------------------------------
 
 HEADROOM = (1.0, 0.5, 0.1, 0.05, 0.02)  # possible gain of each of five components at the start
-VISITS = 30
+COSTS = (4.0, 7.0, 10.0, 13.0, 16.0)  # system runs of a job of each component, in another order
+RUNS_OF_JOBS = 300.0
+OFFLINE, FRESH = 20, 4  # inputs with pairs before the first job, and in each job
+ROLLOUT_NOISE = 0.3  # standard deviation of the reward of one downstream run
+TRAIN_NOISE = 0.05  # standard deviation of a measured gain on train examples
+SCHEDULERS: Mapping[str, Scheduler] = {
+    "uniform": Uniform(),
+    "gaps": RewardGapScheduler(),
+    "ucb": UCB(),
+    "thompson": Thompson(),
+}
 
 
 def regret(_: str, seed: int) -> dict[str, float]:
-    """Return each scheduler's regret: the sum over visits of the remaining headroom.
+    """Return each scheduler's regret: the sum of the remaining headroom over all jobs, per ten system runs.
 
-    A visit gains a random part of a component's headroom, 15 % on average; the component's gap is its
-    headroom, measured with noise.
+    A scheduler sees the records of a run only: gaps of draws with noisy rewards, and noisy gains on train
+    examples.
     """
+    return {name: _regret(scheduler, seed) for name, scheduler in SCHEDULERS.items()}
+
+
+def _regret(scheduler: Scheduler, seed: int) -> float:
     jobs = [Job("local", (f"{name}.option",)) for name in "abcde"]
-    order = generator(seed, "which").permutation(len(HEADROOM)).tolist()
-    schedulers: Mapping[str, Scheduler] = {
-        "uniform": Uniform(),
-        "gaps": RewardGapScheduler(),
-        "ucb": UCB(),
-        "thompson": Thompson(),
-    }
-    return {name: _regret(scheduler, jobs, order, seed) for name, scheduler in schedulers.items()}
-
-
-def _regret(scheduler: Scheduler, jobs: Sequence[Job], order: Sequence[int], seed: int) -> float:
-    left = {job.keys[0]: HEADROOM[i] for job, i in zip(jobs, order, strict=True)}
-    history: list[JobRecord] = []
-    total = 0.0
-    for visit in range(VISITS):
+    left, costs = (
+        dict(zip("abcde", generator(seed, part).permutation(values).tolist(), strict=True))
+        for part, values in (("headroom", HEADROOM), ("costs", COSTS))
+    )
+    gaps = {name: _measured_gap(left[name], generator(seed, "offline", name), OFFLINE) for name in left}
+    history = [JobRecord(job=0, optimizer="offline", keys=(), facts={"gaps": dict(gaps)})]
+    total = spent = 0.0
+    while spent < RUNS_OF_JOBS:
         job = scheduler.choose(jobs, history, seed)
-        rng = generator(seed, "gain", job.keys[0], visit)
-        gain = 0.3 * rng.random() * left[job.keys[0]]
-        left[job.keys[0]] -= gain
-        gaps = {key[0]: max(0.0, value + 0.05 * rng.normal()) for key, value in left.items()}
-        after = gain + 0.02 * rng.normal()
+        name = component_of(job.keys[0])
+        rng = generator(seed, "job", name, sum(record.keys == job.keys for record in history))
+        gaps[name] = _measured_gap(left[name], rng, FRESH)
+        gain = 0.3 * rng.random() * left[name]
+        measured = gain + TRAIN_NOISE * rng.normal()
+        is_accepted = measured > 0
+        left[name] -= gain if is_accepted else 0.0
         history.append(
             JobRecord(
-                job=visit, optimizer="local", keys=job.keys, values={job.keys[0]: 1}, train_before=0.0,
-                train_after=after, runs=10.0, facts={"gaps": gaps},
+                job=len(history), optimizer="local", keys=job.keys, runs=costs[name],
+                values={job.keys[0]: 1} if is_accepted else {}, train_before=0.0, train_after=measured,
+                facts={"gaps": dict(gaps)},
             )
         )  # fmt: skip
-        total += sum(left.values())
+        spent += costs[name]
+        total += sum(left.values()) * costs[name] / 10
     return total
+
+
+def _measured_gap(headroom: float, rng: np.random.Generator, inputs: int) -> float:
+    """Return the gap that a run would record for a component whose outputs differ by its headroom."""
+    sampling = Sampling()
+    buffer = PairBuffer("simulated", sampling)
+    for i in range(inputs):
+        values = headroom * rng.random(sampling.samples + 1)
+        rewards = values[:, None] + ROLLOUT_NOISE * rng.normal(size=(len(values), sampling.max_rollouts))
+        candidates = tuple(Candidate({"y": j}, tuple(row)) for j, row in enumerate(rewards.tolist()))
+        buffer.add([Draw("component", "component", str(i), "", {"x": i}, candidates)], 1)
+    return buffer.gap("component") or 0.0
 
 
 # -- summaries -------------------------------------------------------------------------------------------
@@ -227,7 +254,7 @@ def sum_regret(rows: Rows) -> dict[str, object]:
     """Return regrets, and paired tests against `uniform`."""
     found = next(iter(rows.values()))
     result: dict[str, object] = {}
-    for name in ("uniform", "gaps", "ucb", "thompson"):
+    for name in SCHEDULERS:
         values = np.array([row[name] for row in found])
         less = values - np.array([row["uniform"] for row in found])
         p = 1.0 if name == "uniform" else float(stats.wilcoxon(less, alternative="less").pvalue)
@@ -263,7 +290,7 @@ PARTS: Mapping[str, Part] = {
     "search": Part(compared, sum_search),
     "interaction": Part(interaction, sum_interaction),
     "misaligned": Part(misaligned, sum_misaligned, ("five",)),
-    "regret": Part(regret, sum_regret, ("five",)),
+    "regret": Part(regret, sum_regret, ("five",), 200),
     "same": Part(same, sum_same, ("chain",), 200),
 }
 

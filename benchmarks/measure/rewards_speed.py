@@ -36,7 +36,8 @@ from compound.rewards.features import Embedder, FeatureMap
 from compound.rewards.fit import PairTexts
 from compound.rewards.heads import Head
 from compound.rewards.model import LocalReward, RewardModel
-from compound.rewards.pairs import Collection, Sampling, collect
+from compound.rewards.pairs import Collection, collect
+from compound.rewards.sampling.candidates import Sampling
 from compound.rewards.template import Reading, Template
 
 OUTPUT = Path(__file__).parents[1] / "data" / "rewards_speed.json"
@@ -173,7 +174,7 @@ def scoring(texts: int, blocks: int) -> dict[str, object]:
     for start in range(0, texts, size):
         block = calls[start : start + size]
         readings = [template.read(*call) for call in block]
-        read = backbone.tokenize([(r.inputs, r.output) for r in readings])
+        read = backbone.tokenize([r.texts for r in readings])
         tokens += sum(map(len, read))
 
         def bare(read: Sequence[Sequence[int]] = read) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,14 +22,14 @@ from compound.evaluation.statistics import Interval
 from compound.example import Example, Metric
 from compound.execution.executor import Executor
 from compound.execution.sender import Engines
-from compound.formatting import format_repr, plural
+from compound.formatting import format_repr
 from compound.graph.configuration import Configuration, digest, load, to_readable_json
 from compound.graph.draw import as_document
 from compound.graph.fingerprint import describe_code
 from compound.graph.system import System
 from compound.loop.loop import OptimizationLoop, final_configuration
 from compound.loop.retry import retry_failed as retry_rows
-from compound.optimization.budget_plan import check_budget
+from compound.optimization.budget_plan import check_budget, check_decidable
 from compound.optimization.preflight import check_prices, engine_names
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import outlook
@@ -406,24 +405,14 @@ def make_problem(
         methods.check_trainable(each, system, Executor(engines).engine)
     engines = for_system(engines, system)
     method = replace(method, jobs=[job.within(len(splits["train"])) for job in method.jobs])
-    _check_decidable(len(splits["valid"]), settings.alpha)
     problem = Problem(
         system, splits["train"], splits["valid"], splits["test"], metric, settings, method, engines, folder
     )
+    check_decidable(problem)
     check_budget(problem)
     for each in (method, *others):
         check_prices(replace(problem, method=each))
     return problem
-
-
-def _check_decidable(n: int, alpha: float) -> None:
-    """Reject a validation split too small to accept even a gain on every example."""
-    least = math.ceil(-math.log2(alpha))
-    if n < least:
-        raise DataError(
-            f"{plural(n, 'validation example')} cannot show an improvement at alpha={alpha:g}",
-            hint=f"provide at least {least}; 40 is a good default",
-        )
 
 
 def describe(problem: Problem) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compound.api.controls import CONSTANT, DIRECT, Control
 from compound.api.optimize import FOR_MEMORY, describe, list_changes, make_problem, optimize
 from compound.errors import CompoundError, DeclarationError, RunDirectoryError
 from compound.optimizers import methods
@@ -134,8 +135,11 @@ def sweep(
     watch: Watch | None = None,
     log: Log = lambda _: None,
     stopper: Stopper | None = None,
+    controls: bool = True,
 ) -> SweepFacts:
     """Execute unfinished runs, and write ``sweep.md`` and ``sweep.json`` after every run.
+
+    The controls of a file and seed (`compound.api.controls`) follow its runs.
 
     Args:
         runs: the runs returned by `plan`.
@@ -143,6 +147,7 @@ def sweep(
         watch: returns a context manager of a listener for one run's events, given its limits.
         log: receives one-line messages about the start and end of each run.
         stopper: stops the sweep from outside.
+        controls: whether to evaluate a constant answer and one direct call of the model on the test examples.
 
     Returns:
         The content of ``sweep.json``.
@@ -152,28 +157,73 @@ def sweep(
     """
     UntrustedFolder(folder).make()
     stopper = stopper or Stopper()
-    failed: dict[PlannedRun, str] = {}
-    facts = _write_table(runs, folder, failed)
+    table = _Table(runs, folder, _plan_controls(runs, folder) if controls else [])
+    facts = table.write()
     for number, run in enumerate(runs, 1):
         place = f"[{number} of {len(runs)}] {run}"
         if run.inapplicable or run.finished:
             log(f"{place}: {run.inapplicable or 'finished before'}")
-            continue
-        _stop_if_requested(stopper, folder)
-        log(place)
-        try:
-            _run(run, folder, watch or (lambda _: nullcontext(lambda event: None)), stopper)
-        except KeyboardInterrupt:
-            _write_table(runs, folder, failed)
-            raise
-        except Interrupted:
-            _write_table(runs, folder, failed)
-            _stop_if_requested(stopper, folder, always=True)
-        except Exception as error:  # noqa: BLE001 - one run's failure must not end the others
-            failed[run] = _error_text(error)
-            log(f"{place} failed: {failed[run]}")
-        facts = _write_table(runs, folder, failed)
+        else:
+            _stop_if_requested(stopper, folder)
+            log(place)
+            try:
+                _run(run, folder, watch or (lambda _: nullcontext(lambda event: None)), stopper)
+            except KeyboardInterrupt:
+                table.write()
+                raise
+            except Interrupted:
+                table.write()
+                _stop_if_requested(stopper, folder, always=True)
+            except Exception as error:  # noqa: BLE001 - one run's failure must not end the others
+                table.failed[run] = _error_text(error)
+                log(f"{place} failed: {table.failed[run]}")
+            facts = table.write()
+        for control in table.controls_after(run):
+            _stop_if_requested(stopper, folder)
+            if not control.is_stored:
+                log(str(control))
+            control.run()
+            facts = table.write()
     return facts
+
+
+@dataclass
+class _Table:
+    """The results of a sweep so far."""
+
+    runs: Sequence[PlannedRun]
+    folder: Path
+    controls: Sequence[Control]
+    failed: dict[PlannedRun, str] = field(default_factory=dict)
+
+    def controls_after(self, run: PlannedRun) -> list[Control]:
+        """Return the controls of a run's file and seed if it is the last run of them."""
+        same = [other for other in self.runs if (other.file, other.seed) == (run.file, run.seed)]
+        if same[-1] is not run or all(other.inapplicable for other in same):
+            return []
+        key = (run.file, run.seed)
+        return [control for control in self.controls if (control.file, control.settings.seed) == key]
+
+    def write(self) -> SweepFacts:
+        """Write the table, and return its facts."""
+        budgets = {run.file: run.settings.budget.limits() for run in self.runs}
+        results = [result for control in self.controls if (result := control.result)]
+        states = list(_states(self.runs, self.folder, self.failed))
+        facts: SweepFacts = comparison.compare(states, self.folder, budgets, results)
+        text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
+        write_atomically(self.folder / "sweep.json", text + "\n")
+        write_atomically(self.folder / "sweep.md", comparison.markdown(facts))
+        return facts
+
+
+def _plan_controls(runs: Sequence[PlannedRun], folder: Path) -> list[Control]:
+    """Return the controls of each file and seed."""
+    first = {(run.file, run.seed): run for run in reversed(runs)}
+    return [
+        Control(name, run.program, run.settings, folder)
+        for run in reversed(first.values())
+        for name in (CONSTANT, DIRECT)
+    ]
 
 
 def _run(run: PlannedRun, folder: Path, watch: Watch, stopper: Stopper) -> None:
@@ -199,16 +249,6 @@ def _stop_if_requested(stopper: Stopper, folder: Path, *, always: bool = False) 
     if always or stopper.is_requested or place.kind(STOP) is not None:
         place.remove(STOP)
         raise Interrupted(f"stopped; progress is saved in {folder}", hint="run the same command to resume")
-
-
-def _write_table(runs: Sequence[PlannedRun], folder: Path, failed: Mapping[PlannedRun, str]) -> SweepFacts:
-    """Write the table of the results so far, and return its facts."""
-    budgets = {run.file: run.settings.budget.limits() for run in runs}
-    facts: SweepFacts = comparison.compare(list(_states(runs, folder, failed)), folder, budgets)
-    text = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
-    write_atomically(folder / "sweep.json", text + "\n")
-    write_atomically(folder / "sweep.md", comparison.markdown(facts))
-    return facts
 
 
 def _states(runs: Sequence[PlannedRun], folder: Path, failed: Mapping[PlannedRun, str]) -> Iterator[SweepRun]:

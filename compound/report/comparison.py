@@ -7,25 +7,38 @@ the wider of the two; the facts have both.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NotRequired, TypedDict, cast
+from typing import TypedDict, cast
 
 from compound.errors import RunDirectoryError
 from compound.evaluation.evaluate import joint_bounds
-from compound.evaluation.statistics import (
-    UNIT,
-    Bounds,
-    IntervalDocument,
-    cluster_mean_interval,
-    interval_of_means,
-)
+from compound.evaluation.statistics import UNIT, Bounds, interval_of_means
 from compound.formatting import plural
+from compound.report.controls import (
+    ControlResult,
+    ControlRun,
+    MeanSpending,
+    Row,
+    Trained,
+    control_result,
+    control_row,
+    missing_controls,
+)
 from compound.report.facts.documents import MethodSpending
 from compound.report.facts.facts import method_spending
 from compound.report.facts.record import Record, to_strict_json
-from compound.report.facts.text import Interval, count, escape_invisible, interval, money, seconds, signed
+from compound.report.facts.text import (
+    Interval,
+    count,
+    escape_invisible,
+    interval,
+    money,
+    number,
+    seconds,
+    signed,
+)
+from compound.report.pooling import FEW_INPUTS, Pooled, pooled
 from compound.report.rendering.markdown import escape, render_block
 from compound.report.rendering.tables import Table, table
 from compound.report.training.steps import method_training
@@ -42,11 +55,14 @@ READING = (
     "Brackets are 95 % confidence intervals: the wider of the interval over seeds and the interval over test "
     "examples (each averaged over seeds); n is seeds × test examples. With one seed, the interval is over "
     "examples and does not cover the variation between seeds; two seeds estimate that variation poorly.",
+    "The spread is the standard deviation of the seeds' means and their range, for three or more seeds.",
+    "The rows constant and direct call are controls on the same test examples: one answer for all inputs, "
+    "chosen on train, and one call of the model with the inputs, without the system. Their cost is outside "
+    "the budgets of the runs.",
     "Accepted is summed over all seeds; runs, calls, tokens, cost and time are means over seeds.",
 )
 
 
-Trained = dict[str, float | None]  # cost of weight training, by the names in `TRAINED`
 Limits = Mapping[str, float | None]  # budget limits by name
 
 
@@ -73,41 +89,6 @@ class RunResult(SweepRun, MethodSpending):
     training: Trained | None
 
 
-class Pooled(Interval):
-    """Mean over seeds, with the wider of its intervals over seeds and over examples."""
-
-    over: str | None
-    intervals: dict[str, IntervalDocument]
-    seeds: int
-    examples: int
-
-
-class MeanSpending(TypedDict, total=False):
-    """Mean spending of the runs of a row, over seeds."""
-
-    system_runs: float | None
-    test_runs: float | None
-    calls: float | None
-    prompt_tokens: float | None
-    completion_tokens: float | None
-    cost: float | None
-    unpriced: float | None
-    seconds: float | None
-
-
-class Row(MeanSpending):
-    """Runs of a method on one file, or the unoptimized systems."""
-
-    file: str
-    method: str
-    seeds: list[int]
-    test: Pooled | None
-    gain: Pooled | None
-    accepted: NotRequired[int]
-    decisions: NotRequired[int]
-    training: NotRequired[Trained | None]
-
-
 class AccuracyRow(Interval):
     """Ranking accuracy of a component's local reward, averaged over seeds."""
 
@@ -129,15 +110,22 @@ class SweepFacts(TypedDict):
     rows: list[Row]
     accuracy: list[AccuracyRow]
     runs: list[RunResult]
+    controls: list[ControlResult]
 
 
-def compare(planned: Sequence[SweepRun], folder: Path, budgets: Mapping[str, Limits]) -> SweepFacts:
+def compare(
+    planned: Sequence[SweepRun],
+    folder: Path,
+    budgets: Mapping[str, Limits],
+    controls: Sequence[ControlRun] = (),
+) -> SweepFacts:
     """Return all values of the page, as JSON types.
 
     Args:
         planned: for each run its file, method, seed, directory in the folder, status, and the reason for it.
         folder: the sweep's directory.
         budgets: the limits of each run of a file.
+        controls: the controls evaluated so far.
     """
     runs = [_Run(row, folder) for row in planned]
     files = dict.fromkeys(row["file"] for row in planned)
@@ -147,6 +135,8 @@ def compare(planned: Sequence[SweepRun], folder: Path, budgets: Mapping[str, Lim
     for file in files:
         done = [run for run in runs if run.is_for(file) and run.done]
         rows.append(_row(file, UNOPTIMIZED, list({run.seed: run for run in reversed(done)}.values())))
+        names = dict.fromkeys(run["name"] for run in controls)
+        rows += [row for name in names if (row := control_row(file, name, controls))]
         for method in methods:
             mine = [run for run in done if run.method == method]
             rows.append(_row(file, method, mine))
@@ -159,6 +149,7 @@ def compare(planned: Sequence[SweepRun], folder: Path, budgets: Mapping[str, Lim
         "rows": rows,
         "accuracy": accuracy,
         "runs": [run.facts() for run in runs],
+        "controls": [control_result(run) for run in controls],
     }
     return to_strict_json(facts)
 
@@ -236,11 +227,14 @@ def _row(file: str, method: str, runs: Sequence[_Run]) -> Row:
     bounds = joint_bounds(*(run.bounds for run in runs))
     if method == UNOPTIMIZED:
         before = pooled([run.scores("test_before") for run in runs], bounds)
-        return {"file": file, "method": method, "seeds": seeds, "test": before, "gain": None}
+        return {
+            "file": file, "method": method, "control": None, "seeds": seeds, "test": before, "gain": None,
+        }  # fmt: skip
     verdicts = [verdict for run in runs for verdict in run.verdicts()]
     return {
         "file": file,
         "method": method,
+        "control": None,
         "seeds": seeds,
         "test": pooled([run.scores("test_after") for run in runs], bounds),
         "gain": pooled(
@@ -283,43 +277,6 @@ def _trained(runs: Sequence[Trained]) -> Trained | None:
     return {**means, "memory": max(known["memory"], default=None), "seeds": len(runs)}
 
 
-def pooled(seeds: Sequence[Mapping[str, float]], bounds: Bounds | None = None) -> Pooled | None:
-    """Return the mean over seeds with the wider of the intervals over seeds and over examples.
-
-    Args:
-        seeds: for each seed, a number for each example.
-        bounds: the minimum and maximum possible number, if known.
-
-    >>> found = pooled([{"a": 1.0, "b": 0.5}, {"a": 1.0, "b": 0.5}], (0.0, 1.0))
-    >>> found["mean"], found["over"], found["seeds"], found["examples"]
-    (0.75, 'examples', 2, 2)
-    """
-    read = [scores for scores in seeds if scores]
-    if not read:
-        return None
-    means = [sum(scores.values()) / len(scores) for scores in read]
-    groups: dict[str, list[float]] = {}
-    for scores in read:
-        for example, value in scores.items():
-            groups.setdefault(example, []).append(value)
-    intervals = {
-        "seeds": interval_of_means(means, bounds=bounds),
-        "examples": cluster_mean_interval(groups.values(), bounds=bounds),
-    }
-    known = {name: found for name, found in intervals.items() if math.isfinite(found.high - found.low)}
-    over = max(known, key=lambda name: known[name].high - known[name].low) if known else None
-    mean = sum(means) / len(means)
-    return {
-        "mean": mean,
-        "low": min(mean, known[over].low) if over else None,
-        "high": max(mean, known[over].high) if over else None,
-        "over": over,
-        "intervals": {name: found.to_json() for name, found in intervals.items()},
-        "seeds": len(read),
-        "examples": len(groups),
-    }
-
-
 def _accuracies(file: str, method: str, runs: Sequence[_Run]) -> list[AccuracyRow]:
     """Return the ranking accuracy of each component's local reward, averaged over seeds."""
     measured = [run.accuracy() for run in runs]
@@ -355,6 +312,8 @@ def markdown(facts: SweepFacts) -> str:
         budget = ", ".join(limits) or "no limit"
         parts += [f"## {escape(file)}", escape(f"Budget of each run: {budget}.")]
         parts.append(render_block(methods(facts, file)))
+        if few := few_inputs(facts, file):
+            parts.append(escape(few))
         rewards = accuracies(facts, file)
         if rewards.rows:
             parts += ["Held-out ranking accuracy of local rewards, mean over seeds:", render_block(rewards)]
@@ -375,7 +334,7 @@ def terminal_summary(facts: SweepFacts) -> str:
         found = methods(facts, file)
         kept = [i for i, heading in enumerate(found.headings) if heading in SHOWN]
         rows = [[row[i] for i in kept] for row in (found.headings, *found.rows)]
-        blocks.append([file, *align_columns(rows)])
+        blocks.append([file, *align_columns(rows), *filter(None, [few_inputs(facts, file)])])
     blocks.append(missing(facts))
     return escape_invisible("\n\n".join("\n".join(lines) for lines in blocks if lines))
 
@@ -389,26 +348,42 @@ def _sentence(facts: SweepFacts) -> str:
 
 
 def methods(facts: SweepFacts, file: str) -> Table:
-    """Return the table of one file: the unoptimized system and every method."""
+    """Return the table of one file: the unoptimized system, the controls, and every method."""
+    mine = [row for row in facts["rows"] if row["file"] == file]
+    spreads = [spread(row["test"]) for row in mine]
+    shown = any(spreads)  # the column of spreads; earlier sweeps have none
     headings = (
-        "method", "#n", "#test", "#gain on test", "#accepted", "#search runs", "#test runs", "#calls",
-        "#tokens", "#cost", "#time",
+        "method", "#n", "#test", *["#spread over seeds"] * shown, "#gain on test", "#accepted",
+        "#search runs", "#test runs", "#calls", "#tokens", "#cost", "#time",
     )  # fmt: skip
     rows = [
         (
-            row["method"], _n(row["test"]), interval(row["test"]), interval(row["gain"], signed),
+            row["method"], _n(row["test"]), interval(row["test"]), *[found or "–"] * shown,
+            interval(row["gain"], signed),
             f"{row['accepted']} of {row['decisions']}" if row["test"] and "decisions" in row else "–",
             count(row.get("system_runs")), count(row.get("test_runs")), count(row.get("calls")),
             count(_tokens(row)), money(row.get("cost"), row.get("unpriced")), seconds(row.get("seconds")),
         )
-        for row in facts["rows"]
-        if row["file"] == file
+        for row, found in zip(mine, spreads, strict=True)
     ]  # fmt: skip
     return table(headings, rows)
 
 
 def _n(test: Pooled | None) -> str:
     return f"{test['seeds']} × {test['examples']}" if test else "–"
+
+
+def spread(test: Pooled | None) -> str:
+    """Format the standard deviation over seeds and their range; ``""`` with fewer than three seeds."""
+    found = test.get("spread") if test else None
+    return f"sd {number(found['sd'])}, {number(found['low'])} to {number(found['high'])}" if found else ""
+
+
+def few_inputs(facts: SweepFacts, file: str) -> str:
+    """Return a note on rows whose intervals are from few inputs, or ``""``."""
+    tests = {row["method"]: row["test"] for row in facts["rows"] if row["file"] == file}
+    found = [method for method, test in tests.items() if test and test.get("few")]
+    return f"Intervals from fewer than {FEW_INPUTS} inputs: {', '.join(found)}." if found else ""
 
 
 def _tokens(row: Row) -> float | None:
@@ -453,4 +428,4 @@ def missing(facts: SweepFacts) -> list[str]:
     return [
         f"{file}, {method}, seed{'s' if len(affected) > 1 else ''} {', '.join(affected)}: {reason}"
         for (file, method, reason), affected in seeds.items()
-    ]
+    ] + missing_controls(facts["controls"])

@@ -72,17 +72,30 @@ def _methods(facts: RunFacts) -> list[Block]:
     return [tables.methods(facts), *tables.versus(facts), how]
 
 
+CLAIMS = {
+    "bounded mean": "The test holds for every distribution of scores within the metric's declared range.",
+    "sign flips and t": "The range of the scores is unknown: p is the larger one of a sign-flip permutation "
+    "test and of Student's t-test, which can be too small if a few examples get much worse.",
+    "sign flips": "The test was a sign-flip permutation test, whose p can be too small if a few examples get "
+    "much worse.",
+}  # by test, the limits of its claim
+
+
 def _decisions(facts: RunFacts) -> list[Block]:
     if not facts["decisions"]:
         return ["No candidate was tested on the validation split."]
     planned = facts["plan"]["decisions"] if facts["plan"] else 0
+    tests = {decision["test"] or "sign flips" for decision in facts["decisions"] if decision["p"] is not None}
     how = (
-        "A candidate is accepted if p, from a one-sided paired permutation test on validation examples, is "
-        f"at most the level. The levels of the {plural(planned, 'planned decision')} sum to "
-        f"{p_value(facts['alpha'])}, which bounds the probability that the whole run accepts a candidate "
-        "that is no better."
+        "A candidate is accepted if p, from a one-sided paired test of the mean gain on validation examples, "
+        f"is at most the level. The levels of the {plural(planned, 'planned decision')} sum to at most "
+        f"{p_value(facts['alpha'])}. If no candidate is better than the initial configuration, this bounds "
+        "the probability that the run accepts any."
     )
-    return [tables.decisions(facts), how]
+    return [
+        tables.decisions(facts),
+        " ".join([how, *(CLAIMS[test] for test in sorted(tests & CLAIMS.keys()))]),
+    ]
 
 
 def _proposals(found: ProposalFacts) -> list[Block]:

@@ -13,9 +13,11 @@ import pytest
 
 from compound.api.optimize import read_result
 from compound.api.sweep import Stopper, plan, sweep
+from compound.benchmarks.simulated.relays import answer_of
 from compound.errors import DeclarationError, RunDirectoryError
 from compound.evaluation.statistics import UNIT, mean_interval
-from compound.report.comparison import markdown, pooled, terminal_summary
+from compound.report.comparison import markdown, terminal_summary
+from compound.report.pooling import pooled
 from compound.runs.recorder import Interrupted
 from compound.spec import load
 
@@ -82,6 +84,22 @@ class TestPooled:
         assert (found["mean"], found["low"], found["high"], found["over"]) == (0.5, None, None, None)
         assert pooled([{}, {}]) is None
 
+    def test_three_seeds_have_a_spread(self) -> None:
+        """Means 0.25, 0.5 and 0.75: deviations of 0.25 from 0.5, so the variance is 2 * 0.0625 / 2."""
+        seeds = [{"a": 0.0, "b": 0.5}, {"a": 0.5, "b": 0.5}, {"a": 1.0, "b": 0.5}]
+        found = pooled(seeds)
+        assert found is not None
+        assert found["spread"] == {"sd": pytest.approx(0.25), "low": 0.25, "high": 0.75}
+        two = pooled(seeds[:2])
+        assert two is not None
+        assert two["spread"] is None
+
+    def test_an_interval_from_fewer_than_ten_inputs_is_marked(self) -> None:
+        for inputs, few in ((9, True), (10, False)):
+            found = pooled([{str(i): i / 10 for i in range(inputs)}] * 5)
+            assert found is not None
+            assert found["few"] == few
+
     def test_the_interval_of_a_pool_stays_within_the_range_of_the_metric(self) -> None:
         """Regression test: Student's limits of accuracies close to 1 lay above 1."""
         for scores in ([{"a": 0.9, "b": 1.0}, {"a": 1.0, "b": 1.0}], [{"a": 0.4, "b": 1.0, "c": 1.0}]):
@@ -125,6 +143,24 @@ def test_the_table_holds_what_the_runs_found(game: Path) -> None:
     assert terminal_summary(facts).count("2 × 19") == 3
 
 
+def test_the_page_shows_the_spread_of_three_seeds(game: Path) -> None:
+    facts = run("random", (0, 1, 2), sets=[*SETS, ("optimize.test_size", "9")])
+    means = [read_result(game / "out/game/random" / str(seed)).test_after for seed in (0, 1, 2)]
+    spread = row(facts, "random")["test"]["spread"]
+    assert spread["low"] == pytest.approx(min(mean.mean for mean in means if mean))
+    assert spread["high"] == pytest.approx(max(mean.mean for mean in means if mean))
+    page = (game / "out" / "sweep.md").read_text()
+    assert f"sd {spread['sd']:.3f}, {spread['low']:.3f} to {spread['high']:.3f}" in page
+    assert "spread over seeds" not in markdown(run("random", (0, 1), folder="two"))
+
+
+def test_the_page_names_intervals_from_few_inputs(game: Path) -> None:
+    facts = run("random", (0,), sets=[*SETS, ("optimize.test_size", "9")])
+    assert "Intervals from fewer than 10 inputs: unoptimized, random." in terminal_summary(facts)
+    assert "Intervals from fewer than 10 inputs: unoptimized, random." in markdown(facts)
+    assert "fewer than 10 inputs:" not in markdown(run("random", (0,), folder="more"))
+
+
 def test_every_run_has_the_same_budget_and_its_own_seed(game: Path) -> None:
     run()
     for method in ("search", "random"):
@@ -135,18 +171,42 @@ def test_every_run_has_the_same_budget_and_its_own_seed(game: Path) -> None:
             assert settings["budget"]["system_runs"] == 120
 
 
+STEP = "compound.benchmarks.simulated.relays:RelayStep"
+RELAY = f"""
+system: relay
+inputs: {{question: str}}
+components:
+  head:
+    class: "{STEP}"
+    settings: {{first: true, skills: [0.4, 0.9, 0.5, 0.7, 0.2], recovery: 0.05, seed: 0}}
+    in: {{question: $question}}
+  tail:
+    class: "{STEP}"
+    settings: {{first: false, skills: [0.9], recovery: 0.05, seed: 0}}
+    in: {{question: $question, found: $head}}
+outputs: {{answer: $tail}}
+data: {{path: relay.jsonl, split_by: {{train: 0.6, valid: 0.2, test: 0.2}}}}
+metric: {{exact_match: {{output: answer, gold: answer}}}}
+optimize: {{valid_size: 20, seed: 3, budget: {{system_runs: 240}}, optimas: {{backbone: {{model: none}}}}}}
+"""
+
+
 def test_the_accuracy_of_local_rewards_stands_in_a_table_of_its_own(game: Path) -> None:
-    facts = run("optimas", (0, 1), sets=[("optimize.optimas.backbone.model", "none")])
+    (game / "relay.yaml").write_text(RELAY)
+    questions = [f"question {i}" for i in range(150)]
+    rows = [{"question": q, "answer": answer_of(q, 0)} for q in questions]
+    (game / "relay.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    facts = run("optimas", (0, 1), "relay.yaml", sets=[])
     (found,) = facts["accuracy"]
-    assert (found["method"], found["component"], found["seeds"]) == ("optimas", "guesser", 2)
-    assert 0.5 < found["mean"] <= 1
+    assert (found["method"], found["component"], found["seeds"]) == ("optimas", "head", 2)
+    assert 0 < found["mean"] <= 1  # the stored reward does not read answers
     states = [
-        json.loads((game / f"out/game/optimas/{seed}/checkpoint.json").read_text())["state"]
+        json.loads((game / f"out/relay/optimas/{seed}/checkpoint.json").read_text())["state"]
         for seed in (0, 1)
     ]
-    last = [s["search"]["history"][-1]["facts"]["accuracy"]["guesser"]["mean"] for s in states]
+    last = [s["search"]["history"][-1]["facts"]["accuracy"]["head"]["mean"] for s in states]
     assert found["mean"] == pytest.approx(sum(last) / 2)
-    assert "| optimas | guesser |" in (game / "out" / "sweep.md").read_text()
+    assert "| optimas | head |" in (game / "out" / "sweep.md").read_text()
 
 
 def test_a_method_that_cannot_work_on_a_system_is_no_failure(game: Path) -> None:

@@ -214,3 +214,24 @@ def test_every_real_row_runs_with_the_rule(program: Program) -> None:
     labels = [example.gold["answer"] for example in data.examples("valid", list(system.inputs))]
     assert found.mean == pytest.approx(labels.count("no") / len(labels))
     assert found.failed == 0
+
+
+# --- the file with selectors of models -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("analyst", ["smollm2", "gemma3-270m"])
+@pytest.mark.parametrize("solver", ["smollm2", "gemma3-270m"])
+def test_selectors_choose_the_model_of_each_call(analyst: str, solver: str) -> None:
+    system = load(FILE.with_name("pubmedqa_models.yaml")).system
+    system = system.bind({"analyst_model.choice": analyst, "solver_model.choice": solver})
+    engines = {name: ScriptedLM(replies) for name in ("smollm2", "gemma3-270m")}
+    inputs = {name: ROWS[0][name] for name in ("question", "context")}
+    assert cp.run(system, inputs, engines=engines).outputs["answer"] == "yes"
+    expected: dict[str, list[str]] = {"smollm2": [], "gemma3-270m": []}
+    expected[analyst].append("State")
+    expected[solver].append("Answer")
+    asked = {
+        name: [request.messages[-1].content.split()[0] for request in lm.requests]
+        for name, lm in engines.items()
+    }
+    assert asked == expected

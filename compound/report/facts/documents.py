@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NotRequired, TypedDict
 
 from compound.evaluation.evaluate import Summary
+from compound.evaluation.paired_tests import TestName
 from compound.evaluation.statistics import IntervalDocument
 from compound.graph.draw import GraphDocument
 from compound.optimization.prospects import Detection, ProspectDocument
@@ -137,12 +138,16 @@ class ChangeDocument(TypedDict):
 
 
 class DecisionFacts(TypedDict):
-    """An acceptance decision; ``at`` is the number of system runs spent before it."""
+    """An acceptance decision; ``at`` is the number of system runs spent before it.
+
+    ``test`` is ``None`` in records of earlier versions, whose test was that of sign flips.
+    """
 
     decision: int
     accepted: bool
     level: float
     p: float | None
+    test: TestName | None
     before: Summary | None
     after: Summary | None
     gain: Gain | None
@@ -333,6 +338,7 @@ class Measured(TraceFacts):
     seed: int
     missing: str
     bounds: list[float] | None
+    bounds_violation: str
     stopped: str
     test_skipped: str
     alpha: float

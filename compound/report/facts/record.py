@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal, TypeVar, cast, overload
 
 from compound.engine import Usage
-from compound.evaluation.evaluate import Evaluation, Summary, gain_interval
-from compound.evaluation.statistics import paired_test
+from compound.evaluation.evaluate import Evaluation, Summary, gain_interval, joint_bounds
+from compound.evaluation.paired_tests import paired_test
 from compound.execution.rng import generator
 from compound.graph.configuration import Configuration
 from compound.report.facts.documents import GainFacts, RunConfig, UsageTotals
@@ -150,7 +150,9 @@ def compared(before: Evaluation | None, after: Evaluation | None, *, seed: int =
     both = [example for example in old if example in new]
     if not both:
         return None
-    p = paired_test([old[e] for e in both], [new[e] for e in both], rng=generator(seed, "report"))
+    scores = [old[e] for e in both], [new[e] for e in both]
+    bounds = joint_bounds(before.bounds, after.bounds)
+    p = paired_test(*scores, bounds=bounds, rng=generator(seed, "report"))
     return {**gain_interval(before, after).to_json(), "p": p}
 
 

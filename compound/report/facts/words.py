@@ -157,10 +157,16 @@ def _notes(facts: Measured, scores: HeadlineScores) -> list[str]:
     elif not facts["missing"] and not facts["provenance"]["data"]["test"]["n"]:
         notes.append("There is no test split.")
     shown = [scores.before, scores.after] if accepted else [scores.before]
-    if facts["bounds"] is None:
+    if facts["bounds_violation"]:
+        notes.append(
+            f"Warning: {facts['bounds_violation']}: decisions after this score used the test for scores of "
+            "unknown range. Correct the metric, or the bounds it declares, and repeat the run."
+        )
+    elif facts["bounds"] is None:
         notes.append(
             "The metric does not declare its range: the 95 % intervals assume normally distributed means and "
-            "may exceed the range. If the scores are bounded, declare the range, for example bounds=(0, 1)."
+            "may exceed the range, and the acceptance test is not valid for every distribution of gains. If "
+            "the scores are bounded, declare the range, for example bounds=(0, 1)."
         )
     failed = sum(s["failed"] for s in shown)
     if failed:

@@ -90,9 +90,9 @@ def _how(overview: Overview) -> str:
         f"Each head is a linear function of {reads}{trained}. Accuracy is the share of output pairs that it "
         "orders like the global reward, on held-out inputs: the mean over inputs with its 95 % confidence "
         f"interval. A local reward is used if its accuracy is at least {overview.threshold:.2f}; otherwise "
-        "the global reward is used. The gap is the difference between the best and the worst output for an "
-        "input, in the latest iteration. The correlation is Spearman's, of local with global rewards among "
-        "the outputs of a call in held-out pairs."
+        "the global reward is used. The gap is the mean difference between two outputs for an input, in the "
+        "latest iteration; 0 if it is not significant. The correlation is Spearman's, of local with global "
+        "rewards among the outputs of a call in held-out pairs."
     )
 
 

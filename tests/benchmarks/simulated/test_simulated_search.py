@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 
 from compound.benchmarks.measure import local_rewards
-from compound.benchmarks.simulated.mislabelled import SHARES, Mislabelled, Unchecked
+from compound.benchmarks.simulated.mislabelled import SHARES, FitToShuffled
 from compound.benchmarks.simulated.search import search, world
 from compound.benchmarks.simulated.systems import SHAPES, Simulated
-from compound.optimizers.optimas.local import LocalSearch
-from compound.optimizers.optimas.rewarding import RunRewards
-from compound.optimizers.search.prompts import PromptSearch
+from compound.rewards.buffer import Entry
+from compound.rewards.features import NoBackbone
+from compound.rewards.pairs import Draw
+from compound.rewards.sampling.candidates import Candidate
+from compound.rewards.template import Template
 from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings
-from optimas_settings import learning, offline_rewards, optimas
+from optimas_settings import optimas
 
-REWARDS = optimas(model="none", min_rollouts=1, max_rollouts=1)
+REWARDS = optimas(model="none", min_rollouts=1, max_rollouts=1, level=1)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -51,25 +52,21 @@ def test_where_nothing_can_be_gained_all_options_are_equal() -> None:
     assert len({made.value({**dict.fromkeys(made.names, 0), "b": k}) for k in range(made.options)}) == 1
 
 
-def test_shuffled_labels_rank_like_chance(job: Any) -> None:
+def test_shuffled_labels_rank_like_chance() -> None:
     made = Simulated("chain", noise=0.0, options=8)
-    assignment = job(made.system(), made, made.examples(30))
-    assignment.run(offline_rewards(REWARDS, PromptSearch()))
-    rewards = RunRewards.open(assignment.task, learning(REWARDS))
+    template, entries = Template.of(made.system().components["b"]), []
+    rng = np.random.default_rng(0)
+    for i in range(30):
+        values = rng.normal(size=4)
+        candidates = tuple(Candidate({"y": float(y)}, (float(y),)) for y in values)
+        entries.append(Entry(Draw("b", "b", f"e{i}", "", {"a": 0.5}, candidates), 1))
     right, wrong = (
-        asyncio.run(Mislabelled(share=share).guidance(rewards, "b")).accuracy for share in (0.0, 1.0)
+        FitToShuffled(share)(entries, template, NoBackbone(), certain=True) for share in (0.0, 1.0)
     )
     assert right is not None
     assert wrong is not None
-    assert right > 0.95
-    assert wrong < 0.75
-
-
-def test_the_unchecked_search_overrides_hooks_that_exist() -> None:
-    """Regression test: a hook was renamed, and the search of the benchmark tested its choices again."""
-    overridden = {name for name in vars(Unchecked) if not name.startswith("__")}
-    assert overridden
-    assert overridden <= set(dir(LocalSearch))
+    assert np.mean(right.margins > 0) > 0.95
+    assert np.mean(wrong.margins > 0) < 0.75
 
 
 def test_the_methods_of_the_benchmark_exist() -> None:

@@ -1,0 +1,172 @@
+"""The relay benchmark: its file, its steps, whole runs with a scripted model, and its questions."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compound as cp
+from compound.benchmarks.measure.controls.score_settings import combinations
+from compound.benchmarks.relay import Order, Unit, facts, main, present, split, write_facts
+from compound.narrowing import entry
+from compound.spec import load
+from compound.spec.program import Program
+from compound.testing import ScriptedLM
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "relay.yaml"
+CONTEXT: list[dict[str, Any]] = [
+    {"title": "Peru", "text": "Peru is a country in South America. Its capital is Lima."},
+    {"title": "Lima", "text": "Lima was founded by Francisco Pizarro. It lies on the coast."},
+]
+QUESTION = "Who founded Lima?"
+ROW: dict[str, Any] = {"id": "a", "question": QUESTION, "context": CONTEXT, "answer": "Francisco Pizarro"}
+HEAD = ("presenter.order", "presenter.words", "searcher.k", "splitter.unit")
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return load(FILE)
+
+
+def replies(message: str) -> str:
+    """Answer like a model that finds the fact only in the passages shown."""
+    if message.startswith("Copy the sentence"):
+        shown = message.rsplit("Passages:", 1)[1]
+        return "Lima was founded by Francisco Pizarro." if "Pizarro" in shown else "Nothing."
+    if message.startswith("Answer the question in one sentence"):
+        return (
+            "It was Francisco Pizarro." if "Pizarro" in message.rsplit("Quote:", 1)[1] else "It was nobody."
+        )
+    assert message.startswith("Give only the answer")
+    return "Francisco Pizarro" if "Pizarro" in message.rsplit("Draft:", 1)[1] else "nobody"
+
+
+def run(program: Program, **values: Any) -> cp.Trace:
+    system = program.system.bind({name.replace("__", "."): value for name, value in values.items()})
+    engines = {"smollm2": ScriptedLM(replies)}
+    return cp.run(system, {"question": QUESTION, "context": CONTEXT}, engines=engines)
+
+
+# --- the file ----------------------------------------------------------------------------------------------
+
+
+def test_only_the_head_is_tuned_and_its_spaces_are_small(program: Program) -> None:
+    parameters = program.system.parameters
+    assert tuple(sorted(parameters)) == HEAD
+    assert len(list(combinations(parameters))) == 2 * 3 * 4 * 2
+
+
+def test_three_of_four_counted_calls_follow_the_tuned_nodes(program: Program) -> None:
+    lm = ScriptedLM(replies)
+    assert program.metric is not None
+    found = cp.evaluate(
+        program.system, cp.Dataset.of(valid=[ROW]), program.metric, engines={"smollm2": lm}, cache=False
+    )
+    assert (found.mean, found.failed, found.system_runs, len(lm.requests)) == (1.0, 0, 1.0, 3)
+    order = [call.address for call in run(program).calls]
+    assert order == ["splitter", "searcher", "presenter", "quoter", "drafter", "shortener"]
+
+
+def test_the_head_decides_what_the_model_reads(program: Program) -> None:
+    def shown(**values: Any) -> str:
+        return entry(run(program, **values).call("quoter").inputs, "passages", str)
+
+    assert shown(searcher__k=1) == "Lima: Lima was founded by Francisco Pizarro. It lies on the coast."
+    assert shown(searcher__k=1, splitter__unit="sentence") == "Lima: Lima was founded by Francisco Pizarro."
+    assert shown().splitlines()[::-1] == shown(presenter__order="best_last").splitlines()
+
+
+def test_without_the_fact_the_answer_is_wrong(program: Program) -> None:
+    other = [{**page, "text": page["text"].replace("Francisco Pizarro", "him")} for page in CONTEXT]
+    inputs = {"question": QUESTION, "context": other}
+    assert cp.run(program.system, inputs, engines={"smollm2": ScriptedLM(replies)}).outputs == {
+        "answer": "nobody"
+    }
+
+
+# --- steps -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("unit", "texts"),
+    [
+        ("paragraph", [page["text"] for page in CONTEXT]),
+        ("sentence", ["Peru is a country in South America.", "Its capital is Lima.",
+                      "Lima was founded by Francisco Pizarro.", "It lies on the coast."]),
+    ],
+)  # fmt: skip
+def test_passages_are_paragraphs_or_sentences(unit: Unit, texts: list[str]) -> None:
+    assert [passage["text"] for passage in split(CONTEXT, unit)] == texts
+
+
+def test_empty_paragraphs_have_no_sentences() -> None:
+    assert split([{"title": "a", "text": " "}], "sentence") == []
+    assert split([], "paragraph") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "order", "wanted"),
+    [
+        (1, "best_first", "Peru: Peru\nLima: Lima"),
+        (1, "best_last", "Lima: Lima\nPeru: Peru"),
+        (0, "best_first", "Peru: \nLima: "),
+    ],
+)
+def test_passages_are_truncated_and_ordered(words: int, order: Order, wanted: str) -> None:
+    assert present(CONTEXT, words, order) == wanted
+
+
+# --- questions ---------------------------------------------------------------------------------------------
+
+
+def wiki_row(**values: Any) -> dict[str, Any]:
+    return {"id": "7", "context": CONTEXT, "evidences": [], **values}
+
+
+@pytest.mark.parametrize(
+    ("triple", "wanted"),
+    [
+        (["Lima", "inception", "francisco"], [("When was Lima founded?", "francisco")]),
+        (["Lima", "inception", "1535"], []),  # not stated
+        (["Cusco", "inception", "coast"], []),  # no paragraph
+        (["Lima", "twin city", "coast"], []),  # unknown relation
+    ],
+)
+def test_stated_triples_become_questions(triple: list[str], wanted: list[tuple[str, str]]) -> None:
+    found = facts(wiki_row(evidences=[triple]))
+    assert [(fact["question"], fact["answer"]) for fact in found] == wanted
+
+
+def test_a_question_is_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = ["Peru", "country", "South America"]
+    second = ["Lima", "place of birth", "coast"]
+    rows = [
+        wiki_row(evidences=[first, second]),
+        wiki_row(evidences=[first, second]),
+        wiki_row(evidences=[first]),
+    ]
+    for name in ("train", "dev", "test"):
+        with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in (rows if name == "train" else [])))
+    main([str(tmp_path), str(tmp_path / "facts")])
+    assert capsys.readouterr().out == "{'train': 2, 'dev': 0, 'test': 0}\n"
+    data = cp.Dataset(tmp_path / "facts")
+    questions = [example.inputs["question"] for example in data.examples("train", ["question"])]
+    assert sorted(map(str, questions)) == ["In which country is Peru?", "Where was Lima born?"]
+
+
+@pytest.mark.skipif("COMPOUND_DATA" not in os.environ, reason="COMPOUND_DATA names no folder of data sets")
+def test_every_real_question_runs(program: Program, tmp_path: Path) -> None:
+    counts = write_facts(Path(os.environ["COMPOUND_DATA"]) / "2wikimultihopqa", tmp_path)
+    assert counts == {"train": 482, "dev": 143, "test": 292}
+    lm = ScriptedLM(lambda message: "2007")
+    assert program.metric is not None
+    data = cp.Dataset(tmp_path)
+    found = cp.evaluate(program.system, data, program.metric, engines={"smollm2": lm}, cache=False)
+    assert found.failed == 0
+    assert 0 < found.mean < 0.1  # few answers are that year
