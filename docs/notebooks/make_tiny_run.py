@@ -131,6 +131,8 @@ def tidy(source: Path, target: Path) -> None:
     for i, event in enumerate(kept):
         event["at"], event["spent"]["seconds"] = float(i), 0.0
     (target / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in kept), encoding="utf-8")
+    memory = "".join(json.dumps(record) + "\n" for record in read_records(source, "memory.jsonl"))
+    (target / "memory.jsonl").write_text(memory, encoding="utf-8")
     (target / "checkpoint.json").write_text(_without_times(source), encoding="utf-8")
 
 

@@ -78,6 +78,11 @@ ACTIONS = [
         "import numpy as np; from compound.rewards.heads import _logistic; "
         "_logistic(np.ones((1, 1)), np.ones(1), 1.0)",
     ),
+    (
+        "pyseccomp",
+        "program = cp.CodeRunner('c')(code=question).stdout; "
+        "cp.run(cp.System('s', outputs={'y': program}), {'question': 'print(1)'})",
+    ),
     ("peft", "from compound.rewards.backbone import _peft; _peft()"),
 ]
 NEVER_IMPORTED = {"accelerate"}  # transformers imports it

@@ -37,7 +37,7 @@ METHODS: Mapping[str, Mapping[str, str]] = {
     "coordinate": {},
     "random": {},
     "opro": {},
-    "mipro": {},
+    "mipro": {"optimize.mipro.proposers": '["edits"]'},
     "textgrad": {},
     "gepa": {},
     "optimas": {"optimize.optimas": json.dumps(OPTIMAS)},
@@ -65,7 +65,10 @@ def reply(message: str, rng: np.random.Generator) -> str:
         return f"<prompt>Answer in {rng.integers(2, 5)} words, using the passages.</prompt>"
     if "```" in message:  # the form of the library gepa
         return f"```\nAnswer in {rng.integers(2, 5)} words, using the passages.\n```"
-    *_, question = re.findall(r"Question: (.*)", message)
+    questions = re.findall(r"Question: (.*)", message)
+    if not questions or questions[-1] not in ANSWERS:  # a request for criticism
+        return f"Use {rng.integers(2, 5)} words."
+    question = questions[-1]
     shown = message.count("Question:") - 1
     passages = message.rpartition("Passages:")[2].count("\n") - 2
     likely = 0.15 + 0.2 * min(shown, 2) + 0.2 * (" words" in message) + 0.1 * (passages < 3)

@@ -129,7 +129,7 @@ class TestSections:
         [
             ("random: {k: 1}", "optimize.random: unknown key; method 'random' has no settings"),
             ("mmgrpo: {lrr: 1}", "optimize.mmgrpo.lrr: unknown key; did you mean optimizer.lr?"),
-            ("gepa: {steps: 1}", "optimize.gepa.steps: unknown key; it belongs to ppo"),
+            ("gepa: {steps: 1}", "optimize.gepa.steps: unknown key; it belongs to textgrad, ppo"),
         ],
     )
     def test_an_unknown_key_is_told_its_place(self, section: str, message: str) -> None:

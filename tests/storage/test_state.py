@@ -27,7 +27,7 @@ from compound.runs.state import FinalEvaluation, JobState, RunState, SearchState
 from compound.storage.records import Damaged
 from compound.storage.state import State, StateError
 
-TINY = Path(__file__).parents[2] / "docs" / "notebooks" / "tiny_run"
+TINY = Path(__file__).parents[1] / "files" / "earlier_run"
 
 
 class Annealing(State):
@@ -186,7 +186,7 @@ def test_any_wrong_value_anywhere_is_read_or_refused() -> None:
 
 
 class TestEarlierVersions:
-    """``docs/notebooks/tiny_run`` holds the checkpoint of a version whose state was one dictionary."""
+    """``tests/files/earlier_run`` holds the checkpoint of a version whose state was one dictionary."""
 
     STORED: dict[str, Any] = json.loads((TINY / "checkpoint.json").read_text())
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from compound.optimizers.optimas.guided import GuidedSearch
 from compound.optimizers.optimas.guides import Guide, LearnedRewards
 from compound.optimizers.optimas.local import LocalSearch
+from compound.optimizers.optimas.local_scoring import LocalSearchSettings
 from compound.optimizers.optimas.methods import OptimasSettings
 from compound.optimizers.optimas.offline import OfflineRewards
 from compound.optimizers.search.prompts import PromptSearch
@@ -33,9 +35,17 @@ def learning(settings: OptimasSettings) -> RewardLearning:
     return RewardLearning(settings.pairs, settings.backbone, settings.reward)
 
 
-def local_search(settings: OptimasSettings, prompts: PromptSearch, **how: Any) -> LocalSearch:
+def local_search(
+    settings: OptimasSettings, prompts: PromptSearch, search: LocalSearchSettings | None = None, **how: Any
+) -> LocalSearch:
     """Return a local search."""
-    return LocalSearch(learning(settings), settings.search, prompts, fresh=settings.pairs.fresh, **how)
+    own = search or LocalSearchSettings(rounds=3)
+    return LocalSearch(learning(settings), own, prompts, fresh=settings.pairs.fresh, **how)
+
+
+def guided_search(settings: OptimasSettings, prompts: PromptSearch, **how: Any) -> GuidedSearch:
+    """Return a search guided by a local reward."""
+    return GuidedSearch(learning(settings), prompts, settings.search.rounds, settings.search.gold, **how)
 
 
 def offline_rewards(
@@ -49,7 +59,8 @@ def proposals(*proposers: str, lm: str | None = None) -> dict[str, Any]:
     """Return the settings section of every method that proposes prompts."""
     writer = {} if lm is None else {"lm": lm}
     prompts = {"proposers": list(proposers), **writer}
-    alone = {"proposers": [name for name in proposers if name != "demos"], **writer}
+    sources = ["llm" if name == "opro" else name for name in proposers if name != "demos"]
+    alone = {"proposers": sources, **writer}
     found: dict[str, Any] = dict.fromkeys(("search", "coordinate"), prompts)
     found |= {name: {"prompts": prompts} for name in ("optimas", "hbc")}
     found |= {name: writer for name in ("opro", "textgrad", "gepa", "llm_selector_diagnoser") if writer}

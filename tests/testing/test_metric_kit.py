@@ -129,9 +129,9 @@ MISSING = "test_a_missing_output_is_reported"
         (returning(Score(math.inf)), FINITE, "case 1 scores inf"),
         (returning(Score(0.5, feedback=3)), FINITE, "the feedback on case 1 must be a string"),  # type: ignore[arg-type]
         (returning(Score(0.5, parts={"a": math.nan})), FINITE, "the parts {'a': nan}"),
-        (changed(bounds=(0, 0.75)), BOUNDS, "case 2 cannot be scored: metric 'share' returned 1, outside its bounds"),
+        (changed(bounds=(0, 0.75)), BOUNDS, "case 2: metric 'share' returned 1 on example 'e2', outside its declared bounds"),
         (changed(bounds=(1, 0)), BOUNDS, "bounds must be the minimum and maximum score"),
-        (returning(2.0), BOUNDS, "case 1 cannot be scored: metric 'share' returned 2, outside its bounds"),
+        (returning(2.0), BOUNDS, "case 1: metric 'share' returned 2 on example 'e1', outside its declared bounds"),
         (Counts, EQUAL, "case 1 scores 1.0, then 0.5"),
         (Unlucky, EQUAL, "with a new metric"),
         (Sorts, ARGUMENTS, "modified the outputs or the example of case 1"),
