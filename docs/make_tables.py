@@ -30,6 +30,8 @@ PAGES = tuple(
         "guides/nothing_found.md",
         "evidence/reliability.md",
         "evidence/README.md",
+        "evidence/benchmarks.md",
+        "evidence/acceptance.md",
     )
 )
 DATA = ROOT / "benchmarks" / "data"
@@ -488,14 +490,96 @@ def controls() -> str:
             for row in found["rows"]
             if row["test"] is not None
         ]
-        rows.append([file, "the best constant answer", str(len(seeds)), f"{fmean(scores):.3f}"])
+        if not any(row.get("control") == "constant" for row in found["rows"]):  # sweeps before 0.4
+            rows.append([file, "the best constant answer", str(len(seeds)), f"{fmean(scores):.3f}"])
     return markdown(["system", "method", "seeds", "test score"], rows)
+
+
+def settings(file: str) -> str:
+    """Scores of the best five, the initial and the worst of all combinations of a system's choices."""
+    found = json.loads((DATA / f"{file}_settings.json").read_text(encoding="utf-8"))
+    scored, names = found["rows"], sorted(found["start"])
+    start = next(i for i, row in enumerate(scored) if row["settings"] == found["start"])
+    shown = sorted({*range(5), start, len(scored) - 1})
+    rows = [
+        [
+            f"{i + 1}{' (start)' if i == start else ''}",
+            *(render_block(str(scored[i]["settings"][name])) for name in names),
+            spread(scored[i]),
+        ]
+        for i in shown
+    ]
+    rows.append(["all", *("" for _ in names), f"{found['mean']:.3f} ± {found['deviation']:.3f}"])
+    return markdown(["rank", *(f"`{name}`" for name in names), "score"], rows)
+
+
+def stark() -> str:
+    """Test scores of the scorers of the stark system, alone and combined."""
+    found = json.loads((DATA / "stark_settings.json").read_text(encoding="utf-8"))
+    hits = ("hit@1", "hit@5")
+    rows = [
+        [row["name"], spread(row), *(f"{row['parts'][hit]:.2f}" for hit in hits)] for row in found["rows"]
+    ]
+    return markdown(["ranking", "MRR", *hits], rows)
+
+
+def false_accepts_file(part: str) -> Mapping[str, Any]:
+    """Return a part of the measurement of false accepts."""
+    found: Mapping[str, Any] = json.loads((DATA / "false_accepts.json").read_text(encoding="utf-8"))
+    return found[part]  # type: ignore[no-any-return]
+
+
+def false_accepts(part: str, level: str) -> str:
+    """Tabulate how often each test accepts gains that are 0 on average; the largest of a row's five sizes."""
+    found = false_accepts_file(part)
+    at, draws = int(level), found.get("samples", 1)
+
+    def cells(sizes: Mapping[str, Any], test: str) -> list[str]:
+        shares = {n: rates[test][at] / draws for n, rates in sizes.items()}
+        worst = max(shares, key=lambda n: shares[n])
+        return [f"{shares['40']:.2%}", f"{shares[worst]:.2%} ({worst})"]
+
+    rows = [
+        [case, *cells(sizes, "bounded mean"), *cells(sizes, "sign flips and t"), *cells(sizes, "sign flips")]
+        for case, sizes in found["cases"].items()
+    ]
+    headings = ["gain of an example"]
+    headings += [
+        f"{test}, {size}"
+        for test in ("bounded mean", "sign flips and t", "sign flips")
+        for size in ("n = 40", "largest (n)")
+    ]
+    return markdown(headings, rows)
+
+
+def false_runs() -> str:
+    """Tabulate the whole runs that accepted a change although no candidate is better."""
+    found = false_accepts_file("runs")
+    rows = [
+        [name, f"{row['gain']:+.4f}", str(row["runs"]), str(row["accepted"]), str(found["limit"])]
+        for name, row in found["worlds"].items()
+    ]
+    return markdown(["candidates", "true gain", "runs", "runs that accepted one", "limit (99.9 %)"], rows)
+
+
+def acceptance_power(level: str) -> str:
+    """Tabulate how often each test accepts typical improvements."""
+    found, at = false_accepts_file("power"), int(level)
+    rows = [
+        [f"{case}, n = {n}", *(f"{rates[at]:.0%}" for rates in tests.values())]
+        for case, sizes in found["cases"].items()
+        for n, tests in sizes.items()
+    ]
+    names = list(next(iter(next(iter(found["cases"].values())).values())))
+    return markdown(["gain of an example", *names], rows)
 
 
 GENERATED: tuple[Callable[..., str], ...] = (
     search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged,
     trained, course, rollouts, learned, speed, several, batches, prefill, sampling,
     coverage, of_seeds, needed, kills, faults, damages, disks, controls,
+    settings, stark,
+    false_accepts, false_runs, acceptance_power,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {table.__name__: table for table in GENERATED}
 

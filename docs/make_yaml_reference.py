@@ -22,7 +22,7 @@ from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.sections import model_at, settings_models
 from compound.spec import file as file_model
-from compound.spec.kinds import body, code, first_of, function, llm, retriever, selector
+from compound.spec.kinds import body, code, code_runner, first_of, function, llm, retriever, selector
 from compound.spec.schema import settings as file_settings
 from compound.spec.schema.wiring import Wiring
 
@@ -37,6 +37,7 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "passages": retriever.PassagesSettings,
     "selector": selector.SelectorSettings,
     "function": function.FunctionSettings,
+    "code": code_runner.CodeSettings,
     "first_of": first_of.FirstOfSettings,
     "loop": body.LoopSettings,
     "map": body.MapSettings,

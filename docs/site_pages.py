@@ -58,8 +58,8 @@ API = {
     "errors": ("Errors", "compound.errors"),
 }
 GROUPS = {
-    "Declare": "Input System LLM Retriever Selector Hyperparameter Function FirstOf Loop Map BM25 Dense "
-    "PassageIndex",
+    "Declare": "Input System LLM Retriever Selector Hyperparameter Function CodeRunner FirstOf Loop Map "
+    "BM25 Dense PassageIndex",
     "Spaces": "Text Demos Choice Int Float LoRA",
     "Run and optimize": "run evaluate optimize load load_result load_system Executor Result Budget "
     "OptimizeSettings",

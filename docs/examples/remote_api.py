@@ -85,7 +85,7 @@ def optimize(folder: Path, server: str) -> cp.Result:
     budget = cp.Budget(cost=0.01)
     result = cp.optimize(
         system,
-        data={"train": rows[:7], "valid": rows[7:14], "test": rows[14:]},
+        data={"train": rows[:6], "valid": rows[6:14], "test": rows[14:]},
         metric=cp.token_f1("answer"),
         budget=budget,
         run_dir=folder / "remote_api",
