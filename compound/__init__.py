@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.api.sync import load_system as load_system
     from compound.api.sync import optimize as optimize
     from compound.api.sync import run as run
+    from compound.components.code import CodeRunner as CodeRunner
     from compound.components.engines.litellm import LiteLLMEngine
     from compound.components.engines.local.engine import TransformersEngine
     from compound.components.engines.vllm.engine import VLLMEngine
@@ -148,6 +149,7 @@ _HOME = {
     "Transformers": "compound.components.engines.local.engine:TransformersEngine",
     "VLLM": "compound.components.engines.vllm.engine:VLLMEngine",
     "BM25": "compound.components.index",
+    "CodeRunner": "compound.components.code",
     "Dense": "compound.components.index",
     "FirstOf": "compound.components.function",
     "Function": "compound.components.function",

@@ -78,6 +78,10 @@ class MissingExtra(CompoundError, ImportError):
         )
 
 
+class SandboxUnavailable(CompoundError):
+    """Generated code cannot be run in isolation on this machine, and is not run at all."""
+
+
 class ModelNotFound(CompoundError):
     """The weights of a model are not on this machine."""
 

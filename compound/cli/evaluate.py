@@ -71,7 +71,8 @@ def evaluate(
     if as_json:
         usage = evaluation.usage
         print_json({
-            **summary, "failures": evaluation.failures(), "calls": usage.calls, "tokens": usage.tokens,
+            **summary, "failures": evaluation.failures(), "violation": evaluation.violation,
+            "calls": usage.calls, "tokens": usage.tokens,
             "cost": usage.cost, "unpriced_calls": usage.unpriced,
             "rows": [[r.example, r.score] for r in evaluation.rows],
         })  # fmt: skip
@@ -87,6 +88,8 @@ def evaluate(
         )
         for reason, times in evaluation.failures()[:5]:
             print(f"  {times} x {reason}")
+        if evaluation.violation:
+            print(f"  {evaluation.violation}; correct the metric, or the bounds it declares")
     if min_score is not None and summary["mean"] < min_score:
         raise typer.Exit(1)
 

@@ -116,6 +116,9 @@ def sweep(
         typer.Option(help="Sweep directory.", show_default="runs/sweep"),
     ] = None,
     sets: Sets = None,
+    no_controls: Annotated[
+        bool, typer.Option("--no-controls", help="Do not evaluate a constant answer and a direct model call.")
+    ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     no_import: NoImport = False,
@@ -124,6 +127,10 @@ def sweep(
     """Compare methods on several files and seeds.
 
     The same command resumes an interrupted sweep.
+
+    On the test examples of each seed, two controls are evaluated: the answer that is best on the train
+    split, given to every input, and one direct call of the system's model. Their calls are outside the
+    budgets of the runs.
 
     Every run gets the budget set in its file and its own folder. Finished runs are skipped. The table is
     in sweep.md and sweep.json. Exit code 1 if a run failed.
@@ -147,7 +154,7 @@ def sweep(
         planned, run,
         watch=lambda limits: progress_display(limits, quiet=quiet),
         log=lambda line: None if quiet else print(line, file=sys.stderr, flush=True),
-        stopper=stopper,
+        stopper=stopper, controls=not no_controls,
     )  # fmt: skip
     if as_json:
         print_json(facts)

@@ -233,7 +233,7 @@ class Executor:
         """Send a request outside of nodes; cached, and within the budget."""
         return await self._caller.ask(lm, request)
 
-    def settle(self, trace: Trace, held: float = 1.0) -> Trace:
+    def settle(self, trace: Trace, held: float = 1.0, scale: float = 1.0) -> Trace:
         """Charge a trace to the budget; call in input order, so that counts do not depend on timing.
 
         Of equal calls made by several traces at once, the first in this order counts as executed.
@@ -241,9 +241,10 @@ class Executor:
         Args:
             trace: the finished trace.
             held: fraction of a run that was reserved for it.
+            scale: fraction of a run of the whole system that the trace can be, if it ran a part of it.
         """
         self._caller.settle(trace.calls)
-        self.meter.charge_runs(trace.equivalents, held)
+        self.meter.charge_runs(trace.equivalents * scale, held)
         return trace
 
     async def aclose(self) -> None:

@@ -1,8 +1,8 @@
 """Find engines by the name of a model, and kinds of engines by name.
 
-``smollm2``, a folder, or ``local/NAME`` run in this process; ``vllm/NAME`` runs in a vLLM server that is
-started for it; every other name goes to litellm (``openai/gpt-4o-mini``, ``hosted_vllm/Qwen/Qwen3-8B``,
-``ollama/llama3`` …).
+``smollm2``, ``gemma3-270m``, a folder, or ``local/NAME`` run in this process; ``vllm/NAME`` runs in a vLLM
+server that is started for it; every other name goes to litellm (``openai/gpt-4o-mini``,
+``hosted_vllm/Qwen/Qwen3-8B``, ``ollama/llama3`` …).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from compound.registry.user_code import UserCodeError, reported
 
 Engines = Mapping[str, Engine] | Callable[[str], Engine]
 
-EMBEDDED = ("smollm2",)
+EMBEDDED = ("smollm2", "gemma3-270m")
 KINDS = {
     "transformers": "compound.components.engines.local.engine:TransformersEngine",
     "litellm": "compound.components.engines.litellm:LiteLLMEngine",

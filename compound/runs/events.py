@@ -11,6 +11,7 @@ from typing import Literal, NotRequired, TypedDict, cast
 
 from compound.engine import UsageDocument
 from compound.evaluation.evaluate import Summary
+from compound.evaluation.paired_tests import TestName
 from compound.optimization.prospects import ProspectsDocument
 from compound.runs.directory import read_records
 from compound.runs.formats import rename_event
@@ -68,6 +69,7 @@ class DecisionEvent(Recorded):
     accepted: bool
     changes: list[ChangeRow]
     p: NotRequired[float]
+    test: NotRequired[TestName]
     before: NotRequired[Summary]
     after: NotRequired[Summary]
     gain: NotRequired[Gain]

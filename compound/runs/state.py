@@ -10,6 +10,7 @@ from compound.evaluation.evaluate import Evaluation, EvaluationDocument
 from compound.execution.budget import MeterState, StoredUsage
 from compound.optimization.budget_plan import BudgetPlan
 from compound.optimization.method import JobRecord, ScoredCandidate
+from compound.optimization.prices import Prices
 from compound.optimization.proposals import LedgerState
 from compound.storage.state import State, first_problem
 
@@ -35,6 +36,7 @@ class _StoredEvaluation(BaseModel):
     usage: StoredUsage
     system_runs: NonNegativeFloat
     bounds: tuple[float, float] | None = None
+    violation: str = ""
 
 
 StoredEvaluation = Annotated[
@@ -81,12 +83,14 @@ class SearchState(State):
         working: values changed by jobs since the last decision.
         jobs_in_round: number of jobs finished since the last decision.
         decisions: number of decisions made.
+        skipped: numbers of the decisions without a test, because nothing was proposed.
         idle_rounds: number of consecutive rounds without a change.
         job: the job in progress.
         history: records of the finished jobs.
         tried: scored candidates of finished jobs.
         stopped: why the search ended; ``""`` while it continues.
         ledger: ledger of proposal requests.
+        prices: expected fractions of a system run, measured on the traces of the initial evaluation.
     """
 
     plan: BudgetPlan
@@ -94,9 +98,11 @@ class SearchState(State):
     best: dict[str, object]
     incumbent: StoredEvaluation
     ledger: LedgerState
+    prices: Prices = Field(default_factory=Prices)
     working: dict[str, object] = Field(default_factory=dict)
     jobs_in_round: int = 0
     decisions: int = 0
+    skipped: list[int] = Field(default_factory=list)
     idle_rounds: int = 0
     job: JobState | None = None
     history: list[JobRecord] = Field(default_factory=list)
@@ -126,6 +132,7 @@ class RunState(State):
         test_before: initial configuration on the test split; ``None`` before its evaluation.
         test_after: best configuration on the test split.
         meters: spending of the search and of the test split.
+        bounds_violation: the first score outside the bounds that the metric declares; ``""`` without one.
         memory: data that the method stores across jobs.
         done: whether only the report is left.
         reported: whether the report is written.
@@ -137,6 +144,7 @@ class RunState(State):
     test_before: FinalEvaluation | None = None
     test_after: FinalEvaluation | None = None
     meters: list[MeterState] = Field(default_factory=list)
+    bounds_violation: str = ""
     memory: dict[str, Any] = Field(default_factory=dict)
     done: bool = False
     reported: bool = False

@@ -33,6 +33,7 @@ from compound.settings.optimize import OptimizeSettings
 from compound.settings.references import references
 from compound.settings.sections import UserSections, optimize_model, own_sections
 from compound.spec.build import Graph
+from compound.spec.chat_template import with_template
 from compound.spec.consent import check_consent
 from compound.spec.context import OUTSIDE, Context, is_outside
 from compound.spec.file import ClassEngine, CustomMetric, DataSettings, SplitBy, file_model
@@ -237,7 +238,7 @@ def _engines(context: Context) -> dict[str, EngineSettings]:
             continue
         settings: Model
         ((kind, settings),) = found.given.items()
-        engines[name] = (kind, settings.given)
+        engines[name] = (kind, with_template(context, settings.given, ("engines", name, kind)))
         check_consent(context, kind, settings.given, ("engines", name, kind))
         if (
             kind in LOCAL and settings.given.get("api_base") is None

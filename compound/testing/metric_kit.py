@@ -13,7 +13,7 @@ from typing import SupportsFloat
 import numpy as np
 
 from compound.errors import CompoundError
-from compound.evaluation.metrics import Scoring, apply_metric, as_metric, bounds_of
+from compound.evaluation.metrics import Scoring, apply_metric, as_metric, bounds_violation
 from compound.example import Example, Metric, Score, Values
 from compound.formatting import short_repr
 
@@ -89,12 +89,13 @@ class MetricKit:
     def test_scores_are_within_the_bounds(self) -> None:
         """All scores are within the declared bounds."""
         metric = self._metric()
-        bounds_of(metric)
         for number, outputs, example in self._arguments():
             try:
-                asyncio.run(apply_metric(metric, outputs, example))
+                score = asyncio.run(apply_metric(metric, outputs, example))
             except CompoundError as error:
                 raise AssertionError(f"case {number} cannot be scored: {error}") from error
+            violation = bounds_violation(metric, score.value, example.id)
+            assert not violation, f"case {number}: {violation}"
 
     def test_equal_arguments_give_equal_scores(self) -> None:
         """Scoring again, with the same metric or a new one, gives the same score."""

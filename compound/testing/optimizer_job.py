@@ -28,6 +28,7 @@ from compound.optimization.method import (
     ScoredCandidate,
     Task,
 )
+from compound.optimization.prices import estimate_prices
 from compound.optimization.problem import Problem
 from compound.optimization.proposals import LedgerState, Proposals
 from compound.optimization.role_checks import RunningOptimizer
@@ -141,6 +142,7 @@ class OptimizerJob:
         self.task = Task(
             system=system, keys=chosen, train=train, scorer=self.scorer, seed=seed, pool_seed=pool_seed,
             minibatch=minibatch, candidates=candidates, context=context, tried=tried,
+            prices=estimate_prices(system),
         )  # fmt: skip
 
     @property
