@@ -25,6 +25,7 @@ from compound.optimizers.better_together import BetterTogetherSettings, better_t
 from compound.optimizers.optimas.methods import HBCSettings, OptimasSettings, hbc, optimas
 from compound.optimizers.scheduling.jobs import by_component, keys_of, text_jobs
 from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.prompts import OPROSettings, PromptSearch, PromptSettings
 from compound.optimizers.search.sampling import NumberSearch
 from compound.optimizers.weights.bases import base_model, check_sampling_engine
@@ -37,16 +38,12 @@ from compound.settings.base import NoSettings
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.references import references
 
-PROMPTS_WEIGHT = 3.0  # prompt jobs spend system runs on bootstrapping before scoring any candidate
-
 
 def search(system: System, optimize: OptimizeSettings, settings: PromptSettings) -> Method:
-    """Joint search: one job for all texts and demonstrations, and one for all choices and numbers."""
-    optimizers: Mapping[str, Optimizer] = {"prompts": PromptSearch.of(settings), "numbers": NumberSearch()}
-    prompts, numbers = keys_of(system, Text, Demos), keys_of(system, Choice, Int, Float)
-    jobs = [Job("prompts", prompts, weight=PROMPTS_WEIGHT)] if prompts else []
-    jobs += [Job("numbers", numbers)] if numbers else []
-    return Method("search", optimizers, jobs, Uniform())
+    """Joint search of all parameters except weights: texts, demonstrations, choices and numbers."""
+    keys = keys_of(system, Text, Demos, Choice, Int, Float)
+    jobs = [Job("joint", keys)] if keys else []
+    return Method("search", {"joint": JointSearch(PromptSearch.of(settings))}, jobs, Uniform())
 
 
 def coordinate(system: System, optimize: OptimizeSettings, settings: PromptSettings) -> Method:

@@ -126,7 +126,7 @@ class PromptSearch:
         """Declare the requests of one round of candidates, all from ``opro``."""
         return self.rounds_bound(outlook, 1)
 
-    def rounds_bound(self, outlook: Outlook, rounds: int) -> JobBound:
+    def rounds_bound(self, outlook: Outlook, rounds: float) -> JobBound:
         """Return the bound of several rounds, each of which starts from the best of the previous one."""
         keys = [key for key in outlook.keys if key in outlook.texts]
         growth = GROWTH if keys and "edits" in self.proposers else 0

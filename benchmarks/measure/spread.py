@@ -1,0 +1,122 @@
+"""Measure how much the result of a search depends on its seed.
+
+    python -m compound.benchmarks.measure.spread benchmarks/atlas.yaml --runs FOLDER
+
+Each method optimizes the system once per seed, with the budget in the file. All configurations found are then
+evaluated on the same test examples, the whole test split. `joint` is the method `search`; `separate` searches
+prompts and numbers in two jobs, each with sequential halving, as `search` did before it became joint. Finished
+runs are kept, so an interrupted measurement can be resumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from compound.api.optimize import optimize
+from compound.api.sync import evaluate
+from compound.evaluation.statistics import UNIT, interval_of_means, paired_interval
+from compound.graph.configuration import Configuration, load
+from compound.graph.space import Choice, Demos, Float, Int, Text
+from compound.graph.system import System
+from compound.optimization.method import Job, Method
+from compound.optimizers.scheduling.jobs import keys_of
+from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.search.prompts import PromptSearch, PromptSettings
+from compound.optimizers.search.sampling import NumberSearch
+from compound.settings.optimize import OptimizeSettings
+from compound.spec import Program
+from compound.spec import load as load_program
+
+OUTPUT = Path(__file__).parents[1] / "data" / "spread.json"
+SEEDS = 10
+METHODS: Mapping[str, str] = {
+    "joint": "search",
+    "separate": "compound.benchmarks.measure.spread:separate",
+}
+PROMPTS_WEIGHT = 3.0  # prompt jobs spend system runs on bootstrapping before scoring any candidate
+
+
+def separate(system: System, optimize: OptimizeSettings) -> Method:
+    """One job for all texts and demonstrations, and one for all choices and numbers."""
+    optimizers = {"prompts": PromptSearch.of(PromptSettings()), "numbers": NumberSearch()}
+    prompts, numbers = keys_of(system, Text, Demos), keys_of(system, Choice, Int, Float)
+    jobs = [Job("prompts", prompts, weight=PROMPTS_WEIGHT)] if prompts else []
+    jobs += [Job("numbers", numbers)] if numbers else []
+    return Method("separate", optimizers, jobs, Uniform())
+
+
+def found(program: Program, name: str, seed: int, folder: Path) -> Configuration:
+    """Return the configuration that a method finds with a seed."""
+    best = folder / "best.json"
+    if not best.exists():
+        assert program.data is not None
+        assert program.metric is not None
+        settings = program.optimize.model_copy(
+            update={"method": METHODS[name], "seed": seed, "baselines": (), "test_size": 2}
+        )
+        optimize(
+            program.system, program.data, program.metric, settings,
+            run_dir=folder, engines=program.find_engine, folder=program.folder, text=program.text,
+        )  # fmt: skip
+    return load(best)
+
+
+def score(program: Program, configuration: Configuration) -> list[float]:
+    """Return the test scores of a configuration."""
+    assert program.data is not None
+    assert program.metric is not None
+    system = program.system.bind(configuration)
+    evaluation = evaluate(
+        system, program.data, program.metric, "test",
+        settings=program.optimize, engines=program.find_engine,
+    )  # fmt: skip
+    return list(evaluation.scores)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run all methods with all seeds, and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("system", type=Path, help="the system's YAML file")
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"number of seeds (default {SEEDS})")
+    args = parser.parse_args(arguments)
+    program = load_program(args.system)
+    start = score(program, program.system.configuration)
+    means: dict[str, list[float]] = {name: [] for name in METHODS}
+    for seed in range(args.seeds):
+        for name in METHODS:
+            scores = score(program, found(program, name, seed, args.runs / name / str(seed)))
+            means[name].append(statistics.fmean(scores))
+            print(seed, name, round(means[name][-1], 4), flush=True)
+        if seed:
+            write(program, len(start), statistics.fmean(start), means)
+
+
+def write(program: Program, examples: int, start: float, means: Mapping[str, Sequence[float]]) -> None:
+    """Write the results so far."""
+    methods = {
+        name: {
+            "scores": [round(value, 4) for value in values],
+            "mean": interval_of_means(values, bounds=UNIT).to_json(),
+            "sd": round(statistics.stdev(values), 4),
+            "worst": round(min(values), 4),
+        }
+        for name, values in means.items()
+    }
+    result = {
+        "system": program.path.stem,
+        "system_runs": program.optimize.budget.system_runs,
+        "test_examples": examples,
+        "start": round(start, 4),
+        "methods": methods,
+        "gain": paired_interval(means["separate"], means["joint"], bounds=UNIT).to_json(),
+    }
+    OUTPUT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

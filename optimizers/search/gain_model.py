@@ -1,0 +1,194 @@
+"""Model of the gains of configurations: a Gaussian process over the values that they share.
+
+A search compares many configurations on few examples each. Configurations that share values inform each
+other: the gain of a configuration is modelled as a sum of contributions of single values and of one of their
+combination, so that an estimate uses all evaluations, and configurations that were never run have one, too.
+
+The process is conditioned on a gain of 0 for the incumbent. The amplitude and the share of the single values
+maximize the marginal likelihood (Rasmussen and Williams 2006, equation 5.8) over a small grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compound.graph.configuration import canonical_json
+from compound.graph.space import Demos, Float, Int, Space, Text
+from compound.optimizers.search.edits import sentences
+
+__all__ = ["GainModel", "Observation", "similarity"]
+
+Vector = NDArray[np.float64]
+Values = Mapping[str, object]
+
+LENGTH_SCALE = 0.25  # of numbers, as a share of their range
+DIFFERENT_DEMOS = 0.5  # similarity of different demonstrations: whether there are any matters most
+AMPLITUDES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # prior variance of a gain, relative to the noise
+SINGLE_SHARES = (0.9, 0.5)  # of the prior variance, due to single values
+PRIOR_SAMPLES = 2.0  # weight of the scores' variance in the estimate of the noise
+JITTER = 1e-9  # relative to the diagonal of a covariance with noise
+SINGULAR = 1e-6  # the same for a posterior: configurations that resemble each other have equal gains
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Comparison of a configuration with the incumbent.
+
+    Attributes:
+        values: the values of all parameters of the search.
+        gain: the mean difference of the scores.
+        squares: the sum of the squared deviations of the differences from their mean.
+        n: the number of examples, which are the first ones of the search.
+    """
+
+    values: Values
+    gain: float
+    squares: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """Prior variance of a gain, and the share of it that is due to single values."""
+
+    amplitude: float
+    single: float
+
+
+@dataclass(frozen=True)
+class GainModel:
+    """Posterior of gains, given some observations.
+
+    Attributes:
+        spaces: the parameters of the search.
+        incumbent: their current values, whose gain is 0.
+        observations: at least one.
+        score_variance: variance of the scores of single runs, a prior estimate of the noise.
+    """
+
+    spaces: Mapping[str, Space]
+    incumbent: Values
+    observations: Sequence[Observation]
+    score_variance: float
+
+    @cached_property
+    def noise(self) -> float:
+        """Variance of the difference of two scores on one example, pooled over the observations."""
+        squares = sum(observation.squares for observation in self.observations)
+        freedom = sum(observation.n - 1 for observation in self.observations)
+        prior = 2 * max(self.score_variance, JITTER)  # two independent scores
+        return (squares + PRIOR_SAMPLES * prior) / (freedom + PRIOR_SAMPLES)
+
+    @cached_property
+    def _fitted(self) -> tuple[Hyperparameters, Vector, Vector]:
+        """The hyperparameters, the Cholesky factor of the observations' covariance, and its solution."""
+        grid = [Hyperparameters(a * self.noise, s) for a in AMPLITUDES for s in SINGLE_SHARES]
+        gains = np.array([observation.gain for observation in self.observations])
+        points, noise = [observation.values for observation in self.observations], self._noise_covariance()
+        single, joint = self._similarities(points)
+        best: tuple[Hyperparameters, Vector, Vector] | None = None
+        likelihood = -math.inf
+        for candidate in grid:
+            covariance = candidate.amplitude * _mix(candidate.single, single, joint) + noise
+            factor = _factor(covariance, JITTER)
+            whitened = np.linalg.solve(factor, gains)
+            value = -0.5 * float(whitened @ whitened) - float(np.log(np.diag(factor)).sum())
+            if best is None or value > likelihood:
+                best, likelihood = (candidate, factor, np.asarray(np.linalg.solve(factor.T, whitened))), value
+        assert best is not None
+        return best
+
+    def _noise_covariance(self) -> Vector:
+        """Return the covariance of the observed gains around the true ones.
+
+        Half of the noise of a difference is the incumbent's, which all differences on an example share.
+        """
+        n = np.array([float(observation.n) for observation in self.observations])
+        shared = self.noise / 2 / np.maximum(n[:, None], n[None, :])
+        return np.asarray(shared + np.diag(self.noise / 2 / n))
+
+    def predict(self, points: Sequence[Values]) -> tuple[Vector, Vector]:
+        """Return the means of the gains of some configurations, and their covariance."""
+        hyper, factor, solution = self._fitted
+        known = [observation.values for observation in self.observations]
+        single, joint = self._similarities([*known, *points])
+        prior = hyper.amplitude * _mix(hyper.single, single, joint)
+        size = len(known)
+        across = prior[:size, size:]
+        explained = np.linalg.solve(factor, across)
+        return across.T @ solution, prior[size:, size:] - explained.T @ explained
+
+    def means(self, points: Sequence[Values]) -> list[float]:
+        """Return the expected gains of some configurations."""
+        return [float(mean) for mean in self.predict(points)[0]] if points else []
+
+    def draw(self, points: Sequence[Values], rng: np.random.Generator) -> Vector:
+        """Draw the gains of some configurations from the posterior."""
+        means, covariance = self.predict(points)
+        return np.asarray(means + _factor(covariance, SINGULAR) @ rng.normal(size=len(means)))
+
+    def _similarities(self, points: Sequence[Values]) -> tuple[Vector, Vector]:
+        """Return the covariances of gains of unit variance due to single values, and to combinations."""
+        tables = [self._table(key, [self.incumbent, *points]) for key in self.spaces]
+        differences = sum(1 - table for table in tables)
+        return _relative(np.mean(tables, axis=0)), _relative(np.exp(-differences))
+
+    def _table(self, key: str, points: Sequence[Values]) -> Vector:
+        """Return the similarity of each pair of points in one parameter."""
+        names = [canonical_json(point[key]) for point in points]
+        distinct = {name: point[key] for name, point in zip(names, points, strict=True)}
+        values, space = list(distinct.values()), self.spaces[key]
+        among = np.array([[similarity(space, a, b) for b in values] for a in values])
+        rows = [list(distinct).index(name) for name in names]
+        return np.asarray(among[np.ix_(rows, rows)])
+
+
+def similarity(space: Space, one: object, other: object) -> float:
+    """Return the prior correlation of the contributions of two values of a parameter.
+
+    >>> similarity(Choice("a", "b"), "a", "b"), similarity(Float(0.0, 1.0), 0.25, 0.5)
+    (0.0, 0.6065306597126334)
+    >>> similarity(Text("Answer."), "Answer. Be brief.", "Answer.")
+    0.5
+    """
+    if canonical_json(one) == canonical_json(other):
+        return 1.0
+    if isinstance(space, Int | Float):
+        distance = _position(space, one) - _position(space, other)
+        return math.exp(-0.5 * (distance / LENGTH_SCALE) ** 2)
+    if isinstance(space, Text):
+        first, second = set(sentences(str(one))), set(sentences(str(other)))
+        return len(first & second) / max(1, len(first | second))
+    if isinstance(space, Demos):
+        return DIFFERENT_DEMOS if one and other else 0.0
+    return 0.0
+
+
+def _position(space: Int | Float, value: object) -> float:
+    """Return the position of a number in its range, from 0 to 1."""
+    assert isinstance(value, int | float)  # as checked by the space
+    scale = math.log if space.log else float
+    low, high = scale(space.low), scale(space.high)
+    return (scale(value) - low) / (high - low) if high > low else 0.0
+
+
+def _relative(similarities: Vector) -> Vector:
+    """Return the covariance of ``g(x) - g(incumbent)``, from the similarities with the incumbent first."""
+    own = similarities[0, 0]
+    return np.asarray(similarities[1:, 1:] - similarities[1:, :1] - similarities[:1, 1:] + own)
+
+
+def _factor(covariance: Vector, jitter: float) -> Vector:
+    """Return the Cholesky factor of a covariance, whose diagonal is raised slightly."""
+    raised = jitter * max(float(np.diag(covariance).mean()), JITTER) * np.eye(len(covariance))
+    return np.asarray(np.linalg.cholesky((covariance + covariance.T) / 2 + raised))
+
+
+def _mix(share: float, single: Vector, joint: Vector) -> Vector:
+    return share * single + (1 - share) * joint
