@@ -2,10 +2,10 @@
 
     python -m compound.benchmarks.measure.spread benchmarks/atlas.yaml --runs FOLDER
 
-Each method optimizes the system once per seed, with the budget in the file. All configurations found are then
-evaluated on the same test examples, the whole test split. `joint` is the method `search`; `separate` searches
-prompts and numbers in two jobs, each with sequential halving, as `search` did before it became joint. Finished
-runs are kept, so an interrupted measurement can be resumed.
+Each method optimizes the system once per seed, with the budget in the file. All configurations found are
+then evaluated on the same test examples, the whole test split. `joint` is the method `search`; `separate`
+searches prompts and numbers in two jobs, each with sequential halving, as `search` did before it became
+joint. Finished runs are kept, so an interrupted measurement can be resumed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from compound.evaluation.statistics import UNIT, interval_of_means, paired_inter
 from compound.graph.configuration import Configuration, load
 from compound.graph.space import Choice, Demos, Float, Int, Text
 from compound.graph.system import System
-from compound.optimization.method import Job, Method
+from compound.optimization.method import Job, Method, Optimizer
 from compound.optimizers.scheduling.jobs import keys_of
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.search.prompts import PromptSearch, PromptSettings
@@ -42,7 +42,10 @@ PROMPTS_WEIGHT = 3.0  # prompt jobs spend system runs on bootstrapping before sc
 
 def separate(system: System, optimize: OptimizeSettings) -> Method:
     """One job for all texts and demonstrations, and one for all choices and numbers."""
-    optimizers = {"prompts": PromptSearch.of(PromptSettings()), "numbers": NumberSearch()}
+    optimizers: Mapping[str, Optimizer] = {
+        "prompts": PromptSearch.of(PromptSettings()),
+        "numbers": NumberSearch(),
+    }
     prompts, numbers = keys_of(system, Text, Demos), keys_of(system, Choice, Int, Float)
     jobs = [Job("prompts", prompts, weight=PROMPTS_WEIGHT)] if prompts else []
     jobs += [Job("numbers", numbers)] if numbers else []

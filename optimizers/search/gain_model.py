@@ -10,6 +10,7 @@ maximize the marginal likelihood (Rasmussen and Williams 2006, equation 5.8) ove
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -144,21 +145,22 @@ class GainModel:
         names = [canonical_json(point[key]) for point in points]
         distinct = {name: point[key] for name, point in zip(names, points, strict=True)}
         values, space = list(distinct.values()), self.spaces[key]
-        among = np.array([[similarity(space, a, b) for b in values] for a in values])
-        rows = [list(distinct).index(name) for name in names]
+        among = np.eye(len(values))
+        for (i, one), (j, other) in itertools.combinations(enumerate(values), 2):
+            among[i, j] = among[j, i] = similarity(space, one, other)
+        place = {name: number for number, name in enumerate(distinct)}
+        rows = [place[name] for name in names]
         return np.asarray(among[np.ix_(rows, rows)])
 
 
 def similarity(space: Space, one: object, other: object) -> float:
-    """Return the prior correlation of the contributions of two values of a parameter.
+    """Return the prior correlation of the contributions of two different values of a parameter.
 
     >>> similarity(Choice("a", "b"), "a", "b"), similarity(Float(0.0, 1.0), 0.25, 0.5)
     (0.0, 0.6065306597126334)
     >>> similarity(Text("Answer."), "Answer. Be brief.", "Answer.")
     0.5
     """
-    if canonical_json(one) == canonical_json(other):
-        return 1.0
     if isinstance(space, Int | Float):
         distance = _position(space, one) - _position(space, other)
         return math.exp(-0.5 * (distance / LENGTH_SCALE) ** 2)

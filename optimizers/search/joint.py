@@ -279,21 +279,24 @@ def next_sizes(task: Task, state: JointProgress, examples: int) -> dict[int, int
     All candidates of a step get equally many further examples.
     """
     runs, free = task.scorer.runs_left, task.scorer.has_free_repeats
+    if not state.field or state.steps == (STEPS if state.runs is None else MOST_STEPS):
+        return {}
     track = Track(task.minibatch, examples)
     width = task.candidates * state.price + 1
     step = max(track.fewest, math.ceil((state.runs or 0.0) / (STEPS * width)))
     if state.runs is None:
         step = task.minibatch
-    if state.steps == (STEPS if state.runs is None else MOST_STEPS):
-        return {}
-    predicted = max(state.price, task.prices.keys(task.keys) if free else 1.0)
+    if not free:  # all scores cost whole runs, also the incumbent's
+        size = min(examples, max(step, 2 * state.known))
+        return dict.fromkeys(state.field[: max(0, int((runs + 1e-9) / size) - 1)], size)
+    predicted = max(state.price, task.prices.keys(task.keys))
     sizes: dict[int, int] = {}
     known, paid = state.known, 0.0
     for number in state.field:
         seen = state.candidates[number].n
         size = min(examples, seen + step)
-        cost = predicted * (size - seen if free else size) + max(0, size - known)
-        if paid + cost <= runs + 1e-9 and size > seen:
+        cost = predicted * (size - seen) + max(0, size - known)
+        if paid + cost <= runs + 1e-9:
             paid, known = paid + cost, max(known, size)
             sizes[number] = size
     return sizes

@@ -62,7 +62,7 @@ class TrialPlan(State):
         return (1 + full) * self.full + self.trials * self.batch
 
 
-class JointSearch(State):
+class TrialSearch(State):
     """Progress of a joint search.
 
     Attributes:
@@ -145,8 +145,8 @@ def _plans(trials: int, most: int, full: int, least: int) -> Iterator[TrialPlan]
 
 
 async def search_jointly(
-    task: Task, state: JointSearch, examples: Sequence[Example]
-) -> AsyncIterator[JointSearch]:
+    task: Task, state: TrialSearch, examples: Sequence[Example]
+) -> AsyncIterator[TrialSearch]:
     """Advance a search; yield its progress after the evaluation of the incumbent and after each trial.
 
     Args:
@@ -176,7 +176,7 @@ async def search_jointly(
         yield state
 
 
-def _suggest(task: Task, state: JointSearch) -> Point:
+def _suggest(task: Task, state: TrialSearch) -> Point:
     """Return the next suggestion of TPE."""
     values = sorted(state.values.items())  # draws depend on the order, which checkpoints do not preserve
     spaces = {key: Choice(*range(len(some) + 1)) for key, some in values}
@@ -185,7 +185,7 @@ def _suggest(task: Task, state: JointSearch) -> Point:
     return cast("Point", point)  # all options are integers
 
 
-async def _mean(task: Task, state: JointSearch, point: Point, examples: Sequence[Example]) -> float:
+async def _mean(task: Task, state: TrialSearch, point: Point, examples: Sequence[Example]) -> float:
     """Return the mean score of a point; the failure score if it breaks the runs."""
     try:
         (evaluation,) = await task.scorer.score([state.changes(point)], examples)

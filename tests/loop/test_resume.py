@@ -427,7 +427,7 @@ def test_the_uninterrupted_run_has_every_phase(site: Site) -> None:
     assert [kind for kind in kinds if kind != "note"][:2] == ["outlook", "start"]
     assert kinds[-3:] == ["test_before", "test_after", "done"]
     jobs = [event["optimizer"] for event in events(site.whole) if event["event"] == "job"]
-    assert set(jobs) == ({"prompts", "numbers"} if site.method == "search" else {"local"})
+    assert set(jobs) == ({"joint"} if site.method == "search" else {"local"})
     decisions = [event for event in events(site.whole) if event["event"] == "decision"]
     assert any(decision["accepted"] for decision in decisions)
     assert any("new instruction" in text for text in site.asked)

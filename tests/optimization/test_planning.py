@@ -221,7 +221,7 @@ def test_the_start_and_the_report_say_what_can_be_detected(tmp_path: Path) -> No
 def test_parameters_that_cannot_be_tried_are_named_before(tmp_path: Path) -> None:
     answer = LLM("answerer", prompt=Text("Answer."), max_tokens=Choice(8, 16))(question=Input("question"))
     system = System("two", {"answer": answer}, lm="lm")
-    result = run(tmp_path, system, 10 + 10 + 9)
+    result = run(tmp_path, system, 10 + 10 + 9, method="coordinate")
     event = events(result)[0]
     idle = [key for job in event["jobs"] if not job["candidates"] for key in job["keys"]]
     assert len(idle) == 1

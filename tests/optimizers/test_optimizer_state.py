@@ -41,11 +41,13 @@ from compound.optimizers.optimas.local import LocalProgress, Phase
 from compound.optimizers.optimas.local_scoring import Gain, Scoring
 from compound.optimizers.optimas.offline import Collecting
 from compound.optimizers.optimas.rewarding import Adapter, RewardMemory
+from compound.optimizers.search.joint import Candidate as JointCandidate
+from compound.optimizers.search.joint import JointProgress, JointSearch
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.prompts import CandidateRace, PromptSearch, RaceProgress, Source, Sources
 from compound.optimizers.search.racing import Race, Standing
 from compound.optimizers.search.sampling import NumberProgress, NumberSearch, Sample
-from compound.optimizers.search.trials import JointSearch, Trial, TrialPlan
+from compound.optimizers.search.trials import Trial, TrialPlan, TrialSearch
 from compound.optimizers.weights.learner.saved import TrainingState
 from compound.storage.state import State, StateError
 from compound.testing import PlainMemory, ScriptedLM
@@ -66,7 +68,7 @@ RACE = Race(
 )  # fmt: skip
 TRIAL = Trial(point={"a.prompt": 1, "a.demos": 0}, mean=0.5)
 TRIALS = TrialPlan(trials=9, batch=4, full=12)
-JOINT = JointSearch(values={"a.prompt": ["one", "two"]}, plan=TRIALS, trials=[TRIAL], full=[TRIAL])
+JOINT = TrialSearch(values={"a.prompt": ["one", "two"]}, plan=TRIALS, trials=[TRIAL], full=[TRIAL])
 DEMOS: list[Demo] = [{"inputs": {"x": "1"}, "outputs": {"y": 2}}]
 TEXT = ScoredText(text="one", mean=0.5)
 GAIN = Gain(values=VALUES, gain=-0.25)
@@ -82,6 +84,7 @@ GUIDED = GuidedRace(
     alive=[1, 0], rungs=2, done=1, n_global=2, n_local=3, gains=[0.25, None], sds=[0.1, None], slope=0.5,
     noise=0.3, spread=0.1, evaluations=EVALUATIONS, predicted=4.0, spent=3.5,
 )  # fmt: skip
+COMPARED = JointCandidate(values={"a.k": 1}, gain=0.25, squares=1.5, n=8)
 STATES: list[State] = [
     STANDING, RACE, TRIAL, GAIN, PAIRS, SCORING, ADAPTER, SOURCE,
     RaceProgress(race=RACE),
@@ -111,6 +114,11 @@ STATES: list[State] = [
     LocalProgress(
         phase="testing", pairs=PAIRS, scoring=SCORING, together=CandidateRace(candidates=[VALUES]),
         finalists=[VALUES], local_gain=0.5, race=RACE,
+    ),
+    COMPARED,
+    JointProgress(
+        levels={"a.k": [1, 2]}, runs=50.0, candidates=[COMPARED], field=[0], steps=1, price=0.5, known=8,
+        before=0.25, variance=0.1,
     ),
     Sources(sources=[SOURCE]),
     FastSlowState(
@@ -308,6 +316,9 @@ SECOND = ("second.prompt", "second.demos")
 OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...], type[State]]] = {
     "random": (RandomSearch(), (*TEXTS, "second.demos", "second.temperature"), CandidateRace),
     "prompts": (PROMPTS, (*TEXTS, "second.demos"), CandidateRace),
+    "joint": (
+        JointSearch(PROMPTS), (*TEXTS, "second.demos", "second.temperature", "second.max_tokens"), JointProgress,
+    ),
     "numbers": (NumberSearch(), ("second.temperature", "second.max_tokens"), NumberProgress),
     "mipro": (Mipro(proposers=("llm", "edits")), (*TEXTS, "second.demos"), MIPROProgress),
     "opro": (OPRO(), TEXTS, Generations),

@@ -54,6 +54,7 @@ from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.search import edits
 from compound.optimizers.search.demos import Correction, WeightedDemo, bootstrap, correct_calls, draw_demos
 from compound.optimizers.search.edits import edit_prompt, sentences
+from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.opro import parse_prompt, prompt_request
 from compound.optimizers.search.prompts import PromptSearch, bootstrap_pools, demo_keys, propose_winner, split
 from compound.optimizers.search.racing import Race, Standing, Track, race, rungs_of
@@ -62,6 +63,9 @@ from compound.settings.optimize import OptimizeSettings
 from compound.testing import PlainMemory, ScriptedLM
 
 # --- doubles -------------------------------------------------------------------------------------------
+
+
+JOINT = JointSearch(PromptSearch())
 
 
 def examples(n: int) -> list[Example]:
@@ -846,7 +850,9 @@ class TestDemos:
         assert len({canonical_json(d) for d in drawn}) == len(drawn)
         assert drawn == draw_demos(pool, most, rng(seed))
 
-    @pytest.mark.parametrize("optimizer", [PromptSearch(), RandomSearch()], ids=["prompts", "random"])
+    @pytest.mark.parametrize(
+        "optimizer", [PromptSearch(), JOINT, RandomSearch()], ids=["prompts", "joint", "random"]
+    )
     @pytest.mark.parametrize("left", [math.inf, 300, 60, 20])
     @pytest.mark.parametrize("train", [120, 20, 5, 2])
     def test_d12_examples_that_demonstrations_come_from_are_never_scored_on(
@@ -1105,6 +1111,8 @@ class TestPromptSearch:
         worth = good_at({"answerer.prompt": "Written 3."})
         check_resume(PromptSearch(("demos", "edits", "opro")), task(system(), None), worth, left)
         check_resume(RandomSearch(), task(system(temperature=Float(0, 1)), None), worth, left)
+        written = JointSearch(PromptSearch(("demos", "edits", "opro")))
+        check_resume(written, task(system(temperature=Float(0, 1)), None), worth, left)
 
     @settings(max_examples=40)
     @given(st.integers(16, 400), st.integers(1, 12), st.integers(1, 12), st.integers(2, 150), st.booleans())
@@ -1117,6 +1125,8 @@ class TestPromptSearch:
             (NumberSearch(), numeric()),
             (NumberSearch(), numeric(a=0.5, k=3)),
             (RandomSearch(), system(temperature=Float(0, 1))),
+            (JOINT, system(temperature=Float(0, 1))),
+            (JOINT, numeric(a=0.5, k=3)),
         ]
         for search, target in pairs:
             share = max(left, 2 * minibatch)

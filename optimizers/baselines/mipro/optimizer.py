@@ -31,8 +31,8 @@ from compound.optimizers.search.edits import GROWTH, bounded_edit
 from compound.optimizers.search.opro import MAX_TOKENS
 from compound.optimizers.search.prompts import MAX_POOL, bootstrap_pools, demo_keys, split, text_keys
 from compound.optimizers.search.trials import (
-    JointSearch,
     TrialPlan,
+    TrialSearch,
     plan_trials,
     search_jointly,
     trials_for,
@@ -87,7 +87,7 @@ class MIPROProgress(State):
     summary: str | None = None
     attempts: int = 0
     texts: dict[str, list[str]] = Field(default_factory=dict)
-    search: JointSearch | None = None
+    search: TrialSearch | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Mipro:
             values: dict[str, list[object]] = {}
             values |= {key: list(texts) for key, texts in state.texts.items() if texts}
             values |= {key: list(sets) for key, sets in state.sets.items() if sets}
-            state.search = JointSearch(values=values, plan=state.plan)
+            state.search = TrialSearch(values=values, plan=state.plan)
         if state.search is not None and state.search.values:
             async for after in search_jointly(task, state.search, examples):
                 best = max(trial.mean for trial in after.evaluated)
@@ -248,7 +248,7 @@ def _rotated(state: MIPROProgress, key: str, number: int) -> list[Demo]:
     return list({canonical_json(demo): demo for demo in found}.values())[:DEMOS]
 
 
-def _proposal(search: JointSearch | None) -> Proposal:
+def _proposal(search: TrialSearch | None) -> Proposal:
     """Propose the best fully evaluated point."""
     if search is None or not search.trials:
         return Proposal({}, note="no new values to choose from, or too few system runs for a trial")

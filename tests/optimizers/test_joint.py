@@ -1,0 +1,208 @@
+"""Joint search: the model of gains, the design of candidates, and what a job finds within its runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compound.benchmarks.simulated.search import world
+from compound.benchmarks.simulated.systems import Simulated
+from compound.graph.space import Choice, Demos, Float, Int, Space, Text
+from compound.optimization.method import Progress, Proposal, Task
+from compound.optimizers.search.gain_model import GainModel, Observation, similarity
+from compound.optimizers.search.joint import JointProgress, JointSearch, balanced_design
+from compound.optimizers.search.levels import starting_levels
+from compound.optimizers.search.prompts import PromptSearch
+from compound.optimizers.search.sampling import NumberSearch
+
+SPACES: dict[str, Space] = {"a.x": Choice(0, 1, 2), "b.y": Choice(0, 1, 2)}
+START = {"a.x": 0, "b.y": 0}
+ROWS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.floats(-1, 1), st.integers(1, 60))
+SEARCH = JointSearch(PromptSearch(()))
+
+
+def model(*observations: Observation) -> GainModel:
+    return GainModel(SPACES, START, observations, score_variance=0.25)
+
+
+def seen(x: int, y: int, gain: float, n: int = 20) -> Observation:
+    return Observation({"a.x": x, "b.y": y}, gain, squares=0.25 * (n - 1), n=n)
+
+
+class Capture:
+    """Optimizer that keeps its task and proposes nothing."""
+
+    task: Task
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        self.task = task
+        yield Proposal({})
+
+
+def task_of(assignment: Any) -> Task:
+    capture = Capture()
+    assignment.run(capture)
+    return capture.task
+
+
+def simulated_job(job: Any, made: Simulated, share: float, seed: int = 0, **changes: Any) -> Any:
+    keys = tuple(f"{name}.option" for name in made.names)
+    rows = made.examples(100)
+    return job(made.system(), made, rows, keys=keys, share=share, seed=seed, minibatch=8, **changes)
+
+
+class TestGainModel:
+    def test_the_incumbent_gains_nothing(self) -> None:
+        mean, covariance = model(seen(1, 1, 0.4), seen(2, 0, -0.1)).predict([START])
+        assert mean == pytest.approx([0.0], abs=1e-12)
+        assert covariance == pytest.approx(np.zeros((1, 1)), abs=1e-12)
+
+    def test_one_observation_by_hand(self) -> None:
+        """Noise of two scores of variance 1/4, prior weight 2: (19/4 + 2 · 1/2) / (19 + 2) per example.
+
+        The gain of one changed value has the prior variance 2 · 1/2 times the share of single values (each
+        parameter is half of the sum), and 2 · (1 − 1/e) times the rest. The posterior mean is the observed
+        gain times prior / (prior + noise / n).
+        """
+        found = model(seen(1, 0, 0.4))
+        noise = (0.25 * 19 + 2 * 0.5) / 21
+        assert found.noise == pytest.approx(noise)
+        ratios = []
+        for amplitude in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0):
+            for single in (0.9, 0.5):
+                prior = amplitude * noise * (single * 2 * 0.5 + (1 - single) * 2 * (1 - np.exp(-1)))
+                ratios.append((prior, prior + noise / 20))
+        # the likelihood of 0.4 under a normal distribution with the total variance
+        prior, total = max(ratios, key=lambda row: -0.5 * 0.4**2 / row[1] - 0.5 * np.log(row[1]))
+        assert found.means([{"a.x": 1, "b.y": 0}]) == pytest.approx([0.4 * prior / total], rel=1e-6)
+
+    def test_more_examples_shrink_less(self) -> None:
+        gains = [model(seen(1, 1, 0.4, n)).means([{"a.x": 1, "b.y": 1}])[0] for n in (2, 8, 32, 128)]
+        assert gains == sorted(gains)
+        assert 0 < gains[0] < gains[-1] < 0.4
+
+    def test_two_good_values_are_expected_to_be_better_together(self) -> None:
+        """The combination was never run."""
+        found = model(seen(1, 0, 0.3), seen(0, 1, 0.3), seen(2, 0, -0.2), seen(0, 2, -0.2))
+        single, both, bad = found.means([{"a.x": 1, "b.y": 0}, {"a.x": 1, "b.y": 1}, {"a.x": 2, "b.y": 2}])
+        assert bad < 0 < single < both
+
+    def test_draws_have_the_moments_of_the_posterior(self) -> None:
+        found, points = model(seen(1, 0, 0.3)), [{"a.x": 1, "b.y": 1}, {"a.x": 2, "b.y": 0}]
+        mean, covariance = found.predict(points)
+        drawn = np.array([found.draw(points, np.random.default_rng(seed)) for seed in range(4000)])
+        assert drawn.mean(0) == pytest.approx(mean, abs=0.02)
+        assert np.cov(drawn.T) == pytest.approx(covariance, abs=0.02)
+
+    @settings(max_examples=30)
+    @given(st.lists(ROWS, min_size=1))
+    def test_any_observations_have_a_posterior(self, rows: list[tuple[int, int, float, int]]) -> None:
+        found = model(*(seen(*row) for row in rows))
+        points = [{"a.x": x, "b.y": y} for x in range(3) for y in range(3)]
+        mean, covariance = found.predict(points)
+        assert np.isfinite(mean).all()
+        assert (np.diag(covariance) > -1e-9).all()
+        assert np.isfinite(found.draw(points, np.random.default_rng(0))).all()
+
+
+@pytest.mark.parametrize(
+    ("space", "one", "other", "expected"),
+    [
+        (Choice("a", "b"), "a", "b", 0.0),
+        (Int(0, 8), 0, 2, float(np.exp(-0.5))),
+        (Float(0.01, 1.0, log=True), 0.01, 0.1, float(np.exp(-2.0))),
+        (Text("A."), "A. B.", "B. C.", 1 / 3),
+        (Demos(max=2), (), ({"inputs": {}, "outputs": {}},), 0.0),
+        (Demos(max=2), ({"inputs": {}, "outputs": {}},), ({"inputs": {}, "outputs": {"a": 1}},), 0.5),
+        (Float(0.5, 0.5), 0.5, 0.5, 1.0),
+    ],
+)
+def test_similarity(space: Space, one: object, other: object, expected: float) -> None:
+    assert similarity(space, one, other) == pytest.approx(expected)
+    assert similarity(space, other, one) == pytest.approx(expected)
+
+
+class TestDesign:
+    def test_the_options_of_a_parameter_occur_equally_often(self, job: Any) -> None:
+        made = world("chain", 0, options=4)
+        task = task_of(simulated_job(job, made, 400, candidates=8))
+        levels = asyncio.run(starting_levels(task, PromptSearch(()), {}, 8))
+        design = balanced_design(task, levels, 8)
+        assert len(design) == 8
+        for key in task.keys:
+            assert sorted(Counter(values[key] for values in design).values()) in ([2, 2, 2, 2], [1, 2, 2, 3])
+
+    def test_a_single_parameter_is_always_changed(self, job: Any) -> None:
+        made = world("chain", 0, options=4)
+        task = replace(task_of(simulated_job(job, made, 400)), keys=("a.option",))
+        levels = asyncio.run(starting_levels(task, PromptSearch(()), {}, 8))
+        assert {values["a.option"] for values in balanced_design(task, levels, 8)} == {1, 2, 3}
+
+
+class TestJobs:
+    def test_a_joint_search_beats_sampling_by_tpe_at_equal_runs(self, job: Any) -> None:
+        """Two joint searches of the same space: shares of the optimum of five components with 16 options."""
+        reached: dict[str, list[float]] = {"joint": [], "tpe": []}
+        for seed in range(6):
+            made = world("five", seed)
+            for name, optimizer in (("joint", SEARCH), ("tpe", NumberSearch())):
+                assignment = simulated_job(job, made, 200, seed)
+                _, proposal = assignment.run(optimizer)
+                assert assignment.spent <= 200 + 1e-6
+                reached[name].append(value(made, proposal))
+        assert np.mean(reached["joint"]) > np.mean(reached["tpe"]) + 0.03
+
+    def test_more_runs_find_more(self, job: Any) -> None:
+        """Further runs add candidates; a search of a fixed number of candidates stops gaining."""
+        worlds = [world("five", seed) for seed in range(3)]
+        means = []
+        for runs in (60, 300):
+            jobs = [simulated_job(job, made, runs, made.seed) for made in worlds]
+            found = [value(made, each.run(SEARCH)[1]) for made, each in zip(worlds, jobs, strict=True)]
+            means.append(np.mean(found))
+        assert means[1] > means[0] + 0.05
+
+    @pytest.mark.parametrize("share", [20, 60, 200])
+    def test_the_share_is_spent(self, job: Any, share: float) -> None:
+        assignment = simulated_job(job, world("chain", 1), share)
+        assignment.run(SEARCH)
+        assert 0.8 * share <= assignment.spent <= share + 1e-6
+
+    def test_no_candidate_is_proposed_if_none_can_gain(self, job: Any) -> None:
+        """All options are equal: what is proposed is noise, whose expected gain stays near zero."""
+        made = world("chain", 0, spread=(0.0, 0.0, 0.0))
+        gains = []
+        for seed in range(6):
+            _, proposal = simulated_job(job, made, 200, seed).run(SEARCH)
+            gains.append((proposal.after or 0.0) - (proposal.before or 0.0))
+        assert np.mean(gains) < 0.1
+
+    def test_the_expected_gain_is_not_overstated(self, job: Any) -> None:
+        """The mean of the expected gains of winners is that of their true gains, within the metric's noise."""
+        expected, true = [], []
+        for seed in range(8):
+            made = world("chain", seed)
+            _, proposal = simulated_job(job, made, 200, seed).run(SEARCH)
+            expected.append((proposal.after or 0.0) - (proposal.before or 0.0))
+            start = made.value(dict.fromkeys(made.names, 0))
+            true.append(value(made, proposal) * made.optimum()[1] - start)
+        assert np.mean(expected) < np.mean(true) + 0.1
+
+    def test_free_runs_end_the_search(self, job: Any) -> None:
+        states, proposal = simulated_job(job, world("chain", 0, options=3), np.inf).run(SEARCH)
+        assert JointProgress.from_json(states[-1]).steps <= 16
+        assert proposal.tried <= 26
+
+
+def value(made: Simulated, proposal: Proposal) -> float:
+    """Return the expected score of a proposal, as a share of the optimum's."""
+    options = {key.partition(".")[0]: option for key, option in proposal.values.items()}
+    return made.value({**dict.fromkeys(made.names, 0), **options}) / made.optimum()[1]
