@@ -124,7 +124,7 @@ def run(folder, url):
         method=METHOD,
     )
     writing = proposals("demos", "edits", "opro")
-    own = optimas(model="none", min_rollouts=1, max_rollouts=2, level=1, min_accuracy=0.5, check_below=0.95)
+    own = optimas(model="none", min_rollouts=1, max_rollouts=2, level=1)
     learned = {**own.model_dump(exclude_unset=True), **writing["optimas"]}
     settings = make_settings({**wanted, **writing, "optimas": learned})
 
