@@ -30,9 +30,11 @@ from compound.graph.space import PerInput
 from compound.graph.system import System
 from compound.graph.types import Port
 from compound.narrowing import entry
+from compound.optimizers.optimas import guided
 from compound.optimizers.optimas.guided import GuidedSearch
 from compound.optimizers.optimas.rewarding import RunRewards
 from compound.optimizers.search.prompts import PromptSearch
+from compound.optimizers.search.racing import race
 from compound.registry import policies
 from compound.rewards.alignment import Accuracy
 from compound.rewards.features import FeatureMap, NoBackbone
@@ -44,7 +46,7 @@ from compound.runs.directory import RunDirectory
 from compound.spec import dump, loads
 from compound.storage.artifacts import folder_digest, store_folder
 from compound.storage.records import read_document, to_document
-from optimas_settings import guided_search, optimas
+from optimas_settings import guided_search, learning, optimas
 
 ROOT = Path(__file__).parents[2]
 Tool = Literal["low", "middle", "high"]
@@ -560,6 +562,26 @@ class TestGuidedSearch:
         _, proposal = self.job(job).run(self.search(inputs=20))
         assert isinstance(proposal.values["tool.choice"], dict)
         assert self.job(job).check_resume(lambda: self.search(inputs=20))
+
+    def test_it_is_tested_on_examples_that_it_was_not_fitted_to(
+        self, job: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Regression test: it was tested on inputs of its own pairs, and displaced the best single option."""
+        tested: list[set[str]] = []
+
+        def watched(candidates: Any, examples: Any, *arguments: Any) -> Any:
+            if any(isinstance(values.get("tool.choice"), dict) for values in candidates):
+                tested.append({example.id for example in examples})
+            return race(candidates, examples, *arguments)
+
+        monkeypatch.setattr(guided, "race", watched)
+        made = self.job(job)
+        made.run(self.search())
+        fitted = {draw.example for draw in RunRewards.open(made.task, learning(REWARDS)).draws("tool")}
+        assert len(tested) == 1
+        assert tested[0]
+        assert fitted
+        assert not tested[0] & fitted
 
     def test_without_runs_to_test_it_with_it_is_not_proposed(self, job: Any) -> None:
         made = self.job(job, share=500.0, minibatch=200)
