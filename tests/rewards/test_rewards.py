@@ -34,6 +34,7 @@ from compound.rewards.heads import (
     Head,
     Role,
     fit,
+    fit_head,
     folds,
     forward_margins,
     slope,
@@ -369,6 +370,32 @@ class TestHeads:
         one, other = fit(chosen, rejected, names), fit(unit * chosen, unit * rejected, names)
         assert other.head.weights == pytest.approx(one.head.weights, rel=1e-6)
         assert other.head.scale == pytest.approx(unit * one.head.scale)
+
+    def test_noise_is_regularized_most_and_a_clear_order_least(self) -> None:
+        rng = np.random.default_rng(0)
+        noise, names = rng.normal(size=(60, 8)), [str(i) for i in range(60)]
+        assert fit(noise, np.zeros_like(noise), names).strength == 0.01
+        clear = np.abs(rng.normal(size=(60, 1))) + 1.0
+        assert fit(clear, np.zeros_like(clear), names).strength == 1.0
+
+    def test_text_that_decides_has_the_full_emphasis(self) -> None:
+        """A column of the backbone then weighs as much as a named one."""
+        rng = np.random.default_rng(0)
+        text, other = np.abs(rng.normal(size=(60, 1))) + 1.0, rng.normal(size=(60, 1))
+        chosen, names = np.hstack([text, other]), [str(i) for i in range(60)]
+        found = fit(chosen, np.zeros_like(chosen), names, soft=[True, False])
+        plain = fit(chosen, np.zeros_like(chosen), names)
+        assert found.emphasis == 1.0
+        assert found.head.weights == pytest.approx(plain.head.weights)
+
+    def test_a_head_without_held_out_results_does_not_depend_on_units(self) -> None:
+        rng = np.random.default_rng(0)
+        chosen, rejected, unit = rng.normal(1, 1, (30, 2)), rng.normal(0, 1, (30, 2)), np.array([1e-3, 1e3])
+        one, other = (
+            fit_head(u * chosen, u * rejected, np.ones(30), soft=[False, False]) for u in (np.ones(2), unit)
+        )
+        assert other.weights == pytest.approx(one.weights, rel=1e-6)
+        assert other.scale == pytest.approx(unit * one.scale)
 
     def test_a_constant_feature_has_a_finite_reward(self) -> None:
         rows = np.column_stack([np.arange(10.0), np.full(10, 3.0)])
