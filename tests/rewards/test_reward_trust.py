@@ -68,7 +68,7 @@ class TestGate:
         for seed in range(30):
             chosen, rejected, names = outputs(np.random.default_rng((8, 10, seed)), 8, 0.0, 10)
             margins = fit(chosen, rejected, names, seed=seed).margins
-            passed += np.mean([margins[3 * i : 3 * i + 3] > 0 for i in range(8)]) >= 0.6
+            passed += int(np.mean([margins[3 * i : 3 * i + 3] > 0 for i in range(8)]) >= 0.6)
         assert passed / 30 > 3 * LEVEL
 
     def test_a_reward_with_information_passes_with_enough_inputs(self) -> None:
@@ -148,7 +148,7 @@ class TestFittedRewards:
 class TestTrust:
     """When weights are trained by a local reward, and what is recorded if they are not."""
 
-    def rewards(self, job: Any, **settings: float) -> RunRewards:
+    def rewards(self, job: Any, **settings: Any) -> RunRewards:
         backbone = BackboneSettings(model="none")
         learning = RewardLearning(backbone=backbone, reward=RewardSettings(**settings))
         return RunRewards.open(job(SYSTEM, METRIC, []).task, learning)
