@@ -139,7 +139,7 @@ class TestShrinkage:
 
     def test_two_candidates_tell_nothing_about_the_spread(self) -> None:
         found = estimate_gains(Evaluations(self.SCORES[:2], np.ones((2, 2))))
-        assert found.spread == math.inf
+        assert (found.spread, found.doubt) == (math.inf, 0.0)
         assert found.mean == pytest.approx([3.0, 2.0])  # the unbiased estimate
 
     def test_means_no_further_apart_than_noise_leave_no_correction(self) -> None:
