@@ -274,6 +274,17 @@ class TestTrack:
         assert Track(minibatch, n, price, free_repeats=free).entrants(candidates, runs + 1) >= entrants
         assert Track(minibatch, n, price / 2, free_repeats=free).entrants(candidates, runs) >= entrants
 
+    @pytest.mark.parametrize(
+        ("candidates", "runs", "entrants"),
+        [(2, 19, 1), (2, 20, 2), (3, 19, 1), (3, 20, 2), (3, 39, 2), (3, 40, 3), (1, 8, 1), (1, 1, 0)],
+    )
+    def test_few_candidates_enter_one_by_one(self, candidates: int, runs: float, entrants: int) -> None:
+        """The incumbent takes 4 runs on half a minibatch. Two candidates need 8 in the first of two rungs.
+
+        Three need 12 in the first of three: 4 + 2 · 8 = 20 runs, and 4 + 3 · 12 = 40.
+        """
+        assert Track(minibatch=8, examples=100).entrants(candidates, runs) == entrants
+
     @given(st.integers(1, 200))
     def test_as_many_rungs_as_halvings_to_one_candidate(self, candidates: int) -> None:
         alive, rungs = candidates, 1
@@ -495,6 +506,17 @@ class TestRace:
         asyncio.run(raced(arms(6), examples(40), scorer, 4))
         assert scorer.batches == [[f"e{i}" for i in range(n)] for n in (4, 8, 16, 32)]
         assert scorer.scored.count({}) == 4
+
+    def test_the_note_counts_the_candidates_of_the_last_rung(self) -> None:
+        standings = [
+            Standing(candidate=0, mean=0.75, incumbent=0.5, n=8),
+            Standing(candidate=1, mean=0.25, incumbent=0.5, n=8),
+            Standing(candidate=2, mean=1.0, incumbent=0.5, n=1),
+        ]
+        state = Race(alive=[0], rungs=2, seen=8, standings=standings)
+        assert state.note() == "2 candidates on 8 examples: best 0.750, incumbent 0.500"
+        alone = Race(alive=[2], rungs=2, seen=1, standings=standings[2:])
+        assert alone.note() == "1 candidate on 1 example: best 1.000, incumbent 0.500"
 
     @pytest.mark.parametrize("runs", [40, 100, 300])
     def test_the_finalist_survived_every_rung(self, runs: float) -> None:
