@@ -262,6 +262,13 @@ class TestTrack:
     ) -> None:
         assert track.entrants(candidates, runs) == expected
 
+    @pytest.mark.parametrize(("runs", "examples"), [(1, 0), (2, 1), (7, 3), (8, 4), (100, 4), (math.inf, 0)])
+    def test_the_incumbent_is_measured_where_a_candidate_is_affordable_too(
+        self, runs: float, examples: int
+    ) -> None:
+        """On half a minibatch of 8 at most; a candidate and the incumbent take 2 runs for each example."""
+        assert Track(minibatch=8, examples=100).measured(runs) == examples
+
     @given(
         st.integers(1, 20), st.integers(0, 100), st.floats(0, 1), st.booleans(), st.integers(0, 40),
         st.floats(0, 2000),
