@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
@@ -9,13 +10,17 @@ import numpy as np
 import pytest
 
 from compound.benchmarks.simulated.relays import Relay
+from compound.optimization.prices import estimate_prices
 from compound.optimizers.optimas.evaluation_table import StoredEvaluations
 from compound.optimizers.optimas.guided import BufferDraws, GuidedSearch
-from compound.optimizers.optimas.guided_race import GuidedRace, GuidedRacer
+from compound.optimizers.optimas.guided_race import GuidedRace, GuidedRacer, _accuracy
 from compound.optimizers.optimas.part import part_of
 from compound.optimizers.optimas.rewarding import RunRewards
 from compound.optimizers.search.prompts import PromptSearch
-from compound.rewards.gains.estimates import Gains
+from compound.rewards.features import FeatureMap, NoBackbone
+from compound.rewards.gains.critic import Critic
+from compound.rewards.gains.estimates import Evaluations, Gains
+from compound.rewards.template import Template
 from optimas_settings import learning, optimas
 
 LEARNING = learning(optimas(model="none"))
@@ -146,6 +151,41 @@ class TestRungs:
 
 
 class TestAfterRungs:
+    def test_the_numbers_of_a_rung_by_hand(self, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As in the test of estimates: slope 2.5, gains 5.5 and 2. Local gains have a deviation of 1."""
+        scores, local = np.full((COUNT, 4), math.nan), np.full((COUNT, 4), math.nan)
+        scores[:2, :2] = [[2.0, 4.0], [1.0, 3.0]]
+        local[:2] = [[1.0, 1.0, 3.0, 3.0], [1.0, 1.0, 0.0, 2.0]]
+        made = racer(job)
+        monkeypatch.setattr(made._table, "gains", lambda critic: Evaluations(scores, local))
+        after = asyncio.run(made._rank(rung(done=1)))
+        assert (after.alive, after.done) == ([0, 1], 2)
+        assert after.gains == [pytest.approx(5.5), pytest.approx(2.0), None, None]
+        assert after.sds[:2] == pytest.approx([math.sqrt(2.5625)] * 2)
+        assert [after.slope, after.local_sd] == pytest.approx([2.5, 2.5])
+        assert [after.noise, after.ratio] == pytest.approx([math.sqrt(2), 2.5625])
+        assert (after.spread, after.accuracy) == (math.inf, None)
+
+    @pytest.mark.parametrize(("gain", "done"), [(0.5, 2), (0.0, 3), (-0.5, 3)])
+    def test_a_last_candidate_without_a_gain_ends_the_race(
+        self, job: Any, monkeypatch: pytest.MonkeyPatch, gain: float, done: int
+    ) -> None:
+        scores = np.full((COUNT, 4), math.nan)
+        scores[0, :2] = gain
+        made = racer(job)
+        monkeypatch.setattr(made._table, "gains", lambda critic: Evaluations(scores, 0 * scores))
+        after = asyncio.run(made._rank(GuidedRace(alive=[0], rungs=3, done=1)))
+        assert (after.alive, after.done) == ([0], done)
+
+    @pytest.mark.parametrize(("margins", "share"), [([1.0, 0.0, -1.0, 2.0], 0.625), ([], None)])
+    def test_the_accuracy_counts_ties_half(self, job: Any, margins: list[float], share: float | None) -> None:
+        part = part_of(Relay(4, 1).system(), "a", estimate_prices(Relay(4, 1).system()))
+        template = Template.of(part.system.components["a"])
+        features = FeatureMap(template, (), (), 0)
+        critic = Critic(template, features, [], {}, NoBackbone(), np.array(margins), ["e"] * len(margins))
+        assert _accuracy(critic) == share
+        assert _accuracy(None) is None
+
     @pytest.mark.parametrize(("alive", "left"), [(5, 3), (4, 2), (3, 2), (2, 1), (1, 1)])
     def test_the_better_half_remains(self, job: Any, alive: int, left: int) -> None:
         ranked = list(reversed(range(alive)))
