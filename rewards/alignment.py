@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.evaluation.statistics import UNIT, cluster_mean_interval
+from compound.evaluation.statistics import UNIT, binomial_lower, cluster_mean_interval
 from compound.runs.events import AccuracyDocument
 
 Vector = NDArray[np.float64]
@@ -41,6 +41,49 @@ class Accuracy:
             "pairs": self.pairs,
             "inputs": self.inputs,
         }
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Whether a reward orders outputs better than chance, by inputs.
+
+    Attributes:
+        right: the inputs most of whose pairs are ordered correctly.
+        wrong: the inputs most of whose pairs are not.
+    """
+
+    right: int = 0
+    wrong: int = 0
+
+    def lower_limit(self, level: float) -> float:
+        """Return the exact lower limit of the probability that an input is ordered right.
+
+        Args:
+            level: the probability that the limit is too high; 0 to 1. At 1 it is 1, whatever the evidence.
+
+        >>> [round(Evidence(right, 0).lower_limit(0.05), 3) for right in (0, 4, 5)]
+        [0.0, 0.473, 0.549]
+        """
+        if level >= 1:
+            return 1.0
+        return binomial_lower(self.right, self.right + self.wrong, 1 - level)
+
+
+def evidence(margins: Sequence[float] | Vector, inputs: Sequence[str]) -> Evidence:
+    """Count the inputs most of whose pairs are ordered correctly, and those most of whose pairs are not.
+
+    Pairs of one input are not independent, so an input counts once. Inputs with as many correct as wrong
+    pairs, and pairs without a margin (``nan``), do not count.
+
+    >>> evidence([1.0, 2.0, -3.0, -1.0, 1.0, -1.0, math.nan], ["a", "a", "a", "b", "c", "c", "d"])
+    Evidence(right=1, wrong=1)
+    """
+    balance: dict[str, float] = defaultdict(float)
+    for margin, name in zip(margins, inputs, strict=True):
+        if not math.isnan(margin):
+            balance[name] += math.copysign(1.0, margin) if margin else 0.0
+    values = list(balance.values())
+    return Evidence(sum(value > 0 for value in values), sum(value < 0 for value in values))
 
 
 NO_PAIRS = Accuracy(0.5, None, None, 0, 0)

@@ -15,6 +15,7 @@ import numpy as np
 from compound.execution.rng import fork_torch_rng, generator
 from compound.rewards.backbone import Backbone
 from compound.rewards.fit import PairTexts
+from compound.rewards.heads import Role
 from compound.rewards.template import Reading
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Curve:
-    """Held-out losses by step, the first one before training, and the step of the selected weights."""
+    """Losses on the inputs to tune by, by step (the first before training), and the selected step."""
 
     losses: tuple[tuple[int, float], ...]
     kept: int
@@ -88,7 +89,8 @@ def train(
 ) -> Curve:
     """Train the backbone's adapter, or a new one if it has none, on pairs of several components.
 
-    The weights with the lowest held-out loss are restored at the end, which may be the initial ones.
+    The weights with the lowest loss on the inputs to tune by are restored at the end, which may be the
+    initial ones. The inputs to judge by are not read.
 
     Args:
         backbone: the backbone, changed in place.
@@ -101,7 +103,7 @@ def train(
 
     if not backbone.adapter:
         backbone.add_adapter(training.rank, training.alpha, seed)
-    seen, apart = _items(texts, held_out=False), _items(texts, held_out=True)
+    seen, apart = _items(texts, "fit"), _items(texts, "tune")
     with fork_torch_rng(seed, "training"):  # seeds the weights of the heads, and dropout
         heads = torch.nn.Linear(backbone.dim, len(texts), bias=False).to(backbone.model.device)
         return _descend(backbone, heads, (seen, apart), training, seed, note or (lambda _: None))
@@ -158,15 +160,15 @@ def _step(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
     optimizer.step()
 
 
-def _items(texts: Sequence[PairTexts], *, held_out: bool) -> list[_Item]:
-    """Return the pairs of all components, with labels as part of the outputs."""
+def _items(texts: Sequence[PairTexts], role: Role) -> list[_Item]:
+    """Return the pairs of all components with a role, with labels as part of the outputs."""
     return [
         _Item(head, chosen.texts[0], _output(chosen), _output(rejected), weight)
         for head, component in enumerate(texts)
-        for chosen, rejected, weight, apart in zip(
-            component.chosen, component.rejected, component.recency, component.held_out, strict=True
+        for chosen, rejected, weight, own in zip(
+            component.chosen, component.rejected, component.recency, component.roles, strict=True
         )
-        if apart == held_out
+        if own == role
     ]
 
 

@@ -14,22 +14,27 @@ from typing import Literal
 from compound.execution.rng import generator
 from compound.graph.configuration import digest
 from compound.graph.system import System
-from compound.rewards.alignment import accuracy
+from compound.rewards.alignment import Evidence, accuracy, evidence
 from compound.rewards.buffer import PairBuffer, input_key
 from compound.rewards.features import Embedder, FeatureMap
-from compound.rewards.heads import MIN_INPUTS, Fit, fit
+from compound.rewards.heads import MIN_INPUTS, Fit, Role, fit, forward_margins
 from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.template import Reading, Template
 
 RECENCY = 0.8  # decay of a pair's weight per iteration
-HELD_OUT = 0.25  # share of the inputs held out if the backbone is trained
+# If the backbone is trained: shares of the inputs that evaluate it, and that choose its weights
+HELD_OUT, TUNED = 0.25, 0.25
 
 Weighting = Literal["plain", "margin"]
 
 
 @dataclass(frozen=True)
 class PairTexts:
-    """Pairs of a component in the form that the model reads, in buffer order."""
+    """Pairs of a component in the form that the model reads, in buffer order.
+
+    If the backbone is trained, each pair has a role: to train it and fit the head, to choose when to stop and
+    the regularization, or to evaluate both.
+    """
 
     component: str
     chosen: tuple[Reading, ...]
@@ -37,17 +42,19 @@ class PairTexts:
     inputs: tuple[str, ...]
     gaps: tuple[float, ...]
     recency: tuple[float, ...]
-    held_out: tuple[bool, ...] = ()
+    roles: tuple[Role, ...] = ()
 
     def is_sufficient(self) -> bool:
         """Return whether there are enough pairs to fit and to evaluate a reward."""
-        judged = self.held_out or (True,) * len(self.inputs)
-        seen = {
-            n
-            for n, out in zip(self.inputs, self.held_out or (False,) * len(self.inputs), strict=True)
-            if not out
-        }
-        return len(seen) >= MIN_INPUTS and any(judged)
+        if not self.roles:
+            return len(set(self.inputs)) >= MIN_INPUTS
+        seen = {name for name, role in zip(self.inputs, self.roles, strict=True) if role == "fit"}
+        return len(seen) >= MIN_INPUTS and {"tune", "judge"} <= set(self.roles)
+
+    @property
+    def is_judged(self) -> tuple[bool, ...]:
+        """Whether each pair is evaluated: all, unless the backbone was trained on some."""
+        return tuple(role == "judge" for role in self.roles) or (True,) * len(self.inputs)
 
 
 @dataclass
@@ -67,7 +74,8 @@ def component_pairs(
         buffer: the draws.
         system: the system with the component.
         component: the name of the component.
-        held_out: whether to hold out the share `HELD_OUT` of the inputs, the same ones every time.
+        held_out: whether to hold out inputs, the same ones every time: the share `TUNED` to choose the
+            training of the backbone, and the share `HELD_OUT` to evaluate it.
     """
     return read_pairs(buffer, Template.of(system.components[component]), held_out=held_out)
 
@@ -85,13 +93,14 @@ def read_pairs(buffer: PairBuffer, template: Template, *, held_out: bool = False
         groups,
         tuple(pair.gap for pair, _, _ in found),
         tuple(weight * RECENCY ** (latest - iteration) for _, iteration, weight in found),
-        tuple(is_held_out(name) for name in groups) if held_out else (),
+        tuple(role_of(name) for name in groups) if held_out else (),
     )
 
 
-def is_held_out(name: str) -> bool:
-    """Return whether an input is held out, which depends only on its name and so never changes."""
-    return bool(generator("held out", name).random() < HELD_OUT)
+def role_of(name: str) -> Role:
+    """Return the use of an input's pairs, which depends only on its name and so never changes."""
+    drawn = generator("held out", name).random()
+    return "judge" if drawn < HELD_OUT else "tune" if drawn < HELD_OUT + TUNED else "fit"
 
 
 def fit_rewards(
@@ -103,6 +112,7 @@ def fit_rewards(
     *,
     weighting: Weighting = "plain",
     trained: bool = False,
+    tested: bool = False,
     seed: int = 0,
     known: dict[str, LocalReward] | None = None,
 ) -> FittedRewards:
@@ -116,6 +126,7 @@ def fit_rewards(
         name: the name of the backbone, for the checkpoint.
         weighting: ``margin`` weights pairs by their gap.
         trained: whether the backbone was trained on these pairs, so that some inputs must be held out.
+        tested: whether to test that each reward is better than chance (`LocalReward.evidence`).
         seed: seeds the folds.
         known: a cache of fits by the digest of their data; updated in place.
     """
@@ -127,33 +138,46 @@ def fit_rewards(
         if not texts.is_sufficient():
             missing[component] = _why(buffer, component, len(set(texts.inputs)))
             continue
-        key = digest([asdict(texts), name, getattr(backbone, "adapter", ""), weighting, seed])
+        key = digest([asdict(texts), name, getattr(backbone, "adapter", ""), weighting, seed, tested])
         if key not in known:
             template = Template.of(system.components[component])
             features = FeatureMap.of(template, [*texts.chosen, *texts.rejected], backbone.dim)
-            fitted, judged = _fit(texts, features, backbone, weighting, seed)
-            score = accuracy(fitted.margins, judged)
+            fitted, found_evidence = _fit(texts, features, backbone, weighting, seed, tested)
+            judged = [name for name, out in zip(texts.inputs, texts.is_judged, strict=True) if out]
             inputs = tuple(sorted({name for entry in buffer.of(component) for name in entry.draw.inputs}))
             known[key] = LocalReward(
-                features, fitted.head, fitted.slope or 1.0, score, fitted.margins, inputs
-            )
+                features, fitted.head, fitted.slope or 1.0, accuracy(fitted.margins, judged),
+                fitted.margins, inputs, found_evidence,
+            )  # fmt: skip
         found[component] = known[key]
     return FittedRewards(RewardModel(name, backbone, found, buffer.digest), missing)
 
 
 def _fit(
-    texts: PairTexts, features: FeatureMap, backbone: Embedder, weighting: Weighting, seed: int
-) -> tuple[Fit, list[str]]:
-    """Return the fit, and the inputs of the pairs it was evaluated on."""
+    texts: PairTexts,
+    features: FeatureMap,
+    backbone: Embedder,
+    weighting: Weighting,
+    seed: int,
+    tested: bool,
+) -> tuple[Fit, Evidence | None]:
+    """Return the fit, and the evidence that it is better than chance if that is to be tested."""
     rows = features.matrix([*texts.chosen, *texts.rejected], backbone)
     n = len(texts.chosen)
+    gaps, recency = (texts.gaps if weighting == "margin" else None), texts.recency
     fitted = fit(
-        rows[:n], rows[n:], texts.inputs,
-        gaps=texts.gaps if weighting == "margin" else None,
-        recency=texts.recency, held_out=texts.held_out or None, soft=features.soft, seed=seed,
+        rows[:n], rows[n:], texts.inputs, gaps=gaps, recency=recency, roles=texts.roles or None,
+        soft=features.soft, seed=seed,
     )  # fmt: skip
-    judged = [g for g, out in zip(texts.inputs, texts.held_out or (True,) * n, strict=True) if out]
-    return fitted, judged
+    if not tested:
+        return fitted, None
+    if texts.roles:  # neither the backbone nor the head depends on the evaluated inputs
+        judged = [name for name, out in zip(texts.inputs, texts.is_judged, strict=True) if out]
+        return fitted, evidence(fitted.margins, judged)
+    margins = forward_margins(
+        rows[:n], rows[n:], texts.inputs, gaps=gaps, recency=recency, soft=features.soft, seed=seed
+    )
+    return fitted, evidence(margins, texts.inputs)
 
 
 def _why(buffer: PairBuffer, component: str, inputs: int) -> str:

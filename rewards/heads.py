@@ -3,15 +3,21 @@
 With fixed features, ``-log σ(r⁺ - r⁻)`` is logistic regression on the differences of the features, without an
 intercept. It has a unique minimum and is fitted to convergence. The strength of the regularization and the
 scale of the backbone's columns relative to the named ones are chosen by cross-validation with folds by input.
-The reported accuracy is that of the same folds, where no head was fitted to the inputs of its test pairs.
+The reported margins are those of nested cross-validation: neither the head nor the choice of its
+regularization saw the inputs of the pairs that it orders.
+
+Margins of nested cross-validation are not independent, since each head is fitted to the pairs that others
+order. `forward_margins` are for tests: each fold is ordered by a head fitted to the folds before it, so that,
+if the features tell nothing, each input is ordered right with probability one half whatever came before.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +33,11 @@ STRENGTHS = (1e-2, 1e-1, 1.0)  # inverse regularization, for standardized featur
 EMPHASES = (0.0, 0.1, 1.0)  # factors of the backbone's columns, of which there are hundreds
 FOLDS = 5
 MIN_INPUTS = 4  # minimum number of inputs with pairs, so that some can be held out
+
+Role = Literal["fit", "tune", "judge"]
+"""Use of a pair: to fit the head, to choose the regularization, or to evaluate the head."""
+ROLES: tuple[Role, ...] = ("fit", "tune", "judge")
+FIT, TUNE, JUDGE = range(3)
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,8 @@ class Fit:
 
     Attributes:
         head: the head, fitted to all pairs.
-        margins: the margin ``r(chosen) - r(rejected)`` of each pair, by a head not fitted to its input.
+        margins: the margin ``r(chosen) - r(rejected)`` of each evaluated pair, by a head whose fit and
+            regularization did not depend on its input.
         strength: the selected inverse regularization.
         emphasis: the selected factor of the backbone's columns.
         slope: calibration; ``σ(slope · margin)`` is the probability that the chosen output is better.
@@ -68,7 +80,7 @@ def fit(
     *,
     gaps: Sequence[float] | None = None,
     recency: Sequence[float] | None = None,
-    held_out: Sequence[bool] | None = None,
+    roles: Sequence[Role] | None = None,
     soft: Sequence[bool] | None = None,
     seed: int = 0,
 ) -> Fit:
@@ -81,37 +93,71 @@ def fit(
         gaps: global reward gaps, for the margin-weighted variant: each pair is weighted by its gap relative
             to the mean gap.
         recency: a weight for each pair, to discount older ones.
-        held_out: whether the features were not trained on each pair. If given, only these pairs are used for
-            evaluation and model selection, and the head is fitted to the others; otherwise all pairs are
-            cross-validated.
+        roles: the use of each pair, if the features were trained on those to ``fit``. Otherwise the head is
+            fitted to all pairs, which are evaluated by nested cross-validation.
         soft: whether each column comes from the backbone, so that `EMPHASES` apply.
         seed: seeds the folds.
 
     Raises:
         DataError: there are fewer than `MIN_INPUTS` inputs with pairs, or a number is not finite.
     """
-    both = np.vstack([chosen, rejected]).astype(np.float64)
-    if not np.isfinite(both).all():
-        raise DataError("the features of some preference pairs are not finite")
-    center, scale = both.mean(0), both.std(0)
-    scale[scale < 1e-8] = 1.0
-    differences = (chosen.astype(np.float64) - rejected) / scale
-    weights = _weights(len(differences), gaps, recency)
-    apart = np.zeros(len(differences), bool) if held_out is None else np.asarray(held_out, bool)
-    fold = folds([name for name, out in zip(inputs, apart, strict=True) if not out], seed)
-    text = np.zeros(differences.shape[1], bool) if soft is None else np.asarray(soft, bool)
-    data = _Data(differences[~apart], weights[~apart], fold, differences[apart])
+    pairs = _standardized(chosen, rejected, inputs, gaps, recency, soft)
     with _one_thread():
-        tried = [
-            _try(data, strength, np.where(text, emphasis, 1.0), emphasis)
-            for emphasis in _emphases(text) for strength in STRENGTHS
-        ]  # fmt: skip
-        judged = weights[apart] if apart.any() else data.weights
-        best = min(tried, key=lambda result: result.loss(judged))
-        emphasized = np.where(text, best.emphasis, 1.0)
-        fitted = _logistic(data.differences * emphasized, data.weights, best.strength)
-    head = Head(emphasized * fitted, center, scale)
-    return Fit(head, best.margins, best.strength, best.emphasis, slope(best.margins, judged))
+        if roles is None:
+            folds_ = _Folds(pairs, folds(inputs, seed))
+            best, margins = folds_.choose(folds_.all), folds_.nested_margins()
+            fitted, judged = folds_.weights(best, folds_.all), pairs.weights
+        else:
+            _check_inputs({name for name, role in zip(inputs, roles, strict=True) if role == "fit"})
+            fold = np.array([ROLES.index(role) for role in roles])
+            folds_ = _Folds(pairs, fold)
+            best = folds_.choose({FIT}, {TUNE})
+            fitted, judged = folds_.weights(best, {FIT}), pairs.weights[fold == JUDGE]
+            margins = folds_.margins(best, {FIT}, JUDGE)
+    head = Head(fitted, pairs.center, pairs.scale)
+    return Fit(head, margins, best.strength, best.emphasis, slope(margins, judged))
+
+
+def forward_margins(
+    chosen: Matrix,
+    rejected: Matrix,
+    inputs: Sequence[str],
+    *,
+    gaps: Sequence[float] | None = None,
+    recency: Sequence[float] | None = None,
+    soft: Sequence[bool] | None = None,
+    seed: int = 0,
+) -> Vector:
+    """Return the margins of each fold's pairs by a head fitted and regularized on the folds before it.
+
+    If the features tell nothing about the order of outputs, an input's pairs are ordered right and wrong with
+    equal probability, independently of the earlier ones (Dawid 1984, prequential validation): counts of
+    inputs are binomial.
+
+    Args:
+        chosen: the features of the better outputs, one row per pair.
+        rejected: the features of the worse outputs.
+        inputs: the input of each pair.
+        gaps: global reward gaps, for the margin-weighted variant.
+        recency: a weight for each pair.
+        soft: whether each column comes from the backbone.
+        seed: seeds the folds.
+
+    Returns:
+        The margins; ``nan`` for the pairs of the first fold.
+
+    Raises:
+        DataError: there are fewer than `MIN_INPUTS` inputs with pairs, or a number is not finite.
+    """
+    pairs = _standardized(chosen, rejected, inputs, gaps, recency, soft)
+    fold = folds(inputs, seed)
+    found = np.full(len(fold), np.nan)
+    with _one_thread():
+        folds_ = _Folds(pairs, fold)
+        for number in range(1, len(folds_.all)):
+            past = set(range(number))
+            found[fold == number] = folds_.margins(folds_.choose(past), past, number)
+    return found
 
 
 def fit_head(
@@ -144,46 +190,117 @@ def fit_head(
 
 
 @dataclass(frozen=True)
-class _Data:
-    """Pairs for fitting, in folds, and held-out pairs."""
+class _Pairs:
+    """Standardized differences of the features of pairs, and the weight of each pair."""
 
     differences: Vector
     weights: Vector
-    fold: NDArray[np.int64]
-    apart: Vector
+    text: NDArray[np.bool_]
+    center: Vector
+    scale: Vector
+
+
+def _standardized(
+    chosen: Matrix,
+    rejected: Matrix,
+    inputs: Sequence[str],
+    gaps: Sequence[float] | None,
+    recency: Sequence[float] | None,
+    soft: Sequence[bool] | None,
+) -> _Pairs:
+    """Return pairs in units of the standard deviations of all outputs, whichever of them is better."""
+    both = np.vstack([chosen, rejected]).astype(np.float64)
+    if not np.isfinite(both).all():
+        raise DataError("the features of some preference pairs are not finite")
+    center, scale = both.mean(0), both.std(0)
+    scale[scale < 1e-8] = 1.0
+    differences = (chosen.astype(np.float64) - rejected) / scale
+    text = np.zeros(differences.shape[1], bool) if soft is None else np.asarray(soft, bool)
+    return _Pairs(differences, _weights(len(inputs), gaps, recency), text, center, scale)
 
 
 @dataclass(frozen=True)
-class _Tried:
-    """Held-out margins for a choice of strength and emphasis."""
+class _Regularization:
+    """Inverse strength of the regularization, and the factor of the backbone's columns."""
 
-    margins: Vector
     strength: float
     emphasis: float
 
-    def loss(self, weights: Vector) -> float:
-        """Return the loss of equation 5 on the pairs."""
-        return float(np.average(np.logaddexp(0.0, -self.margins), weights=weights))
+
+DEFAULT = _Regularization(0.1, 0.1)  # if there are no pairs to choose by
 
 
-def _try(data: _Data, strength: float, emphasized: Vector, emphasis: float) -> _Tried:
-    """Return the margins of the held-out pairs if there are any, otherwise the cross-validated ones.
+@dataclass
+class _Folds:
+    """Heads fitted to any set of folds; each is fitted once.
 
-    Pairs that the backbone was trained on are not used for selection, because it overfits them.
+    Attributes:
+        pairs: the pairs.
+        fold: the fold of each pair.
+        fitted: the weights by regularization and folds.
     """
-    differences = data.differences * emphasized
-    if len(data.apart):
-        margins = data.apart * emphasized @ _logistic(differences, data.weights, strength)
-    else:
-        margins = _held_out(differences, data.weights, data.fold, strength)
-    return _Tried(margins, strength, emphasis)
+
+    pairs: _Pairs
+    fold: NDArray[np.int64]
+    fitted: dict[tuple[_Regularization, frozenset[int]], Vector] = field(default_factory=dict)
+
+    @property
+    def all(self) -> set[int]:
+        """All folds."""
+        return set(self.fold.tolist())
+
+    def weights(self, regularization: _Regularization, among: Collection[int]) -> Vector:
+        """Return the weights on standardized features of the head fitted to some folds."""
+        key = regularization, frozenset(among)
+        if key not in self.fitted:
+            kept = np.isin(self.fold, list(among))
+            factor = np.where(self.pairs.text, regularization.emphasis, 1.0)
+            differences = self.pairs.differences[kept] * factor
+            found = _logistic(differences, self.pairs.weights[kept], regularization.strength)
+            self.fitted[key] = factor * found
+        return self.fitted[key]
+
+    def margins(self, regularization: _Regularization, among: Collection[int], fold: int) -> Vector:
+        """Return the margins of a fold's pairs by the head fitted to other folds."""
+        return np.asarray(self.pairs.differences[self.fold == fold] @ self.weights(regularization, among))
+
+    def choose(self, among: Collection[int], by: Collection[int] | None = None) -> _Regularization:
+        """Return the regularization with the lowest loss of equation 5.
+
+        Args:
+            among: the folds that heads are fitted to.
+            by: the folds that the loss is computed on; by default those of `among`, each by the head fitted
+                to the others.
+        """
+        tested = sorted(self.all & set(among if by is None else by))
+        others = {fold: frozenset(among) - {fold} for fold in tested}
+        weights = np.concatenate([self.pairs.weights[self.fold == fold] for fold in (tested or [-1])])
+        if not tested or not all(others.values()) or not weights.sum():
+            return DEFAULT
+
+        def loss(regularization: _Regularization) -> float:
+            margins = np.concatenate([self.margins(regularization, others[f], f) for f in tested])
+            return float(np.average(np.logaddexp(0.0, -margins), weights=weights))
+
+        return min(_regularizations(self.pairs.text), key=loss)
+
+    def nested_margins(self) -> Vector:
+        """Return the margins of all pairs by heads fitted and regularized on the other folds."""
+        found = np.zeros(len(self.fold))
+        for fold in self.all:
+            others = self.all - {fold}
+            found[self.fold == fold] = self.margins(self.choose(others), others, fold)
+        return found
 
 
-def _emphases(text: NDArray[np.bool_]) -> tuple[float, ...]:
-    """Return the emphases that give different fits."""
-    if not text.any():
-        return (1.0,)
-    return EMPHASES[1:] if text.all() else EMPHASES
+def _regularizations(text: NDArray[np.bool_]) -> list[_Regularization]:
+    """Return the regularizations that give different fits."""
+    emphases = EMPHASES[1:] if text.all() else EMPHASES
+    return [
+        _Regularization(strength, emphasis)
+        for emphasis in (emphases if text.any() else (1.0,))
+        for strength in STRENGTHS
+    ]
 
 
 def slope(margins: Vector, weights: Vector | None = None) -> float:
@@ -211,23 +328,19 @@ def folds(inputs: Sequence[str], seed: int) -> NDArray[np.int64]:
         DataError: there are fewer than `MIN_INPUTS` inputs.
     """
     distinct = sorted(set(inputs))
+    _check_inputs(distinct)
+    order = generator(seed, "folds").permutation(len(distinct))
+    fold_of = {distinct[i]: place % min(FOLDS, len(distinct)) for place, i in enumerate(order)}
+    return np.array([fold_of[name] for name in inputs])
+
+
+def _check_inputs(distinct: Collection[str]) -> None:
     if len(distinct) < MIN_INPUTS:
         raise DataError(
             f"preference pairs of {plural(len(distinct), 'input')} are too few to train a reward with "
             "held-out inputs",
             hint=f"at least {MIN_INPUTS} inputs need outputs that lead to different scores",
         )
-    order = generator(seed, "folds").permutation(len(distinct))
-    fold_of = {distinct[i]: place % min(FOLDS, len(distinct)) for place, i in enumerate(order)}
-    return np.array([fold_of[name] for name in inputs])
-
-
-def _held_out(differences: Vector, weights: Vector, fold: NDArray[np.int64], strength: float) -> Vector:
-    margins = np.zeros(len(differences))
-    for number in np.unique(fold):
-        out = fold == number
-        margins[out] = differences[out] @ _logistic(differences[~out], weights[~out], strength)
-    return margins
 
 
 @contextmanager

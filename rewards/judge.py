@@ -189,9 +189,9 @@ def _questions(
     if not texts.is_sufficient():
         return []
     pairs = [pair for pair, _, _ in buffer.weighted_pairs(component)]
-    parts = texts.held_out or tuple(folds(texts.inputs, judging.seed).tolist())
+    parts = texts.is_judged if texts.roles else tuple(folds(texts.inputs, judging.seed).tolist())
     drawn = generator(judging.seed, "judged").permutation(len(pairs)).tolist()
-    asked = [i for i in _balanced(drawn, texts.inputs) if not texts.held_out or texts.held_out[i]]
+    asked = [i for i in _balanced(drawn, texts.inputs) if texts.is_judged[i]]
     clearest = _balanced(sorted(drawn, key=lambda i: -pairs[i].gap), texts.inputs)
     shown = {part: [pairs[i] for i in clearest if parts[i] != part] for part in set(parts)}
     return [_Question(i, texts.inputs[i], pairs[i], shown[parts[i]]) for i in sorted(asked[: judging.pairs])]

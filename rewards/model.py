@@ -19,7 +19,7 @@ from compound.errors import ConfigurationError, DeclarationError, MissingExtra, 
 from compound.example import CallValues
 from compound.graph.configuration import to_readable_values
 from compound.graph.system import System
-from compound.rewards.alignment import Accuracy
+from compound.rewards.alignment import Accuracy, Evidence
 from compound.rewards.features import Embedder, FeatureMap, FeaturesDocument, NoBackbone
 from compound.rewards.heads import Head
 from compound.rewards.template import TEMPLATE
@@ -68,6 +68,8 @@ class LocalReward:
         accuracy: the ranking accuracy on held-out inputs.
         margins: the held-out margins behind the accuracy, for figures.
         inputs: the names of the component's inputs in training.
+        evidence: the inputs ordered right and wrong by rewards that did not depend on them; ``None`` if that
+            was not tested. It is not stored.
     """
 
     features: FeatureMap
@@ -76,6 +78,7 @@ class LocalReward:
     accuracy: Accuracy
     margins: Vector = field(default_factory=lambda: np.zeros(0))
     inputs: tuple[str, ...] = ()
+    evidence: Evidence | None = None
 
 
 @dataclass

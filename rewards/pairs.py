@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from compound.errors import DeclarationError, RateLimited, TransientError, first_leaf, suggest_name
+from compound.errors import DeclarationError, first_leaf, suggest_name
 from compound.evaluation.evaluate import EvaluationRules, score
 from compound.example import Example, Metric, Values
 from compound.execution.executor import Executor
@@ -214,7 +214,7 @@ def draws_from_runs(
 
 def is_transient(failure: Failure | None) -> bool:
     """Return whether a run failed for a reason that may pass, and that its outputs did not cause."""
-    return failure is not None and failure.kind in (TransientError.kind, RateLimited.kind)
+    return failure is not None and failure.is_transient
 
 
 def _candidate(system: System, trace: Trace, address: str, settings: Mapping[str, object]) -> Candidate:

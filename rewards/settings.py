@@ -44,13 +44,6 @@ class PairSettings(Settings):
         return Sampling(self.samples, self.min_rollouts, most, self.level)
 
 
-class FreshPairSettings(PairSettings):
-    """Collection of preference pairs, offline and in every later iteration."""
-
-    fresh: int = Field(default=4, ge=0)
-    """New inputs in each later iteration, for the component to optimize (20 in the paper)."""
-
-
 class BackboneLoRASettings(Settings):
     """Training of a LoRA adapter on the backbone."""
 
@@ -77,12 +70,15 @@ class RewardSettings(Settings):
     lora: BackboneLoRASettings | None = None
     """Train a LoRA adapter on the backbone; `{}` uses the defaults. Without it, features are fixed and
     cached."""
+    trust_level: float = Field(default=0.05, gt=0, le=1)
+    """Weights are trained by a local reward only if it orders the outputs of most inputs correctly, with this
+    probability of an error: the exact lower limit of the share of such inputs exceeds one half. Otherwise the
+    global reward is used. 1 trains by any local reward."""
     min_accuracy: float = Field(default=0.6, ge=0.5, le=1)
-    """Minimum held-out ranking accuracy for using a local reward; below it, the component is optimized by the
-    global reward."""
-    check_below: float = Field(default=0.9, ge=0.5)
-    """If the accuracy of a local reward is below this, its proposals are checked with the global reward on
-    train examples."""
+    """Minimum held-out ranking accuracy for training weights by a local reward, besides `trust_level`."""
+    sufficient_accuracy: float = Field(default=0.9, ge=0.5)
+    """The offline phase collects no more pairs of a component if the lower 95 % limit of its accuracy reaches
+    this."""
 
 
 @dataclass(frozen=True)

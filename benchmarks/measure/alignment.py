@@ -100,11 +100,13 @@ class Pairs:
         a, b = self.chosen[kept], self.rejected[kept]
         a, b = np.where(flipped[:, None], b, a), np.where(flipped[:, None], a, b)
         gaps = [self.texts.gaps[i] for i in kept]
-        found = fit(
-            a, b, names[kept].tolist(), gaps=gaps, held_out=held_out.tolist(), soft=self.reward.features.soft
-        )
-        judged = accuracy(found.margins, names[kept][held_out].tolist()) if held_out.any() else NO_PAIRS
-        return LocalReward(self.reward.features, found.head, 1.0, judged)
+        head = fit(
+            a[~held_out], b[~held_out], names[kept][~held_out].tolist(),
+            gaps=np.array(gaps)[~held_out].tolist(), soft=self.reward.features.soft,
+        ).head  # fmt: skip
+        margins = head.rewards(a[held_out]) - head.rewards(b[held_out])
+        judged = accuracy(margins, names[kept][held_out].tolist()) if held_out.any() else NO_PAIRS
+        return LocalReward(self.reward.features, head, 1.0, judged)
 
     def split(self, seed: int) -> tuple[list[str], list[str]]:
         """Split the inputs into training and held-out inputs."""

@@ -34,7 +34,7 @@ from compound.graph.system import System
 from compound.rewards.alignment import NO_PAIRS
 from compound.rewards.features import Embedder, FeatureMap
 from compound.rewards.fit import PairTexts
-from compound.rewards.heads import Head
+from compound.rewards.heads import Head, Role
 from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.pairs import Collection, collect
 from compound.rewards.sampling.candidates import Sampling
@@ -223,14 +223,15 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def training_pairs(count: int) -> PairTexts:
-    """Return pairs of distinct texts, of which a tenth is held out."""
+    """Return pairs of distinct texts, of which a tenth decides when to stop."""
     rng = generator("training", count)
     chosen, rejected = (
         tuple(Reading("", f"answer: {sentence(rng, 2, 6)}", {}, "") for _ in range(count)) for _ in range(2)
     )
     names = tuple(f"e{i}" for i in range(count))
     ones = (1.0,) * count
-    return PairTexts("a", chosen, rejected, names, ones, ones, tuple(i % 10 == 0 for i in range(count)))
+    roles = tuple[Role, ...]("tune" if i % 10 == 0 else "fit" for i in range(count))
+    return PairTexts("a", chosen, rejected, names, ones, ones, roles)
 
 
 def peak(count: int, batch: int) -> dict[str, float]:

@@ -172,6 +172,15 @@ def binomial_upper(successes: int, n: int, level: float = 0.95) -> float:
     return float(special.betaincinv(successes + 1, n - successes, level))
 
 
+def binomial_lower(successes: int, n: int, level: float = 0.95) -> float:
+    """Return the exact one-sided lower limit of a probability (Clopper and Pearson 1934).
+
+    >>> round(binomial_lower(4, 4), 4), round(binomial_lower(5, 5), 4)
+    (0.4729, 0.5493)
+    """
+    return 1 - binomial_upper(n - successes, n, level)
+
+
 def binomial_tail(successes: int, n: int, share: float) -> float:
     """Return the probability of at least ``successes`` successes in ``n`` trials of probability ``share``.
 

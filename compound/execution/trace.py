@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NotRequired, TypedDict
 
 from compound.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument, UsageRow
-from compound.errors import RunFailed
+from compound.errors import RateLimited, RunFailed, TransientError
 from compound.execution.exchange import Exchange, ExchangeDocument
 from compound.formatting import format_names, format_repr, short_repr
 from compound.graph.configuration import to_readable_json, to_readable_values
@@ -33,6 +33,11 @@ class Failure:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", sanitize_text(self.message))
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether a lost connection, a timeout or a rate limit caused it, so that it is no evidence."""
+        return self.kind in (TransientError.kind, RateLimited.kind)
 
     @property
     def row(self) -> FailureRow:

@@ -28,7 +28,7 @@ def reward_section(rewards: Mapping[str, object]) -> dict[str, dict[str, object]
     """Map ``optimize.rewards`` of earlier configurations to the current sections.
 
     >>> reward_section({"inputs": 20, "train": False, "rank": 16, "sure": 0.9})
-    {'pairs': {'inputs': 20}, 'reward': {'check_below': 0.9}}
+    {'pairs': {'inputs': 20}, 'reward': {'sufficient_accuracy': 0.9}}
     """
     found: dict[str, dict[str, object]] = {}
     lora: dict[str, object] = {}

@@ -23,7 +23,7 @@ from compound.evaluation.dataset import Dataset
 from compound.api.optimize import optimize
 from compound.optimizers.optimas.methods import OptimasSettings
 from compound.optimizers.search.prompts import PromptSettings
-from compound.rewards.settings import BackboneSettings, FreshPairSettings
+from compound.rewards.settings import BackboneSettings
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.common import BudgetSettings
 from compound.runs.directory import read_json, read_records
@@ -107,7 +107,6 @@ def make(path: Path, *, seed: int = 0, likes_long: bool = False, runs: int = 160
         optimas=OptimasSettings(
             prompts=PromptSettings(proposers=("edits",)),
             backbone=BackboneSettings(model=backbone),
-            pairs=FreshPairSettings(fresh=8),
         ),
     )
     metric = cp.custom(long_and_on_topic if likes_long else brief_and_on_topic)

@@ -32,8 +32,6 @@ from compound.storage.state import State
 
 __all__ = ["Cell", "Conditions", "EvaluationTable", "FitCritic", "StoredEvaluations"]
 
-TRANSIENT = ("transient", "rate_limit")  # failures that say nothing about a candidate
-
 Cell = tuple[int, int]  # row and column of a table
 
 
@@ -163,7 +161,7 @@ class EvaluationTable:
         )
         for row, evaluation in zip(rows, found, strict=True):
             for column, run in zip(columns, evaluation.rows, strict=True):
-                lost = run.failure is not None and run.failure.kind in TRANSIENT
+                lost = run.failure is not None and run.failure.is_transient
                 self.scores[row, column] = math.nan if lost else run.score
                 self.scored[row, column] = True
 
@@ -179,7 +177,7 @@ class EvaluationTable:
         for row, traces in zip(rows, found, strict=True):
             for column, trace in zip(columns, traces, strict=True):
                 failures = [call.failure for call in trace.calls if call.failure is not None]
-                if any(failure.kind in TRANSIENT for failure in failures):
+                if any(failure.is_transient for failure in failures):
                     continue  # evaluated again in a later rung, if it is still of interest
                 self._parts[row][column] = trace
                 calls = trace.calls_of(own)

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from compound.example import Example
 from compound.formatting import plural
+from compound.graph.configuration import canonical_json
 from compound.graph.space import PerInput
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
@@ -24,7 +25,6 @@ from compound.optimizers.optimas.candidates import first_candidates, has_more, n
 from compound.optimizers.optimas.evaluation_table import Conditions, FitCritic
 from compound.optimizers.optimas.guided_race import GuidedRace, GuidedRacer
 from compound.optimizers.optimas.part import Part, part_of
-from compound.optimizers.optimas.per_input import per_input_candidates
 from compound.optimizers.optimas.reserve import ReservingScorer
 from compound.optimizers.optimas.rewarding import RunRewards, shared_backbone, tunable
 from compound.optimizers.search.memory_part import MemoryPart
@@ -32,14 +32,18 @@ from compound.optimizers.search.prompts import PromptSearch, RaceProgress, split
 from compound.optimizers.search.racing import race
 from compound.rewards.buffer import Entry
 from compound.rewards.gains.critic import fit_critic
+from compound.rewards.model import RewardModel
 from compound.rewards.pairs import has_certain_downstream
+from compound.rewards.policy import store_reward
 from compound.rewards.settings import RewardLearning
 from compound.rewards.template import Template
+from compound.storage.artifacts import without_path
 from compound.storage.state import State
 
 WORTH = 1.2  # price of a global over a local evaluation below which there is nothing to save
 POLICY_SHARE = 0.3  # of a job's runs, to test a reward that chooses per input
 APART = 0.4  # of the examples, for that test; the reward is not fitted to them
+ARMS = 3  # candidates of that test: the incumbent, the best single option, and the per-input candidate
 
 
 class RaceMemory(MemoryPart):
@@ -295,6 +299,35 @@ class BufferDraws:
 def per_input_keys(task: Task) -> list[str]:
     """Return the job's parameters that a reward can choose per input."""
     return [key for key in task.keys if isinstance(task.system.parameters[key], PerInput)]
+
+
+def per_input_candidates(
+    task: Task, rewards: RunRewards, component: str, model: RewardModel
+) -> list[dict[str, object]]:
+    """Return the per-input candidate of a component, if any, and note that it was tried.
+
+    By definition such a candidate chooses the option with the highest local reward, so that a comparison by
+    the local reward would be biased. It is tested by the global reward instead.
+
+    The list is empty if the component has no parameter that can be chosen per input, the budget does not
+    cover a test, or the candidate was tried before.
+
+    Args:
+        task: the job.
+        rewards: the rewards of the run, which store the tried candidates.
+        component: the component that the job's keys belong to.
+        model: the rewards of the run.
+    """
+    keys = per_input_keys(task)
+    if not keys or task.scorer.runs_left < ARMS * task.minibatch:
+        return []
+    reference = store_reward(model, component, rewards.memory.folder)
+    current = task.system.configuration[keys[0]]
+    if canonical_json(without_path(current)) == canonical_json(without_path(reference)):
+        return []
+    candidates = rewards.untried(task, [{keys[0]: reference}])
+    rewards.note_tried(task, candidates)
+    return candidates
 
 
 def is_worthwhile(part: Part, price: float) -> bool:

@@ -16,10 +16,11 @@ from pydantic import Field
 from compound.example import CallValues
 from compound.graph.configuration import canonical_json, to_readable_json, to_readable_values
 from compound.optimization.method import Proposal
-from compound.optimizers.optimas.guides import Guidance, successful_calls
+from compound.optimizers.optimas.guides import Guidance
 from compound.optimizers.optimas.local_scoring import RecordedCalls
 from compound.optimizers.optimas.rewarding import RunRewards, shared_backbone
 from compound.optimizers.search.memory_part import MemoryPart
+from compound.optimizers.search.prompts import is_whole
 from compound.rewards.buffer import PairBuffer, input_key
 from compound.rewards.features import Embedder
 from compound.rewards.model import Vector
@@ -113,8 +114,6 @@ class Imitation:
 class Cloning:
     """Guide based on preferred outputs; implements `compound.optimizers.optimas.guides.Guide`."""
 
-    collects_online: bool = False
-
     async def needing_pairs(self, rewards: RunRewards, components: Sequence[str]) -> list[str]:
         """Return all components: every further input may add a target."""
         return list(components)
@@ -137,14 +136,20 @@ class Cloning:
         remove_adapter = getattr(backbone, "remove_adapter", None)
         if remove_adapter is not None:
             remove_adapter()
-        distrust = "" if targets else NO_TARGETS
-        untrusted = [name for name in rewards.components if not targets_of(rewards.buffer, name)]
-        return Guidance(Imitation(targets, labels, backbone), rewards.facts(None), distrust, untrusted)
+        imitation = Imitation(targets, labels, backbone)
+        return Guidance(imitation, rewards.facts(None), "" if targets else NO_TARGETS)
 
     async def recorded_calls(
         self, rewards: RunRewards, component: str, among: Sequence[str] | None = None
     ) -> RecordedCalls:
-        """Return the initial configuration's calls whose inputs have targets, those with the largest gaps."""
+        """Return the initial configuration's calls whose inputs have targets, those with the largest gaps.
+
+        Args:
+            rewards: the pairs of the run.
+            component: the component.
+            among: the names of the examples to use, if given. A resumed job passes those it used before, so
+                that failed runs are not repeated.
+        """
         task = rewards.task
         targets = targets_of(rewards.buffer, component)
         ranked = sorted(targets.values(), key=lambda target: -target.gap)
@@ -152,10 +157,12 @@ class Cloning:
         by_name = {example.id: example for example in task.train}
         start = CloningMemory.of(rewards.memory).start
         examples = [by_name[name] for name in names if among is None or name in among]
-        recorded = await successful_calls(task, start, examples, component)
+        traces = await task.scorer.traces(start, examples) if examples else []
         calls = [
             (trace, call)
-            for trace, call in recorded
+            for trace in traces
+            if is_whole(trace)
+            for call in trace.calls_of(component)
             if canonical_json(to_readable_json(call.inputs)) in targets
         ]
         return RecordedCalls(task.system.bind(start), calls)

@@ -15,7 +15,7 @@ from compound.graph.space import Demos, Text, Weights
 from compound.graph.system import System
 from compound.optimization.method import Job, Method, Optimizer, Scheduler
 from compound.optimizers.optimas.guided import GuidedSearch
-from compound.optimizers.optimas.guides import Guide, LearnedRewards
+from compound.optimizers.optimas.guides import LearnedRewards
 from compound.optimizers.optimas.hbc import Cloning
 from compound.optimizers.optimas.local import LocalSearch
 from compound.optimizers.optimas.local_scoring import LocalSearchSettings
@@ -27,7 +27,6 @@ from compound.optimizers.search.prompts import PromptSearch, PromptSettings
 from compound.optimizers.weights.methods import check_component_names
 from compound.rewards.settings import (
     BackboneSettings,
-    FreshPairSettings,
     PairSettings,
     RewardLearning,
     RewardSettings,
@@ -44,7 +43,6 @@ SCHEDULERS: Mapping[str, Callable[[], Scheduler]] = {
 # Minimum share, in minibatches of system runs, of a job of choices and numbers: most of its candidates are
 # scored by the local reward, without system runs.
 MIN_MINIBATCHES = 2.0
-MEASURING = ("ucb", "thompson")  # these learn from gains on train examples, so every proposal is measured
 
 
 class BaseOptimasSettings(Settings):
@@ -79,12 +77,10 @@ class GuidedSearchSettings(Settings):
 class OptimasSettings(BaseOptimasSettings):
     """Settings of `optimas`."""
 
-    pairs: FreshPairSettings = FreshPairSettings()
-    """Collection of preference pairs."""
     search: GuidedSearchSettings = GuidedSearchSettings()
     """Search over the parameters of one component."""
     reward: RewardSettings = RewardSettings()
-    """Fitting of local rewards, and the accuracy required to use them."""
+    """Fitting of local rewards, and what is required to train weights by them."""
     offline: float = Field(default=0.2, ge=0, lt=1)
     """Share of the optimization budget (what remains after reserving the acceptance tests) for the offline
     phase, which collects pairs of components whose weights are trained. The rewards of other parameters are
@@ -124,41 +120,17 @@ def optimas(system: System, optimize: OptimizeSettings, settings: OptimasSetting
 
 def hbc(system: System, optimize: OptimizeSettings, settings: HBCSettings) -> Method:
     """Hierarchical behaviour cloning: `optimas`, with similarity to preferred outputs as the local score."""
-    learning = RewardLearning(settings.pairs, settings.backbone)
-    return guided("hbc", system, settings, learning, Cloning(), settings.offline)
-
-
-def guided(
-    name: str,
-    system: System,
-    settings: HBCSettings,
-    learning: RewardLearning,
-    guide: Guide,
-    offline: float,
-    fresh: int = 0,
-) -> Method:
-    """Return an OPTIMAS-style method whose local searches use the given guide.
-
-    Args:
-        name: the name of the method.
-        system: the system to optimize.
-        settings: settings of proposals, local search and training.
-        learning: settings of pair collection and reward learning.
-        guide: scores the calls of a component.
-        offline: the share of the budget for the offline phase; 0 for none.
-        fresh: the number of inputs that each later job collects pairs from.
-    """
-    prompts, verify = PromptSearch.of(settings.prompts), settings.scheduler in MEASURING
-    training = f"optimize.{name}.training.{settings.training.name}"
+    learning, guide = RewardLearning(settings.pairs, settings.backbone), Cloning()
+    prompts, training = PromptSearch.of(settings.prompts), f"optimize.hbc.training.{settings.training.name}"
     optimizers: Mapping[str, Optimizer] = {
         "offline": OfflineRewards(learning, prompts, guide),
-        "local": LocalSearch(learning, settings.search, prompts, verify=verify, guide=guide, fresh=fresh),
+        "local": LocalSearch(learning, settings.search, prompts, guide),
         "weights": LocalTraining(learning, settings.training, guide, training),
     }
     jobs, _ = _jobs(system, training, settings.training)
     everything = tuple(key for job in jobs for key in job.keys)
-    opening = Job("offline", everything, weight=offline) if offline else None
-    return Method(name, optimizers, jobs, SCHEDULERS[settings.scheduler](), opening, _least(system, jobs))
+    opening = Job("offline", everything, weight=settings.offline)
+    return Method("hbc", optimizers, jobs, SCHEDULERS[settings.scheduler](), opening, _least(system, jobs))
 
 
 def _jobs(system: System, section: str, training: LocalTrainingChoice) -> tuple[list[Job], tuple[str, ...]]:

@@ -106,7 +106,7 @@ class OfflineRewards:
             left -= rewards.cost_of_learning(name)
             selected += [name] if left >= 0 else []
         most = min(self.learning.pairs.inputs, len(split(task)[1])) - done
-        count = affordable_inputs(task, rewards, selected, min(max(done, MIN_INPUTS), most), 1.0)
+        count = affordable_inputs(task, rewards, selected, min(max(done, MIN_INPUTS), most))
         return Wave(selected, count) if selected and count >= least else None
 
     async def _proposals(self, task: Task, pool: Sequence[Example]) -> dict[str, list[dict[str, object]]]:
@@ -131,25 +131,19 @@ def settings_of(candidates: Sequence[Mapping[str, object]]) -> list[dict[str, ob
     return [{key.split(".", maxsplit=1)[1]: value for key, value in c.items()} for c in candidates]
 
 
-def affordable_inputs(
-    task: Task, rewards: RunRewards, components: Sequence[str], wanted: int, part: float
-) -> int:
-    """Return the number of inputs whose pairs a part of the job's remaining budget covers.
+def affordable_inputs(task: Task, rewards: RunRewards, components: Sequence[str], wanted: int) -> int:
+    """Return the number of inputs whose pairs the job's remaining budget covers.
 
     Args:
         task: the job.
         rewards: the rewards of the run.
         components: the components to collect pairs of.
         wanted: the maximum number of inputs.
-        part: the fraction of the remaining budget.
     """
     sampling = rewards.buffer.sampling
     cost = 1 + sum(expected_cost(task.system, component, sampling) for component in components)
-    return (
-        wanted
-        if task.scorer.runs_left == float("inf")
-        else min(wanted, int(part * task.scorer.runs_left / cost))
-    )
+    left = task.scorer.runs_left
+    return wanted if left == float("inf") else min(wanted, int(left / cost))
 
 
 async def collect_pairs(

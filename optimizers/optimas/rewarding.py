@@ -19,10 +19,12 @@ from compound.errors import BudgetExhausted, TooManyFailures
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.execution.trace import Trace
+from compound.formatting import plural
 from compound.graph.configuration import canonical_json, components_of, digest
 from compound.optimization.method import Memory, Task
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.racing import INCUMBENT, Race
+from compound.rewards.alignment import Evidence
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import Embedder
 from compound.rewards.fit import FittedRewards, component_pairs, fit_rewards
@@ -118,13 +120,7 @@ class RunRewards:
 
     def fresh(self, examples: Sequence[Example], count: int) -> list[Example]:
         """Return the next ``count`` examples of a fixed, cyclic order."""
-        return self._in_order(examples, RewardMemory.of(self.memory).inputs, count)
-
-    def latest(self, examples: Sequence[Example], count: int) -> list[Example]:
-        """Return the last ``count`` examples that pairs were collected from."""
-        return self._in_order(examples, max(0, RewardMemory.of(self.memory).inputs - count), count)
-
-    def _in_order(self, examples: Sequence[Example], start: int, count: int) -> list[Example]:
+        start = RewardMemory.of(self.memory).inputs
         order = generator(self.task.pool_seed, "fresh").permutation(len(examples))
         return [examples[order[(start + i) % len(order)]] for i in range(min(count, len(order)))]
 
@@ -201,15 +197,16 @@ class RunRewards:
         for record in self.buffer.add(draws, iteration):
             self.memory.append(record)
 
-    async def learn(self, components: Sequence[str] = ()) -> FittedRewards:
+    async def learn(self, components: Sequence[str] = (), *, tested: bool = False) -> FittedRewards:
         """Fit the reward models to the buffer, in the computing thread, so that the run is not blocked.
 
         Args:
             components: the components to fit; by default, all components of the buffer and the job.
+            tested: whether to test that each reward is better than chance, as `is_trusted` requires.
         """
-        return await compute(self._learn, components or self._known())
+        return await compute(self._learn, components or self._known(), tested)
 
-    def _learn(self, components: Sequence[str]) -> FittedRewards:
+    def _learn(self, components: Sequence[str], tested: bool) -> FittedRewards:
         settings, reward = self.learning.backbone, self.learning.reward
         backbone = shared_backbone(settings.model, settings.max_length)
         backbone.store_in(self.memory.folder / f"features-{settings.max_length}.bin")
@@ -217,7 +214,7 @@ class RunRewards:
             self._train(cast("Backbone", backbone), components, reward.lora)
         learned = fit_rewards(
             self.buffer, self.task.system, components, backbone, settings.model,
-            weighting=reward.weighting, trained=reward.lora is not None,
+            weighting=reward.weighting, trained=reward.lora is not None, tested=tested,
             seed=self.task.pool_seed, known=KNOWN,
         )  # fmt: skip
         learned.model.save(self.memory.folder / "rewards")
@@ -270,9 +267,17 @@ class RunRewards:
         return [entry.draw for entry in self.buffer.of(component)]
 
     def is_trusted(self, learned: FittedRewards, component: str) -> bool:
-        """Return whether a component's reward is accurate enough to be used."""
+        """Return whether a component's reward may be used without the global reward.
+
+        The exact lower confidence limit of the share of inputs that it orders right must exceed one half, and
+        its accuracy must reach ``min_accuracy``. Rewards that were not tested are not trusted.
+        """
         reward = learned.model.rewards_of.get(component)
-        return reward is not None and reward.accuracy.mean >= self.learning.reward.min_accuracy
+        if reward is None or reward.evidence is None:
+            return False
+        settings = self.learning.reward
+        is_better_than_chance = reward.evidence.lower_limit(settings.trust_level) > 0.5
+        return is_better_than_chance and reward.accuracy.mean >= settings.min_accuracy
 
     def is_constant(self, component: str) -> bool:
         """Return whether all draws of a component under the current configuration gave one output per call.
@@ -286,12 +291,12 @@ class RunRewards:
     def is_settled(self, learned: FittedRewards, component: str) -> bool:
         """Return whether a reward needs no more pairs: it is accurate, or the component is constant.
 
-        The lower confidence limit of the accuracy must reach ``check_below``.
+        The lower confidence limit of the accuracy must reach ``sufficient_accuracy``.
         """
         if component in learned.missing:
             return self.is_constant(component)
         accuracy = learned.model.rewards_of[component].accuracy
-        return accuracy.low is not None and accuracy.low >= self.learning.reward.check_below
+        return accuracy.low is not None and accuracy.low >= self.learning.reward.sufficient_accuracy
 
     def untried(self, task: Task, candidates: Iterable[dict[str, object]]) -> list[dict[str, object]]:
         """Return the candidates that no earlier job scored locally under the same configuration."""
@@ -307,11 +312,19 @@ class RunRewards:
         stored.store(self.memory)
 
     def untrusted_reason(self, learned: FittedRewards, component: str) -> str:
-        """Return why a component's reward must not be used."""
+        """Return why a component's reward must not be used; ``""`` if it may be used."""
+        if self.is_trusted(learned, component):
+            return ""
         if component in learned.missing:
             return learned.missing[component]
-        accuracy = learned.model.rewards_of[component].accuracy
-        return f"the local reward orders only {accuracy.mean:.0%} of held-out pairs correctly"
+        found = learned.model.rewards_of[component]
+        if found.accuracy.mean < self.learning.reward.min_accuracy:
+            return f"the local reward orders only {found.accuracy.mean:.0%} of held-out pairs correctly"
+        evidence = found.evidence or Evidence()
+        return (
+            f"the local reward is not significantly better than chance: it orders {evidence.right} of "
+            f"{plural(evidence.right + evidence.wrong, 'held-out input')} right"
+        )
 
     def facts(self, learned: FittedRewards | None) -> dict[str, object]:
         """Return the numbers for a job's record: accuracies, gaps and pair counts by component."""

@@ -133,8 +133,7 @@ def _weights(n: NDArray[np.int64], noise2: float, spread2: float) -> Vector:
 def _slope(data: Evaluations, both: NDArray[np.bool_]) -> float:
     """Return the slope of global on local gains through the origin, at least 0.
 
-    Equal outputs have equal scores, so that there is no intercept. The ridge term is the variance of the
-    global gains: few or weak local gains give a slope near 0.
+    Equal outputs have equal scores, so that there is no intercept.
     """
     x, y = data.locally[both], data.globally[both]
     if not len(x) or not np.any(x):

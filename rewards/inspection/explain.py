@@ -275,13 +275,13 @@ def prequential_accuracies(
         seed: seeds the folds.
     """
     when, names = np.asarray(iterations), np.array(texts.inputs)
-    apart = np.array(texts.held_out, bool) if texts.held_out else None
+    roles = np.array(texts.roles) if texts.roles else None
     found = []
     for iteration in np.unique(when)[1:]:
         earlier = when < iteration
         judged = (when == iteration) & ~np.isin(names, names[earlier])
-        if apart is not None:
-            earlier, judged = earlier & ~apart, judged & apart
+        if roles is not None:
+            earlier, judged = earlier & (roles != "judge"), judged & (roles == "judge")
         recency = RECENCY ** (iteration - 1 - when[earlier]).astype(float)
         try:
             head = fit(

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,14 +44,16 @@ from compound.rewards.inspection.explain import (
 from compound.rewards.inspection.views import HeadView, Judgement, Missing, Overview, Point, Step
 from compound.rewards.model import NONE, LocalReward, RewardModel, Stored, load, read
 from compound.rewards.pairs import ordered_pairs, single_run_pairs
-from compound.rewards.settings import FreshPairSettings, RewardSettings
+from compound.rewards.settings import PairSettings, RewardSettings
 from compound.rewards.template import Reading
 from compound.runs.directory import read_json, read_records
 from compound.runs.events import Event, JobFacts, read_events
 from compound.runs.formats import reward_section
 from compound.security.untrusted import UntrustedFolder
+from compound.settings.base import Settings
 
 Vector = NDArray[np.float64]
+Known = TypeVar("Known", bound=Settings)
 FOLDER = Path("memory") / "rewards"
 BINS = 5
 
@@ -97,8 +100,8 @@ class Inspection:
         try:
             optimize = config["optimize"]
             section = reward_section(optimize["rewards"]) if "rewards" in optimize else optimize["optimas"]
-            settings = RewardSettings.model_validate(section["reward"])
-            sampling = FreshPairSettings.model_validate(section["pairs"]).sampling
+            settings = _known_settings(RewardSettings, section["reward"])
+            sampling = _known_settings(PairSettings, section["pairs"]).sampling
         except (KeyError, TypeError, AttributeError, ValidationError):
             raise RunDirectoryError(f"{folder}/config.json has no reward settings of this version") from None
         stored = read(folder / FOLDER)
@@ -141,7 +144,7 @@ class Inspection:
     def margins(self, component: str) -> Vector:
         """Return each pair's held-out margin in log odds, in buffer order; ``nan`` for training pairs."""
         reward, texts = self.reward(component), self.texts(component)
-        judged = np.array(texts.held_out or (True,) * len(texts.inputs), bool)
+        judged = np.array(texts.is_judged, bool)
         found = np.full(len(judged), np.nan)
         found[judged] = reward.slope * reward.margins
         return found
@@ -268,7 +271,7 @@ class Inspection:
         reasons = {name: why for facts in self._facts() for name, why in facts.get("missing", {}).items()}
         known = dict.fromkeys([*(entry.draw.component for entry in self.buffer.entries), *reasons])
         return Overview(
-            self.stored.backbone, bool(self.stored.adapter), self.settings.min_accuracy,
+            self.stored.backbone, bool(self.stored.adapter),
             tuple(self.head(name, backbone=backbone) for name in self.components),
             tuple(
                 Missing(
@@ -328,12 +331,17 @@ class Inspection:
         """Check that the checkpoint has a margin for every held-out pair."""
         for name in self.stored.rewards_of:
             texts = self.texts(name)
-            judged = sum(texts.held_out) if texts.held_out else len(texts.inputs)
+            judged = sum(texts.is_judged)
             if judged != len(self.reward(name).margins):
                 raise ConfigurationError(
                     f"{self.path / FOLDER} is a damaged reward checkpoint: it has "
                     f"{len(self.reward(name).margins)} margins of {name!r}, the buffer {judged} pairs"
                 )
+
+
+def _known_settings(kind: type[Known], section: Mapping[str, object]) -> Known:
+    """Return the settings of a run, without those that only an earlier version had."""
+    return kind.model_validate({name: value for name, value in section.items() if name in kind.model_fields})
 
 
 def _learned_from(buffer: PairBuffer, stored: Stored, folder: Path) -> PairBuffer:

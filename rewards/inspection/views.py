@@ -122,7 +122,6 @@ class Overview:
     Attributes:
         backbone: the name of the backbone.
         trained: whether the backbone was trained on the pairs.
-        threshold: the minimum accuracy for using a reward.
         heads: the components with a reward.
         missing: the components without a reward.
         steps: the global reward over the run.
@@ -131,7 +130,6 @@ class Overview:
 
     backbone: str
     trained: bool
-    threshold: float
     heads: tuple[HeadView, ...]
     missing: tuple[Missing, ...]
     steps: tuple[Step, ...]

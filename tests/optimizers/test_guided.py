@@ -1,4 +1,4 @@
-"""Search guided by local rewards: the audit's findings, allocation, and what a candidate sees."""
+"""Search guided by local rewards: allocation, what a candidate sees, and what is proposed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TestRelay:
         assert facts["guided"]["accuracy"] > 0.7
 
     def test_the_candidate_proposed_was_never_eliminated(self, job: Any) -> None:
-        """Regression test of finding 9: finalists came from rungs that they had not survived."""
+        """Regression test: finalists came from rungs that they had not survived."""
         states, proposal = relay_job(job, self.WORLD, "a.option", 100).run(
             GuidedSearch(LEARNING, PromptSearch(()))
         )
@@ -86,6 +86,20 @@ class TestRelay:
         assert any("gold:" in str(record) for record in assignment.memory.records())
 
 
+def test_no_job_collects_pairs_apart_from_its_race(job: Any) -> None:
+    """Regression test: each job bought runs of the incumbent on "fresh" inputs, a third of them repeated.
+
+    All system runs of a job are those of its race, and all pairs come from examples that raced.
+    """
+    for seed in range(3):
+        assignment = relay_job(job, Relay(4, 1, seed=3), "a.option", 60, seed)
+        states, _ = assignment.run(GuidedSearch(LEARNING, PromptSearch(()), rounds=1))
+        race = [state["guided"] for state in states if state["guided"]][-1]
+        assert assignment.spent == pytest.approx(race["spent"])
+        draws = [record["draw"] for record in assignment.memory.records()]
+        assert 0 < len({draw["example"] for draw in draws}) <= race["n_global"]
+
+
 class Flaky(RelayStep):
     """A step whose server is overloaded for two options."""
 
@@ -98,7 +112,7 @@ class Flaky(RelayStep):
 
 
 def test_transient_failures_say_nothing_about_a_candidate(job: Any) -> None:
-    """Regression test of finding 5: an outage became a preference against what it hit."""
+    """Regression test: an outage became a preference against what it hit."""
     skills = (0.5, 0.9, 0.8, 0.6, 0.4)
     found = Flaky("a", True, skills, 0.05, 0)(question=Input("question", str))
     for name in "bcd":
@@ -125,7 +139,7 @@ def test_nothing_is_saved_where_nothing_counted_follows() -> None:
 
 
 def test_opro_sees_the_prompts_of_earlier_rounds_with_their_gains(job: Any) -> None:
-    """Regression test of finding 3: it was shown the incumbent alone, without any score."""
+    """Regression test: OPRO was shown the incumbent alone, without any score."""
     seen: list[str] = []
 
     def reply(message: str, rng: np.random.Generator) -> str:

@@ -33,7 +33,7 @@ from compound.runs.recorder import Interrupted
 from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.testing import ScriptedLM
-from optimas_settings import local_search, offline_rewards, optimas
+from optimas_settings import cloning_search, offline_rewards, optimas
 
 WORDS = ("red", "green", "blue", "big", "small")
 
@@ -239,14 +239,14 @@ class TestMethod:
         later.task = replace(
             later.task, context=replace(later.task.context, memory=opening.task.context.memory)
         )
-        _, proposal = later.run(local_search(REWARDS, prompts, guide=Cloning()))
+        _, proposal = later.run(cloning_search(REWARDS, prompts))
         assert proposal.values == {"weigher.by": 3}
         assert proposal.facts["local_gain"] == pytest.approx(1)
 
     def test_a_component_with_nothing_to_imitate_goes_by_the_global_reward(self, job: Any) -> None:
         train = [Example(f"e{i}", {"question": f"question {i}"}) for i in range(20)]
         assignment = job(system(), METRIC, train, share=500, minibatch=4, keys=("weigher.by",))
-        _, proposal = assignment.run(local_search(REWARDS, PromptSearch(), guide=Cloning()))
+        _, proposal = assignment.run(cloning_search(REWARDS, PromptSearch()))
         assert not proposal.facts["steered"]
         assert proposal.values == {"weigher.by": 3}
 
@@ -283,6 +283,6 @@ class TestPrompts:
             for record in buffer.add([draw], 1):
                 memory.append(record)
         prompts = PromptSearch(("edits",))
-        _, proposal = assignment.run(local_search(REWARDS, prompts, guide=Cloning()))
+        _, proposal = assignment.run(cloning_search(REWARDS, prompts))
         assert "brief" in proposal.values["answerer.prompt"]
         assert proposal.facts["local_gain"] == pytest.approx(np.sqrt(2 / 3))

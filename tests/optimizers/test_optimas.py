@@ -25,7 +25,6 @@ from compound.example import Example, Metric
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
-from compound.execution.rng import generator
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import CallContext, Input, Operation
 from compound.graph.space import Choice, Demos, Text
@@ -33,13 +32,13 @@ from compound.graph.system import System
 from compound.graph.types import Port
 from compound.narrowing import entry
 from compound.optimization.method import JobContext, Proposal, ScoredCandidate
-from compound.optimizers.optimas.guides import Guidance, LearnedRewards
 from compound.optimizers.optimas.local_scoring import Gain, boltzmann, run_alone
 from compound.optimizers.optimas.methods import OptimasSettings
 from compound.optimizers.optimas.offline import Collecting, collect_pairs, settings_of
 from compound.optimizers.optimas.rewarding import RewardMemory, RunRewards
 from compound.optimizers.search.prompts import PromptSearch, Source, Sources, bootstrap_pools, pool_order
 from compound.rewards.alignment import Accuracy
+from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import FeatureMap, NoBackbone
 from compound.rewards.fit import FittedRewards
 from compound.rewards.heads import MIN_INPUTS, Head
@@ -48,7 +47,7 @@ from compound.rewards.pairs import Draw, collect, draws_from_runs, expected_cost
 from compound.rewards.sampling.candidates import Candidate, Sampling
 from compound.rewards.template import Template
 from compound.testing import PlainMemory, ScriptedLM
-from optimas_settings import learning, local_search, offline_rewards, optimas
+from optimas_settings import cloning_search, guided_search, learning, offline_rewards, optimas
 
 REWARDS = optimas(model="none", min_rollouts=1, max_rollouts=2, level=1)
 PROMPTS = PromptSearch(("edits",))
@@ -202,30 +201,18 @@ class TestBoltzmann:
         assert sorted(boltzmann([0.0] * 5, 1.0, 5, np.random.default_rng(0))) == list(range(5))
 
 
-class TestLocalSearch:
+class TestGuidedSearch:
     @pytest.mark.parametrize("shape", SHAPES)
-    def test_every_component_finds_its_best_option_by_its_local_reward(self, job: Any, shape: str) -> None:
+    def test_every_component_finds_its_best_option(self, job: Any, shape: str) -> None:
         """Noise-free and without interaction: what is best locally is best."""
         world = Simulated(shape, noise=0.0, options=4, seed=1)
         system = world.system()
         best, _ = world.optimum()
         for name in world.names:
             made = job(system, world, world.examples(40), keys=keys_of(name, system))
-            _, proposal = made.run(local_search(REWARDS, PROMPTS))
+            _, proposal = made.run(guided_search(REWARDS, PROMPTS))
             wanted = {} if best[name] == 0 else {f"{name}.option": best[name]}
-            assert proposal.facts["steered"] is True
             assert proposal.values == wanted
-
-    def test_a_reward_of_noise_does_not_steer(self, job: Any) -> None:
-        """The metric is chance: the component goes by the global reward, and the record says why."""
-        system = System("coin", outputs={"y": Slow()(x=Input("x", int))})
-        rows = [Example(f"e{i}", {"x": i}) for i in range(60)]
-        chance = custom(lambda o, e: float(generator("coin", o["y"]).random()))
-        made = job(system, chance, rows, share=200.0)
-        states, proposal = made.run(local_search(replace_settings(min_accuracy=0.75), PROMPTS))
-        assert proposal.facts["steered"] is False
-        assert states[-1]["finalists"] == states[0]["scoring"]["candidates"]
-        assert proposal.before is not None
 
     @pytest.mark.parametrize(
         ("metric", "reason"),
@@ -246,7 +233,7 @@ class TestLocalSearch:
         system = System("slow", outputs={"y": Slow()(x=Input("x", int))})
         broken = custom(lambda o, e: float("nan") if o["y"].startswith("3") else float(o["y"][0]))
         made = job(system, broken, [Example(f"e{i}", {"x": i}) for i in range(20)])
-        _, proposal = made.run(local_search(REWARDS, PROMPTS))
+        _, proposal = made.run(guided_search(REWARDS, PROMPTS))
         assert proposal.values == {"slow.option": 5}
 
     def test_one_distinct_output_is_said_to_be_the_reason(self, job: Any) -> None:
@@ -257,16 +244,11 @@ class TestLocalSearch:
         made = job(system, custom(lambda o, e: 1.0), [Example(f"e{i}", {"x": i}) for i in range(20)])
         _, proposal = made.run(offline_rewards(REWARDS, PROMPTS))
         assert "same: all draws gave the same output" in proposal.note
-        known = RunRewards.open(made.task, learning(REWARDS)).draws("same")
-        made.run(local_search(REWARDS, PROMPTS))
-        assert RunRewards.open(made.task, learning(REWARDS)).draws("same") == known  # more would say the same
+        assert RunRewards.open(made.task, learning(REWARDS)).is_constant("same")  # more would say the same
         other = job(system.bind({"same.by": 2}), custom(lambda o, e: 1.0), made.task.train)
         context = replace(other.task.context, memory=made.task.context.memory)
-        other.task = replace(other.task, context=context)
-        other.run(local_search(REWARDS, PROMPTS))
-        assert len(RunRewards.open(other.task, learning(REWARDS)).draws("same")) > len(
-            known
-        )  # there it might not
+        later = RunRewards.open(replace(other.task, context=context), learning(REWARDS))
+        assert not later.is_constant("same")  # there it might not
 
     def test_a_component_without_a_way_to_the_metric_gets_no_reward(self, job: Any) -> None:
         """What it writes reaches an output that the metric does not look at."""
@@ -286,13 +268,13 @@ class TestLocalSearch:
         made = job(world.system(), world, world.examples(20), keys=("a.option",))
         made.task.context.memory.append({"system": "another", "iteration": 1, "draw": draw_json()})
         with pytest.raises(DataError, match="belongs to another system"):
-            made.run(local_search(REWARDS, PROMPTS))
+            made.run(guided_search(REWARDS, PROMPTS))
         assert made.spent == 0
 
-    @pytest.mark.parametrize("make", [local_search, offline_rewards])
+    @pytest.mark.parametrize("make", [guided_search, offline_rewards])
     def test_interrupted_anywhere_it_proposes_the_same(self, job: Any, make: Any) -> None:
         world = Simulated("chain", noise=0.1, options=12, common=False)
-        keys = ("b.option",) if make is local_search else tuple(world.system().parameters)
+        keys = ("b.option",) if make is guided_search else tuple(world.system().parameters)
         made = job(world.system(), world, world.examples(60), keys=keys, share=150.0)
         assert len(made.check_resume(lambda: make(REWARDS, PROMPTS))) >= 2
 
@@ -301,21 +283,18 @@ class TestLocalSearch:
         system = System("fussy", outputs={"y": Fussy()(x=Input("x", int))})
         rows = [Example(f"e{i}", {"x": i}) for i in range(30)]
         metric = custom(lambda o, e: len(o["y"].split()) / 6)
-        search = local_search(replace_settings(check_below=1.01), PROMPTS)
-        _, proposal = job(system, metric, rows).run(search)
-        assert proposal.facts["steered"]
-        assert len(job(system, metric, rows).check_resume(lambda: search)) >= 4
+        search = guided_search(REWARDS, PROMPTS)
+        assert len(job(system, metric, rows).check_resume(lambda: search)) >= 2
 
     @pytest.mark.parametrize("share", [10.0, 30.0, 60.0, 120.0])
-    def test_it_keeps_about_to_its_share(self, job: Any, share: float) -> None:
-        """The expected cost of pairs is an estimate: it may be off by a few inputs, never by another share."""
+    def test_it_keeps_to_its_share(self, job: Any, share: float) -> None:
         world = Simulated("five", noise=0.2, options=12, common=False)
         for name in ("a", "e"):
             made = job(
                 world.system(), world, world.examples(80), keys=keys_of(name, world.system()), share=share
             )
-            made.run(local_search(REWARDS, PROMPTS))
-            assert made.spent <= 1.3 * share + 12
+            made.run(guided_search(REWARDS, PROMPTS))
+            assert made.spent <= share + 1e-6
 
     def test_prompts_are_searched_by_the_local_reward_of_what_they_make(self, job: Any) -> None:
         """A model that is brief when told so; the metric likes brevity, further down the line."""
@@ -332,19 +311,8 @@ class TestLocalSearch:
         brief = custom(lambda o, e: 1.0 / len(o["y"].split()))
         rows = [Example(f"e{i}", {"q": f"question {i}"}) for i in range(40)]
         made = job(system, brief, rows, lambda: ScriptedLM(answers), keys=("talker.prompt", "talker.demos"))
-        _, proposal = made.run(local_search(REWARDS, PROMPTS))
-        assert proposal.facts["steered"] is True
+        _, proposal = made.run(guided_search(REWARDS, PROMPTS))
         assert answers(proposal.values["talker.prompt"]) == "yes"
-
-    def test_what_was_tried_in_this_place_is_not_tried_again(self, job: Any) -> None:
-        world = Simulated("chain", noise=0.0, options=30)
-        made = job(world.system(), world, world.examples(20), keys=("a.option",), candidates=8)
-        first, proposal = made.run(local_search(REWARDS, PROMPTS))
-        second, _ = made.run(local_search(REWARDS, PROMPTS))
-        one, two = ({c["a.option"] for c in states[0]["scoring"]["candidates"]} for states in (first, second))
-        assert len(one) == len(two) == 8
-        assert not one & two
-        assert proposal.tried >= 8
 
     def test_it_is_tried_again_when_another_component_has_changed(self, job: Any) -> None:
         """Where components interact, what was no better may be by now."""
@@ -358,49 +326,30 @@ class TestLocalSearch:
             later = replace(made.task, system=made.task.system.bind({key: 2}))
             assert rewards.untried(later, candidates) == candidates
 
-    def test_fresh_inputs_are_fresh(self, job: Any) -> None:
-        """D2: one seed for every iteration drew the same examples each time."""
-        world = Simulated("chain", noise=0.1)
-        made = job(world.system(), world, world.examples(40), keys=("a.option",))
-        for _ in range(3):
-            made.run(local_search(REWARDS, PROMPTS))
-        buffer = RunRewards.open(made.task, learning(REWARDS)).buffer
-        by_iteration = [
-            {e.draw.example for e in buffer.entries if e.iteration == iteration} for iteration in (1, 2, 3)
-        ]
-        assert all(by_iteration)
-        assert len(set.union(*by_iteration)) == sum(map(len, by_iteration))
-
 
 class TestRaces:
     """Who compares settings by the global reward has paid for pairs."""
 
-    SETTINGS = optimas(REWARDS, inputs=1)  # too few to collect any
-
     def made(self, job: Any) -> Any:
         world = Simulated("chain", noise=0.0, options=6)
-        return job(world.system(), world, world.examples(40), keys=("b.option",), share=200)
+        return job(world.system(), world, world.examples(40), keys=("c.option",), share=200)
 
-    def test_a_race_makes_pairs_for_nothing(self, job: Any) -> None:
+    def test_a_race_makes_pairs_for_nothing(self, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing counted follows the last component, so its options race by the global reward."""
         made, plain = self.made(job), self.made(job)
-        _, proposal = made.run(local_search(self.SETTINGS, PROMPTS))
-        plain.run(local_search(self.SETTINGS, PROMPTS, guide=LearnedRewards(collects_online=False)))
+        _, proposal = made.run(guided_search(REWARDS, PROMPTS))
+        monkeypatch.setattr(RunRewards, "remember_race", forget)
+        plain.run(guided_search(REWARDS, PROMPTS))
         assert not proposal.facts["steered"]
         assert made.spent == plain.spent
         assert not list(plain.task.context.memory.records())
-        buffer = RunRewards.open(made.task, learning(self.SETTINGS)).buffer
-        pairs = [pair for pair, _ in buffer.pairs("b")]
+        buffer = RunRewards.open(made.task, learning(REWARDS)).buffer
+        pairs = [pair for pair, _ in buffer.pairs("c")]
         assert len({pair.example for pair in pairs}) >= 4
         assert all(entry(pair.chosen, "y", float) > entry(pair.rejected, "y", float) for pair in pairs)
         assert {len(entry.draw.candidates) for entry in buffer.entries} <= {2, 3, 4}
         assert all(entry.draw.candidates[0].settings == {} for entry in buffer.entries)
         assert any("option" in c.settings for entry in buffer.entries for c in entry.draw.candidates)
-
-    def test_the_next_job_goes_by_them(self, job: Any) -> None:
-        made = self.made(job)
-        made.run(local_search(self.SETTINGS, PROMPTS))
-        _, proposal = made.run(local_search(self.SETTINGS, PROMPTS))
-        assert proposal.facts["steered"]
 
     def test_calls_that_read_something_else_are_not_compared(self) -> None:
         """Of two runs one has another input, one failed, one says the same: one candidate is left."""
@@ -419,53 +368,29 @@ class TestRaces:
         system = System("broken", outputs={"y": Broken()(x=Input("x", int))})
         rows = [Example(f"e{i}", {"x": i}) for i in range(20)]
         made = job(system, custom(lambda o, e: int(o["y"][0]) / 5), rows, share=200)
-        _, proposal = made.run(local_search(self.SETTINGS, PROMPTS))
+        _, proposal = made.run(guided_search(REWARDS, PROMPTS))
         assert proposal.values == {"slow.option": 5}
-        entries = RunRewards.open(made.task, learning(self.SETTINGS)).buffer.entries
+        entries = RunRewards.open(made.task, learning(REWARDS)).buffer.entries
         assert {c.settings["option"] for entry in entries for c in entry.draw.candidates} == set(range(1, 6))
 
-    def test_remembering_it_costs_nothing_even_where_runs_failed(self, job: Any) -> None:
+    def test_remembering_it_costs_nothing_even_where_runs_failed(
+        self, job: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """What failed is not in the cache: every third input was run again for every candidate."""
         system = System("picky", outputs={"y": Picky()(x=Input("x", int))})
         rows = [Example(f"e{i}", {"x": i}) for i in range(40)]
         spent = []
-        for adapts in (True, False):
+        for remembers in (True, False):
             made = job(system, custom(lambda o, e: int(o["y"][0]) / 5), rows, share=60)
-            guide = LearnedRewards(collects_online=adapts)
-            made.run(local_search(replace_settings(fresh=0, inputs=1), PROMPTS, guide=guide))
+            if not remembers:
+                monkeypatch.setattr(RunRewards, "remember_race", forget)
+            made.run(guided_search(REWARDS, PROMPTS))
             spent.append(made.spent)
         assert spent[0] == spent[1] > 0
 
 
-class TestTheTest:
-    """Whether what the local reward likes best also meets the global one."""
-
-    @pytest.mark.parametrize(
-        ("sure", "verify", "tested"), [(0.9, False, False), (0.9, True, True), (1.01, False, True)]
-    )
-    def test_a_reward_that_is_nearly_always_right_needs_none_unless_the_method_wants_it(
-        self, job: Any, sure: float, verify: bool, tested: bool
-    ) -> None:
-        world = Simulated("chain", noise=0.0, options=4, seed=1)
-        settings = replace_settings(check_below=sure, inputs=6, fresh=0)
-        made = job(world.system(), world, world.examples(40), keys=("a.option",), share=500, minibatch=8)
-        states, proposal = made.run(local_search(settings, PROMPTS, verify=verify))
-        assert proposal.facts["steered"]
-        assert states[-1]["phase"] == ("testing" if tested else "decided")
-        assert (proposal.before is not None) is tested
-
-    @pytest.mark.parametrize(("share", "tested"), [(15, False), (16, True)])
-    def test_there_is_none_with_too_few_runs_to_say_anything(
-        self, job: Any, share: float, tested: bool
-    ) -> None:
-        world = Simulated("chain")
-        made = job(world.system(), world, world.examples(4), keys=("a.option",), share=share, minibatch=8)
-        guidance = Guidance(RewardModel("none", NoBackbone(), {}))
-        assert local_search(REWARDS, PROMPTS, verify=True)._is_worth_testing(made.task, guidance) is tested
-
-
 class TestTogether:
-    """Two models, the second brief when told so, or shown so; no reward is trusted."""
+    """Behaviour cloning of two models, the second brief when told so, or shown so; without pairs."""
 
     def made(self, job: Any, **task: Any) -> Any:
         def says(message: str) -> str:
@@ -480,25 +405,24 @@ class TestTogether:
         rows = [Example(f"e{i}", {"q": f"question {i}"}) for i in range(60)]
         return job(system, brief, rows, lambda: ScriptedLM(says), share=300, candidates=24, **task)
 
-    def test_texts_that_no_reward_may_steer_are_searched_together(self, job: Any) -> None:
+    def test_texts_with_nothing_to_imitate_are_searched_together(self, job: Any) -> None:
         made = self.made(job, keys=("first.prompt", "first.demos"))
-        settings = replace_settings(min_accuracy=1.0, check_below=1.01, inputs=1)
-        states, proposal = made.run(local_search(settings, PROMPTS))
+        states, proposal = made.run(cloning_search(REWARDS, PROMPTS))
         assert proposal.facts["together"] == ["first", "second"]
         assert proposal.facts["steered"] is False
         assert proposal.after > proposal.before
         assert set(proposal.values) & {"second.prompt", "second.demos"}
         assert states[-1]["together"]["race"]["done"]
 
-    def test_one_that_a_reward_steers_is_not_among_them(self, job: Any) -> None:
+    def test_one_with_an_output_to_imitate_is_not_among_them(self, job: Any) -> None:
         made = self.made(job, keys=("first.prompt", "first.demos"))
-        facts = RewardModel("none", NoBackbone(), {})
-
-        class Half(LearnedRewards):
-            async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
-                return Guidance(facts, {"accuracy": {}}, "it is not known", ["first"])
-
-        _, proposal = made.run(local_search(REWARDS, PROMPTS, guide=Half(collects_online=False)))
+        buffer = PairBuffer(made.task.system.identity)
+        outputs = ({"output": "yes"}, (1.0,)), ({"output": "no"}, (0.0,))
+        candidates = tuple(Candidate(y, rewards, certain=True) for y, rewards in outputs)
+        draw = Draw("second", "second", "e1", "digest", {"q": "question 1", "said": "so"}, candidates)
+        for record in buffer.add([draw], 1):
+            made.task.context.memory.append(record)
+        _, proposal = made.run(cloning_search(REWARDS, PROMPTS))
         assert proposal.facts["together"] == ["first"]
         assert set(proposal.values) <= {"first.prompt", "first.demos"}
 
@@ -506,8 +430,7 @@ class TestTogether:
         """A writer of prompts looked for the others' texts in what an earlier job had tried, and found none."""
         keys, tried = ("first.prompt",), (ScoredCandidate({"first.prompt": "Say it."}, 0.3, 4),)
         made = self.made(job, keys=keys, tried=tried)
-        settings = replace_settings(min_accuracy=1.0, check_below=1.01, inputs=1)
-        _, proposal = made.run(local_search(settings, PromptSearch(("edits", "opro"), lm="lm")))
+        _, proposal = made.run(cloning_search(REWARDS, PromptSearch(("edits", "opro"), lm="lm")))
         assert proposal.facts["together"] == ["first", "second"]
 
     def test_what_changed_others_is_not_remembered_as_tried(self, job: Any) -> None:
@@ -518,11 +441,8 @@ class TestTogether:
         assert tried == ["Say something.", "Say it."]
 
     def test_interrupted_anywhere_they_propose_the_same(self, job: Any) -> None:
-        settings, keys = (
-            replace_settings(min_accuracy=1.0, check_below=1.01, inputs=1),
-            ("first.prompt", "first.demos"),
-        )
-        assert self.made(job, keys=keys).check_resume(lambda: local_search(settings, PROMPTS))
+        made = self.made(job, keys=("first.prompt", "first.demos"))
+        assert made.check_resume(lambda: cloning_search(REWARDS, PROMPTS))
 
 
 class TestPools:
@@ -591,7 +511,7 @@ class TestWaves:
 
     def inputs(self, job: Any, share: float) -> dict[str, int]:
         made = self.made(job, share)
-        made.run(offline_rewards(replace_settings(check_below=1.01), PROMPTS))
+        made.run(offline_rewards(replace_settings(sufficient_accuracy=1.01), PROMPTS))
         entries = RunRewards.open(made.task, learning(REWARDS)).buffer.entries
         assert made.spent <= share
         return {
@@ -619,10 +539,10 @@ def test_the_offline_phase_goes_on_in_waves_that_double(job: Any) -> None:
     """One more time as many inputs while a reward is not surely good, up to the settings' number."""
     world = Simulated("chain", noise=0.3, options=12, common=False)
     made = job(world.system(), world, world.examples(60))
-    states, _ = made.run(offline_rewards(replace_settings(inputs=30, check_below=1.01), PROMPTS))
+    states, _ = made.run(offline_rewards(replace_settings(inputs=30, sufficient_accuracy=1.01), PROMPTS))
     assert [state["inputs"] for state in states] == [0, 4, 8, 16, 30]
     surely = job(world.system(), world, world.examples(60))
-    states, _ = surely.run(offline_rewards(replace_settings(inputs=30, check_below=0.5), PROMPTS))
+    states, _ = surely.run(offline_rewards(replace_settings(inputs=30, sufficient_accuracy=0.5), PROMPTS))
     assert states[-1]["inputs"] < 30
 
 
@@ -666,21 +586,21 @@ def test_the_next_round_edits_the_best_prompt_so_far(job: Any) -> None:
         ({}, 0.0), ({"llm.prompt": best}, 0.4), ({"llm.prompt": "Other words."}, 0.1)
     ]  # fmt: skip
     scored = [Gain(values=values, gain=gain) for values, gain in gains]
-    made = asyncio.run(local_search(REWARDS, PROMPTS)._next_candidates(task, scored))
+    made = asyncio.run(cloning_search(REWARDS, PROMPTS)._next_candidates(task, scored))
     assert sum("zebra" in str(values["llm.prompt"]) for values in made) >= len(made) - 1 > 0
 
 
-def test_the_latest_inputs_are_those_last_collected_from(job: Any) -> None:
+def test_d2_fresh_inputs_are_fresh(job: Any) -> None:
+    """D2: one seed for every iteration drew the same examples each time."""
     world = Simulated("chain")
     examples = world.examples(10)
     rewards = RunRewards.open(job(world.system(), world, examples).task, learning(REWARDS))
-    first = rewards.fresh(examples, 4)
-    RewardMemory(inputs=4).store(rewards.memory)
-    second = rewards.fresh(examples, 3)
-    RewardMemory(inputs=7).store(rewards.memory)
-    assert rewards.latest(examples, 3) == second
-    assert rewards.latest(examples, 7) == first + second
-    assert len({example.id for example in rewards.latest(examples, 30)}) == 10
+    drawn: list[str] = []
+    for count in (4, 3, 3):
+        drawn += [example.id for example in rewards.fresh(examples, count)]
+        RewardMemory(inputs=len(drawn)).store(rewards.memory)
+    assert sorted(drawn) == sorted(example.id for example in examples)
+    assert [example.id for example in rewards.fresh(examples, 4)] == drawn[:4]  # then from the start again
 
 
 class TestSettled:
@@ -707,8 +627,8 @@ class TestSettled:
     @pytest.mark.parametrize(
         ("low", "settled"),
         [
-            (REWARDS.reward.check_below, True),
-            (REWARDS.reward.check_below - 0.01, False),  # perhaps not that good
+            (REWARDS.reward.sufficient_accuracy, True),
+            (REWARDS.reward.sufficient_accuracy - 0.01, False),  # perhaps not that good
             (None, False),  # of one input
         ],
     )
@@ -722,6 +642,10 @@ class TestSettled:
         assert self.settled(job, none, (one,)) is True
         assert self.settled(job, none, (one,), "another") is False  # here it might read other things
         assert self.settled(job, none, (one, other)) is False  # another input may tell them apart
+
+
+async def forget(*arguments: Any) -> None:
+    """Store nothing of a race."""
 
 
 def half(x: int, by: int) -> float:
@@ -779,7 +703,7 @@ def test_the_proposal_names_only_keys_of_the_job(job: Any) -> None:
     world = Simulated("diamond", noise=0.1, options=5)
     for keys in (("a.option",), ("d.option",)):
         made = job(world.system(), world, world.examples(30), keys=keys)
-        _, proposal = made.run(local_search(REWARDS, PROMPTS))
+        _, proposal = made.run(guided_search(REWARDS, PROMPTS))
         assert isinstance(proposal, Proposal)
         assert set(proposal.values) <= set(keys)
 

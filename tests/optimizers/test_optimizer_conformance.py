@@ -16,11 +16,10 @@ from compound.optimizers.baselines.mipro.optimizer import Mipro
 from compound.optimizers.baselines.opro import OPRO
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.baselines.textgrad import TextGrad
-from compound.optimizers.optimas.hbc import Cloning
 from compound.optimizers.search.prompts import PromptSearch
 from compound.optimizers.search.sampling import NumberSearch
 from compound.testing import OptimizerKit
-from optimas_settings import guided_search, local_search, offline_rewards, optimas
+from optimas_settings import cloning_search, guided_search, offline_rewards, optimas
 
 REWARDS = optimas(
     model="none",
@@ -29,13 +28,8 @@ REWARDS = optimas(
     max_rollouts=1,
     level=1,
     inputs=8,
-    fresh=4,
-    check_below=1.01,
+    sufficient_accuracy=1.01,
     rounds=2,
-)
-TRUSTED, UNTRUSTED = (
-    REWARDS.model_copy(update={"reward": REWARDS.reward.model_copy(update={"min_accuracy": least})})
-    for least in (0.0, 1.01)
 )
 PROMPTS = PromptSearch(("demos", "edits", "opro"))
 TEXTS = ("first.prompt", "second.prompt")
@@ -132,7 +126,7 @@ class TestOfflineRewards(OptimizerKit):
     checkpoints = 2
 
     def make(self) -> Optimizer:
-        return offline_rewards(TRUSTED, PROMPTS)
+        return offline_rewards(REWARDS, PROMPTS)
 
     def keys(self) -> Sequence[str]:
         return (*SECOND, "first.prompt")
@@ -144,7 +138,7 @@ class TestGuidedSearch(OptimizerKit):
     checkpoints = 4
 
     def make(self) -> Optimizer:
-        return guided_search(TRUSTED, PROMPTS)
+        return guided_search(REWARDS, PROMPTS)
 
     def keys(self) -> Sequence[str]:
         return SECOND
@@ -157,29 +151,19 @@ class TestGuidedSearchByReward(TestGuidedSearch):
         return ("first.prompt",)
 
 
-class TestLocalSearch(OptimizerKit):
+class TestCloning(OptimizerKit):
+    """Without pairs there is nothing to imitate: the texts of all components are searched together."""
+
     checkpoints = 2
 
     def make(self) -> Optimizer:
-        return local_search(TRUSTED, PROMPTS)
+        return cloning_search(REWARDS, PROMPTS)
 
     def keys(self) -> Sequence[str]:
         return SECOND
 
-
-class TestLocalSearchWithUntrustedRewards(TestLocalSearch):
-    """Without rewards, the texts of all components are searched together."""
-
-    def make(self) -> Optimizer:
-        return local_search(UNTRUSTED, PROMPTS)
-
     def proposed_keys(self) -> Sequence[str]:
         return (*SECOND, "first.prompt")
-
-
-class TestCloning(TestLocalSearch):
-    def make(self) -> Optimizer:
-        return local_search(TRUSTED, PROMPTS, guide=Cloning())
 
 
 def test_every_optimizer_has_a_class_here() -> None:

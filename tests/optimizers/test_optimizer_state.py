@@ -51,7 +51,7 @@ from compound.optimizers.search.trials import Trial, TrialPlan, TrialSearch
 from compound.optimizers.weights.learner.saved import TrainingState
 from compound.storage.state import State, StateError
 from compound.testing import PlainMemory, ScriptedLM
-from optimas_settings import local_search, offline_rewards, optimas
+from optimas_settings import cloning_search, offline_rewards, optimas
 
 DEMO = {"inputs": {"question": "q"}, "outputs": {"output": "a"}}
 VALUES: dict[str, object] = {
@@ -112,7 +112,7 @@ STATES: list[State] = [
     ),
     Selection(rows=10, allocations=[{"a.k": 1}, {"a.k": 2}], means={'{"a.k":1}': 0.5, '{"a.k":2}': None}),
     LocalProgress(
-        phase="testing", pairs=PAIRS, scoring=SCORING, together=CandidateRace(candidates=[VALUES]),
+        phase="testing", scoring=SCORING, together=CandidateRace(candidates=[VALUES]),
         finalists=[VALUES], local_gain=0.5, race=RACE,
     ),
     COMPARED,
@@ -210,7 +210,7 @@ class TestEveryState:
                 with pytest.raises(StateError, match=rf"cannot be read: {name}: Field required"):
                     type(state).from_json(stored)
 
-    @pytest.mark.parametrize("number", [None, 0, 2, "1"])
+    @pytest.mark.parametrize("number", [None, 0, 3, "1"])
     def test_another_format_is_refused(self, state: State, number: object) -> None:
         with pytest.raises(
             StateError, match=rf"^{kind(state)} has format {number!r}, but this version reads"
@@ -232,7 +232,7 @@ class TestNested:
         ],
     )  # fmt: skip
     def test_of_a_local_search(self, part: str, value: object, place: str) -> None:
-        stored = LocalProgress(pairs=PAIRS, scoring=SCORING).to_json()
+        stored = LocalProgress(scoring=SCORING).to_json()
         with pytest.raises(StateError, match=rf"^LocalProgress cannot be read: {re.escape(place)}: "):
             LocalProgress.from_json({**stored, part: value})
 
@@ -303,13 +303,9 @@ def is_right(outputs: Any, example: Example) -> float:
 
 
 REWARDS = optimas(
-    model="none", samples=2, min_rollouts=1, max_rollouts=1, level=1, inputs=8, fresh=4, min_accuracy=0.5, check_below=1.01,
+    model="none", samples=2, min_rollouts=1, max_rollouts=1, level=1, inputs=8, sufficient_accuracy=1.01,
     rounds=2,
 )  # fmt: skip
-ANY, NONE = (
-    REWARDS.model_copy(update={"reward": REWARDS.reward.model_copy(update={"min_accuracy": least})})
-    for least in (0.0, 1.01)
-)  # by what rewards are trusted: all of them, or none
 PROMPTS = PromptSearch(("demos", "edits", "opro"))
 TEXTS = ("first.prompt", "second.prompt")
 SECOND = ("second.prompt", "second.demos")
@@ -325,11 +321,9 @@ OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...], type[State]]] = {
     "textgrad": (TextGrad(), TEXTS, Descent),
     "gepa": (GEPA(GEPASettings(iterations=6)), TEXTS, Evolution),
     "llm_selector": (LLMSelector(), ("first.max_tokens", "second.max_tokens"), Selection),
-    "offline": (offline_rewards(ANY, PROMPTS), (*SECOND, "first.prompt"), Collecting),
-    "local": (local_search(ANY, PROMPTS), SECOND, LocalProgress),
-    "distrusted": (
-        local_search(NONE, PROMPTS), SECOND, LocalProgress,
-    ),
+    "offline": (offline_rewards(REWARDS, PROMPTS), (*SECOND, "first.prompt"), Collecting),
+    "local": (cloning_search(REWARDS, PROMPTS), ("second.temperature", "second.max_tokens"), LocalProgress),
+    "together": (cloning_search(REWARDS, PROMPTS), SECOND, LocalProgress),
 }  # fmt: skip
 
 
@@ -376,10 +370,10 @@ class TestStored:
 
 
 def test_a_local_search_passes_through_its_phases(made: Callable[[str], Any]) -> None:
-    assert set(get_args(Phase)) == {"collecting", "searching", "testing", "decided"}
+    """Without pairs there is nothing to imitate: numbers are raced, texts are searched together."""
+    assert set(get_args(Phase)) == {"searching", "testing", "decided"}
     states, _ = made("local").run(OPTIMIZERS["local"][0])
-    phases = [state["phase"] for state in states]
-    assert list(dict.fromkeys(phases)) == ["collecting", "searching", "testing"]
-    states, _ = made("distrusted").run(OPTIMIZERS["distrusted"][0])
-    assert list(dict.fromkeys(state["phase"] for state in states)) == ["collecting", "searching"]
+    assert list(dict.fromkeys(state["phase"] for state in states)) == ["searching", "testing"]
+    states, _ = made("together").run(OPTIMIZERS["together"][0])
+    assert {state["phase"] for state in states} == {"searching"}
     assert states[-1]["together"]["race"]

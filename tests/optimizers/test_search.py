@@ -266,6 +266,13 @@ class TestTrack:
     ) -> None:
         assert track.entrants(candidates, runs) == expected
 
+    @pytest.mark.parametrize(("runs", "examples"), [(1, 0), (2, 1), (7, 3), (8, 4), (100, 4), (math.inf, 0)])
+    def test_the_incumbent_is_measured_where_a_candidate_is_affordable_too(
+        self, runs: float, examples: int
+    ) -> None:
+        """On half a minibatch of 8 at most; a candidate and the incumbent take 2 runs for each example."""
+        assert Track(minibatch=8, examples=100).measured(runs) == examples
+
     @given(
         st.integers(1, 20), st.integers(0, 100), st.floats(0, 1), st.booleans(), st.integers(0, 40),
         st.floats(0, 2000),
@@ -277,6 +284,17 @@ class TestTrack:
         assert 0 <= entrants <= candidates
         assert Track(minibatch, n, price, free_repeats=free).entrants(candidates, runs + 1) >= entrants
         assert Track(minibatch, n, price / 2, free_repeats=free).entrants(candidates, runs) >= entrants
+
+    @pytest.mark.parametrize(
+        ("candidates", "runs", "entrants"),
+        [(2, 19, 1), (2, 20, 2), (3, 19, 1), (3, 20, 2), (3, 39, 2), (3, 40, 3), (1, 8, 1), (1, 1, 0)],
+    )
+    def test_few_candidates_enter_one_by_one(self, candidates: int, runs: float, entrants: int) -> None:
+        """The incumbent takes 4 runs on half a minibatch. Two candidates need 8 in the first of two rungs.
+
+        Three need 12 in the first of three: 4 + 2 · 8 = 20 runs, and 4 + 3 · 12 = 40.
+        """
+        assert Track(minibatch=8, examples=100).entrants(candidates, runs) == entrants
 
     @given(st.integers(1, 200))
     def test_as_many_rungs_as_halvings_to_one_candidate(self, candidates: int) -> None:
@@ -499,6 +517,35 @@ class TestRace:
         asyncio.run(raced(arms(6), examples(40), scorer, 4))
         assert scorer.batches == [[f"e{i}" for i in range(n)] for n in (4, 8, 16, 32)]
         assert scorer.scored.count({}) == 4
+
+    def test_the_note_counts_the_candidates_of_the_last_rung(self) -> None:
+        standings = [
+            Standing(candidate=0, mean=0.75, incumbent=0.5, n=8),
+            Standing(candidate=1, mean=0.25, incumbent=0.5, n=8),
+            Standing(candidate=2, mean=1.0, incumbent=0.5, n=1),
+        ]
+        state = Race(alive=[0], rungs=2, seen=8, standings=standings)
+        assert state.note() == "2 candidates on 8 examples: best 0.750, incumbent 0.500"
+        alone = Race(alive=[2], rungs=2, seen=1, standings=standings[2:])
+        assert alone.note() == "1 candidate on 1 example: best 1.000, incumbent 0.500"
+
+    @pytest.mark.parametrize("runs", [40, 100, 300])
+    def test_the_finalist_survived_every_rung(self, runs: float) -> None:
+        """Regression test: rungs were mixed, and in 38 % of searches the first finalist had been eliminated.
+
+        Scores of short rungs are noisy, so that the highest mean of all is often that of an eliminated arm.
+        """
+        mixed = 0
+        for seed in range(20):
+            scorer = Simulated(lambda arm: 0.5, runs_left=runs, price=1.0)
+            rows = [replace(e, id=f"{seed}-{e.id}") for e in examples(100)]
+            progress, _ = asyncio.run(raced(arms(8), rows, scorer, 8))
+            first, *others = progress[-1].ranking()
+            survivors = set.intersection(*(set(after.alive) for after in progress))
+            assert first.candidate in survivors
+            assert first.n == max(standing.n for standing in progress[-1].standings)
+            mixed += any(other.mean > first.mean for other in others)
+        assert mixed > 0
 
     def test_d3_scores_of_arms_are_those_of_the_examples_they_are_said_to_be_of(self) -> None:
         """Every standing equals the mean that the candidate and the incumbent have on just these rows."""

@@ -30,7 +30,6 @@ SMALL = {
 OPTIMAS = {
     "backbone": {"model": "none"},
     "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 1},
-    "reward": {"min_accuracy": 0.5},
 }
 METHODS: Mapping[str, Mapping[str, str]] = {
     "search": {},

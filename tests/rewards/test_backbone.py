@@ -252,7 +252,7 @@ class TestTraining:
     def test_only_inputs_that_training_saw_are_kept_from_the_judgement(self, folder: Path) -> None:
         texts = component_pairs(filled(), SYSTEM, "a", held_out=True)
         learned = fit_rewards(filled(), SYSTEM, ["a"], backbone(folder), "tiny", trained=True)
-        assert learned.model.rewards_of["a"].accuracy.pairs == sum(texts.held_out)
+        assert learned.model.rewards_of["a"].accuracy.pairs == sum(texts.is_judged)
 
     def test_the_same_seed_trains_the_same_weights(self, folder: Path) -> None:
         names = []

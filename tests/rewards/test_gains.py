@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy import stats
 
 from compound.benchmarks.simulated.systems import Simulated, Step
 from compound.components.flow import Map
@@ -20,10 +22,11 @@ from compound.optimization.prices import estimate_prices
 from compound.optimizers.optimas.part import part_of
 from compound.rewards.buffer import Entry
 from compound.rewards.features import NoBackbone
+from compound.rewards.gains import critic
 from compound.rewards.gains.critic import fit_critic, read_call
 from compound.rewards.gains.estimates import Evaluations, estimate_gains
 from compound.rewards.gains.gold import GOLD, gold_features
-from compound.rewards.heads import MIN_INPUTS
+from compound.rewards.heads import MIN_INPUTS, Head, fit_head
 from compound.rewards.pairs import Draw, has_certain_downstream
 from compound.rewards.sampling.candidates import Candidate
 from compound.rewards.template import Template
@@ -75,6 +78,33 @@ class TestControlVariate:
         assert found.slope == pytest.approx(1.0)
         assert found.mean == pytest.approx([3.0])
 
+    def test_its_numbers_by_hand(self) -> None:
+        """Slope (2 + 4 + 1 + 3) / 4 = 2.5; residuals -0.5, 1.5 and -1.5, 0.5, of variance 4 / 2 within rows.
+
+        Local gains are 2.5 · 2 and 2.5 · 1 with variance 2.5² · 6 / 6; corrections are 0.5 and -0.5. The
+        variance is 2 / 2 + 6.25 / 4, that of global evaluations alone 2 / 2.
+        """
+        scores = np.array([[2.0, 4.0, math.nan, math.nan], [1.0, 3.0, math.nan, math.nan]])
+        local = np.array([[1.0, 1.0, 3.0, 3.0], [1.0, 1.0, 0.0, 2.0]])
+        found = estimate_gains(Evaluations(scores, local), shrink=False)
+        assert found.slope == pytest.approx(2.5)
+        assert found.mean == pytest.approx([5.5, 2.0])
+        assert found.sd == pytest.approx([math.sqrt(2.5625)] * 2)
+        assert [found.noise, found.ratio] == pytest.approx([math.sqrt(2), 2.5625])
+        assert (found.spread, found.doubt) == (math.inf, 0.0)
+
+    def test_a_candidate_with_one_local_evaluation_has_an_estimate(self) -> None:
+        """Its gain is slope · local gain, without a correction."""
+        scores = np.array([[2.0, 4.0], [1.0, 3.0], [math.nan, math.nan]])
+        local = np.array([[1.0, 1.0], [1.0, 1.0], [math.nan, 0.4]])
+        found = estimate_gains(Evaluations(scores, local), shrink=False)
+        assert found.mean == pytest.approx([3.0, 2.0, 2.5 * 0.4])
+
+    def test_without_a_local_reward_deviations_are_those_of_means(self) -> None:
+        """Scores 1 and 3 have variance 2: of two examples sqrt(2 / 2), of one example sqrt(2)."""
+        data = Evaluations(np.array([[1.0, 3.0], [0.0, math.nan]]), np.full((2, 2), math.nan))
+        assert estimate_gains(data).sd == pytest.approx([1.0, math.sqrt(2)])
+
     def test_without_a_local_reward_it_is_the_mean_of_the_global_gains(self) -> None:
         data = Evaluations(np.array([[1.0, 3.0], [0.0, math.nan]]), np.full((2, 2), math.nan))
         found = estimate_gains(data)
@@ -91,6 +121,33 @@ class TestControlVariate:
 
 
 class TestShrinkage:
+    SCORES = np.array([[2.0, 4.0], [1.0, 3.0], [-1.0, 1.0]])
+
+    def test_its_numbers_by_hand(self) -> None:
+        """All local gains are 1: slope 10 / 6; corrections 4/3, 1/3, -5/3; variance within rows 6 / 3.
+
+        Between candidates it is (2 · 42 / 9 - 3 · 2) / 6 = 5 / 9 with standard error sqrt(6) · 2 / 6, so that
+        corrections weigh (5/9) / (5/9 + 2/2) = 5/14.
+        """
+        found = estimate_gains(Evaluations(self.SCORES, np.ones((3, 2))))
+        assert found.slope == pytest.approx(5 / 3)
+        assert found.mean == pytest.approx([15 / 7, 25 / 14, 15 / 14])
+        assert found.sd == pytest.approx([math.sqrt(5 / 14)] * 3)
+        assert found.spread == pytest.approx(math.sqrt(5 / 9))
+        assert found.doubt == pytest.approx(math.sqrt(math.sqrt(6) / 3))
+        assert found.ratio == pytest.approx(5 / 14)
+
+    def test_two_candidates_tell_nothing_about_the_spread(self) -> None:
+        found = estimate_gains(Evaluations(self.SCORES[:2], np.ones((2, 2))))
+        assert (found.spread, found.doubt) == (math.inf, 0.0)
+        assert found.mean == pytest.approx([3.0, 2.0])  # the unbiased estimate
+
+    def test_means_no_further_apart_than_noise_leave_no_correction(self) -> None:
+        """Means 1, 1, 1 of scores 0 and 2: slope 1, corrections 0, and nothing beyond the noise."""
+        found = estimate_gains(Evaluations(np.array([[0.0, 2.0]] * 3), np.ones((3, 2))))
+        assert (found.spread, found.mean.tolist()) == (0.0, [1.0, 1.0, 1.0])
+        assert found.sd.tolist() == [0.0, 0.0, 0.0]
+
     def test_a_reward_that_explains_everything_leaves_nothing_to_correct(self) -> None:
         """Local gains are the true ones; global gains are the true ones plus large noise."""
         rng = np.random.default_rng(1)
@@ -145,6 +202,25 @@ class TestGold:
     def test_a_part_of_a_word_does_not_hold_the_answer(self) -> None:
         assert gold_features({"y": "Limassol"}, {"answer": "Lima"})["gold:y.answer.holds"] == 0.0
 
+    def test_words_in_common_by_hand(self) -> None:
+        """Of three and two words one is common: F1 = 2 · (1/3) · (1/2) / (1/3 + 1/2) = 0.4."""
+        found = gold_features({"y": "old Lima harbour"}, {"answer": "Lima bay"})
+        assert found["gold:y.answer.f1"] == pytest.approx(0.4)
+        assert found["gold:y.answer.covers"] == pytest.approx(0.5)
+
+    @pytest.mark.parametrize(
+        ("passages", "rank", "share"),
+        [
+            (["Lima", "Rome"], 1.0, 0.5),
+            (["Rome", "Oslo", "Lima"], 1 / 3, 1 / 3),
+            (["Rome", "Oslo"], 0.0, 0.0),
+        ],
+    )
+    def test_the_rank_and_share_of_lists(self, passages: list[str], rank: float, share: float) -> None:
+        found = gold_features({"p": passages}, {"answer": "Lima"})
+        assert found["gold:p.answer.rank"] == pytest.approx(rank)
+        assert found["gold:p.answer.share"] == pytest.approx(share)
+
     def test_numbers_are_near(self) -> None:
         found = gold_features({"y": 7}, {"answer": 4})
         assert found == {"gold:y.answer.near": -math.log1p(3), "gold:y.answer.equal": 0.0}
@@ -188,11 +264,52 @@ class TestCritic:
 
     def test_an_example_without_pairs_gets_the_mean_of_the_heads(self) -> None:
         values = np.random.default_rng(1).normal(size=(10, 3)).tolist()
-        critic = fit_critic(entries(10, values), self.TEMPLATE, NoBackbone(), certain=True)
-        assert critic is not None
+        found = fit_critic(entries(10, values), self.TEMPLATE, NoBackbone(), certain=True)
+        assert found is not None
         reading = read_call(self.TEMPLATE, {"a": 0.5}, {"y": 0.7}, {})
-        each = [critic.rewards([reading], [f"e{i}"])[0] for i in range(5)]
-        assert critic.rewards([reading], ["new"])[0] == pytest.approx(np.mean(each))
+        each = [found.rewards([reading], [f"e{i}"])[0] for i in range(5)]
+        assert found.rewards([reading], ["new"])[0] == pytest.approx(np.mean(each))
+
+    @pytest.mark.parametrize("certain", [True, False])
+    def test_the_weights_of_pairs_by_hand(self, monkeypatch: pytest.MonkeyPatch, certain: bool) -> None:
+        """Draws weigh the same; older ones 0.8 per iteration; uncertain orders 2 Φ(gap / s) - 1.
+
+        Of two outputs with scores 0 and g there is one pair, of three with 0, 3 and 5 there are three of half
+        the weight. The root mean square of the gaps 1, 2, 1, 2, 4, 3, 5, 2 is sqrt(64 / 8).
+        """
+        weights: list[list[float]] = []
+
+        def watched(*arguments: Any, **options: Any) -> Head:
+            weights.append(arguments[2].tolist())
+            return fit_head(*arguments, **options)
+
+        monkeypatch.setattr(critic, "fit_head", watched)
+        drawn = entries(6, [[1.0, 0.0], [2.0, 0.0], [1.0, 0.0], [2.0, 0.0], [4.0, 0.0], [0.0, 3.0, 5.0]])
+        drawn[1:] = [Entry(entry.draw, 2) for entry in drawn[1:]]  # the first one is of iteration 1
+        found = fit_critic(drawn, self.TEMPLATE, NoBackbone(), certain=certain)
+        assert found is not None
+        assert found.inputs == ["e0", "e1", "e2", "e3", "e4", "e5", "e5", "e5"]
+        gaps, shares = [1, 2, 1, 2, 4, 3, 5, 2], [0.8, 1, 1, 1, 1, 0.5, 0.5, 0.5]
+        sure = [1.0 if certain else 2 * stats.norm.cdf(gap / math.sqrt(8)) - 1 for gap in gaps]
+        expected = np.array(shares) * sure
+        expected /= expected.mean()
+        for number, own in enumerate(weights):  # examples 0 and 5 are in fold 0, the others alone
+            kept = [i for i, name in enumerate(found.inputs) if found.fold_of[name] != number]
+            assert own == pytest.approx(expected[kept])
+        assert found.fold_of == {"e0": 0, "e1": 1, "e2": 2, "e3": 3, "e4": 4, "e5": 0}
+
+    def test_margins_of_the_fitted_pairs_have_a_mean_square_of_one(self) -> None:
+        values = np.random.default_rng(1).normal(size=(10, 3)).tolist()
+        found = fit_critic(entries(10, values), self.TEMPLATE, NoBackbone(), certain=True)
+        assert found is not None
+        for number, head in enumerate(found.heads):
+            margins = []
+            for i, row in enumerate(values):
+                if i % 5 != number:
+                    readings = [read_call(self.TEMPLATE, {"a": 0.5}, {"y": y}, {}) for y in row]
+                    rewards = head.rewards(found.features.matrix(readings, NoBackbone()))
+                    margins += [rewards[a] - rewards[b] for a in range(3) for b in range(a)]
+            assert np.mean(np.square(margins)) == pytest.approx(1.0)
 
     def test_too_few_examples_give_no_critic(self) -> None:
         values = np.random.default_rng(1).normal(size=(MIN_INPUTS, 3)).tolist()

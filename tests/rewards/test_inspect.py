@@ -336,7 +336,7 @@ class TestInspection:
         """Its margins are those of the inputs set apart; the others have none."""
         found = Inspection.open(run)
         stored = replace(found.stored, adapter="trained")
-        apart = read_pairs(found.buffer, found.reward("short").features.template, held_out=True).held_out
+        apart = read_pairs(found.buffer, found.reward("short").features.template, held_out=True).is_judged
         reward = replace(found.reward("short"), margins=np.arange(1.0, sum(apart) + 1))
         trained = replace(found, stored=replace(stored, rewards_of={"short": reward}))
         trained._check()
@@ -468,7 +468,7 @@ class TestFigures:
                        history=(), drift=None, error=None, correlation=None)  # fmt: skip
         for name in ("calibration", "margins", "alignment", "length", "weights"):
             assert getattr(figures, f"{name}_svg")([bare]).startswith("<svg")
-        assert figures.drift_svg([bare], 0.6).startswith("<svg")
+        assert figures.drift_svg([bare]).startswith("<svg")
 
 
 # --- the tiny run, the report and the notebook ----------------------------------------------------------

@@ -16,7 +16,7 @@ from compound.graph.space import Choice, Float, Int, Space, Text
 from compound.narrowing import entry
 from compound.rewards.pairs import collect
 from compound.rewards.sampling.candidates import Sampling
-from compound.rewards.sampling.redraws import WARM, CallSettings, settings_of_draws
+from compound.rewards.sampling.redraws import CallSettings, settings_of_draws
 
 
 def step(x: float, by: object = 1, rounds: int = 1) -> float:
@@ -61,7 +61,7 @@ def test_numbers_follow_proposals_and_a_temperature_comes_last() -> None:
     llm = LLM("llm", prompt=Text("Own."), temperature=0.0, max_tokens=Choice(8, 16))
     own = {"prompt": "Own.", "temperature": 0.0, "max_tokens": 8}
     found = made(llm, own, {"prompt": "Other."}, {"prompt": "Other."}, draws=4)
-    assert found == [{"prompt": "Other."}, {"max_tokens": 16}, {"temperature": WARM}, {"temperature": WARM}]
+    assert found == [{"prompt": "Other."}, {"max_tokens": 16}, {"temperature": 1.0}, {"temperature": 1.0}]
 
 
 def test_without_anything_to_vary_there_are_no_draws() -> None:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from compound.optimizers.optimas.weights import LocalTrainingChoice
 from compound.optimizers.weights.recipes.ppo import LocalPPOSettings, MAPPOSettings, PPOSettings
 from compound.rewards.sampling.candidates import Sampling
-from compound.rewards.settings import FreshPairSettings, PairSettings, RewardSettings
+from compound.rewards.settings import PairSettings, RewardSettings
 
 
 def test_the_loss_is_equation_5_as_printed() -> None:
@@ -16,7 +16,7 @@ def test_the_loss_is_equation_5_as_printed() -> None:
 
 
 def test_pairs_are_collected_with_the_defaults_of_sampling() -> None:
-    assert PairSettings().sampling == FreshPairSettings().sampling == Sampling()
+    assert PairSettings().sampling == Sampling()
     assert Sampling() == Sampling(samples=3, rollouts=2, max_rollouts=4, level=0.1, pairs=6)
     given = PairSettings(samples=5, min_rollouts=3, max_rollouts=6, level=0.05)
     assert given.sampling == Sampling(samples=5, rollouts=3, max_rollouts=6, level=0.05)

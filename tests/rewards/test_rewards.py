@@ -26,8 +26,19 @@ from compound.graph.system import System
 from compound.rewards.alignment import accuracy, calibration_error, rank_correlation, reliability
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import FeatureMap, NoBackbone
-from compound.rewards.fit import RECENCY, component_pairs, fit_rewards, is_held_out
-from compound.rewards.heads import MIN_INPUTS, Head, fit, folds, slope
+from compound.rewards.fit import RECENCY, component_pairs, fit_rewards, role_of
+from compound.rewards.heads import (
+    MIN_INPUTS,
+    ROLES,
+    STRENGTHS,
+    Head,
+    Role,
+    fit,
+    fit_head,
+    folds,
+    forward_margins,
+    slope,
+)
 from compound.rewards.model import RewardModel, load
 from compound.rewards.pairs import Draw
 from compound.rewards.sampling.candidates import Candidate, Sampling
@@ -178,6 +189,11 @@ def loss_of(weights: Any, differences: Any, strength: float) -> float:
     return float(np.logaddexp(0, -margins).sum() * strength + 0.5 * weights @ weights)
 
 
+def roles_of(fitted: int, tuning: int, judged: int) -> list[Role]:
+    counts = {"fit": fitted, "tune": tuning, "judge": judged}
+    return [role for role in ROLES for _ in range(counts[role])]
+
+
 class TestHeads:
     def test_the_head_minimizes_equation_5(self) -> None:
         """No step in any direction lowers the regularized loss; and an intercept has no place in it."""
@@ -283,17 +299,64 @@ class TestHeads:
         best = optimize.minimize(loss, np.zeros(2), tol=1e-12).x
         assert found.head.weights == pytest.approx(best, abs=2e-3)
 
-    def test_margins_are_those_of_heads_fitted_to_the_other_folds(self) -> None:
+    @staticmethod
+    def chosen_by_loss(differences: Any, fold: Any, tested: Sequence[int]) -> float:
+        """Return the strength with the lowest loss on some folds, each by the head fitted to the others."""
+        losses = {}
+        for strength in STRENGTHS:
+            found = []
+            for number in tested:
+                others = differences[np.isin(fold, tested) & (fold != number)]
+                head = optimize.minimize(loss_of, np.zeros(2), (others, strength), tol=1e-12).x
+                found += np.logaddexp(0, -differences[fold == number] @ head).tolist()
+            losses[strength] = sum(found) / len(found)
+        return min(losses, key=lambda strength: losses[strength])
+
+    def test_margins_are_those_of_heads_fitted_and_regularized_on_the_other_folds(self) -> None:
+        """The regularization was chosen by the loss on the same folds that the accuracy was reported of."""
         rng = np.random.default_rng(1)
         chosen, rejected = rng.normal(0.5, 1, (30, 2)), rng.normal(0, 1, (30, 2))
         names = [str(i // 2) for i in range(30)]
         found, fold = fit(chosen, rejected, names), folds(names, 0)
         differences = (chosen - rejected) / np.vstack([chosen, rejected]).std(0)
+        selected = set()
         for number in set(fold.tolist()):
-            others = differences[fold != number]
-            best = optimize.minimize(loss_of, np.zeros(2), (others, found.strength), tol=1e-12).x
+            others = [other for other in range(5) if other != number]
+            strength = self.chosen_by_loss(differences, fold, others)
+            selected.add(strength)
+            best = optimize.minimize(
+                loss_of, np.zeros(2), (differences[fold != number], strength), tol=1e-12
+            ).x
             own = differences[fold == number] @ best
             assert found.margins[fold == number] == pytest.approx(own, abs=5e-3)
+        assert found.strength == self.chosen_by_loss(differences, fold, range(5))
+        assert len(selected) > 1  # the choice differs between folds
+
+    def test_forward_margins_are_those_of_heads_fitted_to_earlier_folds(self) -> None:
+        rng = np.random.default_rng(1)
+        chosen, rejected = rng.normal(0.5, 1, (30, 2)), rng.normal(0, 1, (30, 2))
+        names = [str(i // 2) for i in range(30)]
+        found, fold = forward_margins(chosen, rejected, names), folds(names, 0)
+        differences = (chosen - rejected) / np.vstack([chosen, rejected]).std(0)
+        assert np.isnan(found[fold == 0]).all()
+        for number in range(1, 5):
+            past = range(number)
+            strength = 0.1 if number == 1 else self.chosen_by_loss(differences, fold, past)
+            best = optimize.minimize(
+                loss_of, np.zeros(2), (differences[fold < number], strength), tol=1e-12
+            ).x
+            assert found[fold == number] == pytest.approx(differences[fold == number] @ best, abs=5e-3)
+
+    def test_forward_margins_do_not_depend_on_later_folds(self) -> None:
+        """Reversing the pairs of the last fold changes the sign of its own margins only."""
+        rng = np.random.default_rng(2)
+        chosen, rejected = rng.normal(0.5, 1, (24, 3)), rng.normal(0, 1, (24, 3))
+        names = [str(i // 2) for i in range(24)]
+        last = folds(names, 0) == 4
+        turned = np.where(last[:, None], rejected, chosen), np.where(last[:, None], chosen, rejected)
+        before, after = forward_margins(chosen, rejected, names), forward_margins(*turned, names)
+        assert after[last] == pytest.approx(-before[last])
+        assert after[~last] == pytest.approx(before[~last], nan_ok=True)
 
     def test_rewards_of_standardized_features_by_hand(self) -> None:
         """2 (9 - 1) / 4 - 3 (5 - 2) / 1"""
@@ -307,6 +370,32 @@ class TestHeads:
         one, other = fit(chosen, rejected, names), fit(unit * chosen, unit * rejected, names)
         assert other.head.weights == pytest.approx(one.head.weights, rel=1e-6)
         assert other.head.scale == pytest.approx(unit * one.head.scale)
+
+    def test_noise_is_regularized_most_and_a_clear_order_least(self) -> None:
+        rng = np.random.default_rng(0)
+        noise, names = rng.normal(size=(60, 8)), [str(i) for i in range(60)]
+        assert fit(noise, np.zeros_like(noise), names).strength == 0.01
+        clear = np.abs(rng.normal(size=(60, 1))) + 1.0
+        assert fit(clear, np.zeros_like(clear), names).strength == 1.0
+
+    def test_text_that_decides_has_the_full_emphasis(self) -> None:
+        """A column of the backbone then weighs as much as a named one."""
+        rng = np.random.default_rng(0)
+        text, other = np.abs(rng.normal(size=(60, 1))) + 1.0, rng.normal(size=(60, 1))
+        chosen, names = np.hstack([text, other]), [str(i) for i in range(60)]
+        found = fit(chosen, np.zeros_like(chosen), names, soft=[True, False])
+        plain = fit(chosen, np.zeros_like(chosen), names)
+        assert found.emphasis == 1.0
+        assert found.head.weights == pytest.approx(plain.head.weights)
+
+    def test_a_head_without_held_out_results_does_not_depend_on_units(self) -> None:
+        rng = np.random.default_rng(0)
+        chosen, rejected, unit = rng.normal(1, 1, (30, 2)), rng.normal(0, 1, (30, 2)), np.array([1e-3, 1e3])
+        one, other = (
+            fit_head(u * chosen, u * rejected, np.ones(30), soft=[False, False]) for u in (np.ones(2), unit)
+        )
+        assert other.weights == pytest.approx(one.weights, rel=1e-6)
+        assert other.scale == pytest.approx(unit * one.scale)
 
     def test_a_constant_feature_has_a_finite_reward(self) -> None:
         rows = np.column_stack([np.arange(10.0), np.full(10, 3.0)])
@@ -343,30 +432,32 @@ class TestHeads:
 
     def test_held_out_pairs_are_not_learned_from(self) -> None:
         chosen = np.array([[1.0, 0.0]] * 8 + [[0.0, 1.0]] * 4)
-        apart = [False] * 8 + [True] * 4
-        found = fit(chosen, 0 * chosen, [str(i) for i in range(12)], held_out=apart)
+        roles = roles_of(8, 2, 2)
+        found = fit(chosen, 0 * chosen, [str(i) for i in range(12)], roles=roles)
         assert found.head.weights[1] == pytest.approx(0, abs=1e-9)
-        assert found.margins == pytest.approx(np.zeros(4), abs=1e-9)
+        assert found.margins == pytest.approx(np.zeros(2), abs=1e-9)
 
     def test_held_out_margins_become_log_odds(self) -> None:
         """Three of four held-out pairs are ordered right, all by one margin: odds of 3 to 1."""
-        chosen = np.array([[1.0]] * 8 + [[1.0], [1.0], [1.0], [-1.0]])
-        found = fit(chosen, 0 * chosen, [str(i) for i in range(12)], held_out=[False] * 8 + [True] * 4)
+        chosen = np.array([[1.0]] * 9 + [[1.0], [1.0], [1.0], [-1.0]])
+        roles = roles_of(8, 1, 4)
+        found = fit(chosen, 0 * chosen, [str(i) for i in range(13)], roles=roles)
         stated = (found.slope * found.margins).tolist()
         assert stated == pytest.approx([np.log(3)] * 3 + [-np.log(3)], rel=1e-2)
 
     def test_features_trained_on_the_pairs_do_not_choose_their_own_emphasis(self) -> None:
         """The text column knows each pair it was trained on, and nothing of the others; the named one is fair."""
         rng = np.random.default_rng(0)
-        apart = np.arange(80) >= 40
+        apart, judged = np.arange(80) >= 40, np.arange(80) >= 60
+        roles = roles_of(40, 20, 20)
         fair = np.where(rng.random(80) < 0.9, 1.0, -1.0) + rng.normal(0, 0.1, 80)
         text = np.where(apart, rng.normal(0, 1, 80), 1.0)
         chosen = np.column_stack([text, fair])
         names = [str(i) for i in range(80)]
-        found = fit(chosen, 0 * chosen, names, held_out=apart.tolist(), soft=[True, False])
+        found = fit(chosen, 0 * chosen, names, roles=roles, soft=[True, False])
         assert found.emphasis == 0.0
         assert found.margins.tolist() == pytest.approx(
-            (fair * found.head.weights[1] / found.head.scale[1])[apart]
+            (fair * found.head.weights[1] / found.head.scale[1])[judged]
         )
         assert fit(chosen, 0 * chosen, names, soft=[True, False]).emphasis > 0.0  # all pairs look alike
 
@@ -562,11 +653,12 @@ class TestLearning:
 
     def test_held_out_inputs_never_change_sides(self) -> None:
         names = [f"e{i}" for i in range(400)]
-        apart = [is_held_out(name) for name in names]
-        assert 0.15 < sum(apart) / 400 < 0.35
+        roles = Counter(role_of(name) for name in names)
+        assert 0.15 < roles["judge"] / 400 < 0.35
+        assert 0.15 < roles["tune"] / 400 < 0.35
         before = component_pairs(filled(shortest, 8), small(), "short", held_out=True)
         after = component_pairs(filled(shortest, 12), small(), "short", held_out=True)
-        assert after.held_out[: len(before.held_out)] == before.held_out
+        assert after.roles[: len(before.roles)] == before.roles
 
     def test_older_pairs_weigh_less(self) -> None:
         buffer = filled(shortest, 4, iteration=1)

@@ -79,9 +79,7 @@ def run(path: Path, listener: Callable[[Mapping[str, Any]], None] | None = None)
         alpha=0.2,
         budget=BudgetSettings(system_runs=240),
         baselines=("random",),
-        optimas=optimas(
-            model="none", min_rollouts=1, max_rollouts=2, level=1, min_accuracy=0.5, check_below=0.95
-        ),
+        optimas=optimas(model="none", min_rollouts=1, max_rollouts=2, level=1),
     )
     return optimize(
         system, data, exact_match("answer"), settings, run_dir=path, engines={"lm": ScriptedLM(answered)},

@@ -238,7 +238,7 @@ class TestEarlierSpellings:
             ("method: mygo, weights: {warm_up: 2}", "weights.warm_up: is now optimize.mygo.cold_start"),
             ("method: optimas, weights: {lr: 1}", "is now optimize.optimas.training.ppo.optimizer.lr"),
             ("method: better_together, weights: {lr: 1}", "is now optimize.mmgrpo.optimizer.lr"),
-            ("method: optimas, rewards: {sure: 0.8}", "is now optimize.optimas.reward.check_below"),
+            ("method: optimas, rewards: {sure: 0.8}", "is now optimize.optimas.reward.sufficient_accuracy"),
             ("method: gepa, prompts: {lm: smollm2}", "prompts.lm: is now optimize.gepa.lm"),
             ("prompts: {give_up: 2}", "prompts.give_up: is now optimize.budget.max_proposal_failures"),
             (

@@ -35,12 +35,11 @@ def learning(settings: OptimasSettings) -> RewardLearning:
     return RewardLearning(settings.pairs, settings.backbone, settings.reward)
 
 
-def local_search(
-    settings: OptimasSettings, prompts: PromptSearch, search: LocalSearchSettings | None = None, **how: Any
+def cloning_search(
+    settings: OptimasSettings, prompts: PromptSearch, search: LocalSearchSettings | None = None
 ) -> LocalSearch:
-    """Return a local search."""
-    own = search or LocalSearchSettings(rounds=3)
-    return LocalSearch(learning(settings), own, prompts, fresh=settings.pairs.fresh, **how)
+    """Return the local search of behaviour cloning."""
+    return LocalSearch(learning(settings), search or LocalSearchSettings(rounds=3), prompts)
 
 
 def guided_search(settings: OptimasSettings, prompts: PromptSearch, **how: Any) -> GuidedSearch:

@@ -69,9 +69,9 @@ def weights_svg(heads: Sequence[HeadView]) -> str:
     return _panels("weights", heads, draw_weights, wide=4.9, columns=2, tall=3.0)
 
 
-def drift_svg(heads: Sequence[HeadView], threshold: float) -> str:
-    """Return the plot of accuracies over iterations, with the threshold for using a reward."""
-    return _panels("drift", heads, lambda axes, head: draw_drift(axes, head, threshold), legend=True)
+def drift_svg(heads: Sequence[HeadView]) -> str:
+    """Return the plot of accuracies over iterations."""
+    return _panels("drift", heads, draw_drift, legend=True)
 
 
 def steps_svg(overview: Overview) -> str:
@@ -266,7 +266,7 @@ def spoken(feature: str, *, sole: bool = False) -> str:
     return words if sole else f"{clip_name(field, 14)}: {words}"
 
 
-def draw_drift(axes: Axes, head: HeadView, threshold: float) -> None:
+def draw_drift(axes: Axes, head: HeadView) -> None:
     """Draw the accuracy over iterations: cross-validated, and on new pairs with earlier rewards."""
     color, when = PALETTE["accent"], [judged.iteration for judged in head.history]
     axes.plot(when, [j.accuracy.mean for j in head.history], "-", color=color, linewidth=1.6,
@@ -280,9 +280,6 @@ def draw_drift(axes: Axes, head: HeadView, threshold: float) -> None:
     for judged in head.drift or ():
         axes.plot(judged.iteration, judged.accuracy.mean, "s", color=PALETTE["other1"],
                   markersize=min(8.0, 3.0 + 0.7 * judged.accuracy.inputs))  # fmt: skip
-    axes.axhline(
-        threshold, color=PALETTE["good"], linewidth=1.0, linestyle=(0, (5, 2)), label="threshold for use"
-    )
     axes.axhline(0.5, color=PALETTE["muted"], linewidth=0.9, linestyle=(0, (1, 2)), label="chance")
     lowest = [j.accuracy.mean for j in (*head.history, *(head.drift or ()))]
     axes.set_ylim(min([0.4, *(value - 0.06 for value in lowest)]), 1.05)

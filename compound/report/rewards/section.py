@@ -58,7 +58,7 @@ def rewards(overview: Overview) -> Table:
         (
             head.component, interval(head.accuracy.to_json()), count(head.pairs), count(head.accuracy.inputs),
             number(head.gap), number(head.error), number(head.correlation), f"{head.steered} of {head.jobs}",
-            head.why or ("accuracy below the threshold" if head.accuracy.mean < overview.threshold else "–"),
+            head.why or "–",
         )
         for head in overview.heads
     ]  # fmt: skip
@@ -89,10 +89,10 @@ def _how(overview: Overview) -> str:
     return (
         f"Each head is a linear function of {reads}{trained}. Accuracy is the share of output pairs that it "
         "orders like the global reward, on held-out inputs: the mean over inputs with its 95 % confidence "
-        f"interval. A local reward is used if its accuracy is at least {overview.threshold:.2f}; otherwise "
-        "the global reward is used. The gap is the mean difference between two outputs for an input, in the "
-        "latest iteration; 0 if it is not significant. The correlation is Spearman's, of local with global "
-        "rewards among the outputs of a call in held-out pairs."
+        "interval. Searches use a reward as far as it predicts the global one; weights are trained by it "
+        "only if it is significantly better than chance. The gap is the mean difference between two outputs "
+        "for an input, in the latest iteration; 0 if it is not significant. The correlation is Spearman's, "
+        "of local with global rewards among the outputs of a call in held-out pairs."
     )
 
 
@@ -148,7 +148,7 @@ def _figures(overview: Overview) -> list[Block]:
         ("alignment", ALIGNMENT, lambda: figures.alignment_svg(heads)),
         ("length", LENGTH, lambda: figures.length_svg(heads)),
         ("weights", WEIGHTS, lambda: figures.weights_svg(heads)),
-        ("drift", DRIFT, lambda: figures.drift_svg(heads, overview.threshold)),
+        ("drift", DRIFT, lambda: figures.drift_svg(heads)),
     ]
     drawings = of_heads if heads else []
     if overview.steps:

@@ -16,7 +16,6 @@ from typing import Any
 
 from pydantic import Field
 
-from compound.errors import TransientError
 from compound.evaluation.evaluate import EvaluationRules, raise_too_many_failures, score
 from compound.example import Example, Metric
 from compound.execution.executor import Executor
@@ -31,7 +30,6 @@ from compound.optimizers.weights.recipes.population import Population
 FIRST_INDEX = 3_000_000  # first sample index of rollouts; disjoint from those of other runs
 INDICES_PER_STEP = 10_000
 MIN_ROLLOUTS = 4  # rollouts after which a step may be aborted because of too many failures
-UNINFORMATIVE = (TransientError.kind, "metric")  # kinds of failures that are not due to a model's answer
 
 
 class RolloutSettings(SamplingSettings):
@@ -107,15 +105,15 @@ class Sampler:
     rules: EvaluationRules
     step: int
     made: int = 0
-    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    failures: Counter[Failure] = field(default_factory=Counter)
     population: Population | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
         """Counts of lost and of otherwise failed rollouts, with the most frequent failure, as JSON."""
-        failed = Counter({key: n for key, n in self.failures.items() if key[0] != TransientError.kind})
+        failed = Counter({failure: n for failure, n in self.failures.items() if not is_lost(failure)})
         lost = self.failures.total() - failed.total()
-        reason = ": ".join(failed.most_common(1)[0][0]) if failed else ""
+        reason = ": ".join(failed.most_common(1)[0][0].row) if failed else ""
         return {"lost": lost, "failed": failed.total(), "failure": reason}
 
     def index(self, number: int) -> int:
@@ -244,7 +242,7 @@ class Sampler:
             TooManyFailures: see `raise_too_many_failures`; only after `MIN_ROLLOUTS`.
         """
         self.made += len(failures)
-        self.failures.update((failure.kind, failure.message) for failure in failures if failure)
+        self.failures.update(failure for failure in failures if failure)
         if self.made >= MIN_ROLLOUTS:
             self.check_failures()
 
@@ -254,9 +252,10 @@ class Sampler:
         Raises:
             TooManyFailures: a larger share than ``rules.max_failed`` was lost, or failed in the metric.
         """
-        counts = Counter(
-            {message: n for (kind, message), n in self.failures.items() if kind in UNINFORMATIVE}
-        )
+        counts = Counter[str]()
+        for failure, n in self.failures.items():
+            if is_lost(failure) or failure.kind == "metric":  # neither is due to a model's answer
+                counts[failure.message] += n
         if counts.total() > self.rules.max_failed * self.made:
             raise_too_many_failures(counts.most_common(), self.made, self.rules)
 
@@ -279,8 +278,8 @@ def _share(fork: Fork, system: System) -> float:
 
 
 def is_lost(failure: Failure | None) -> bool:
-    """Return whether a transient error ended a run or a call, so that it carries no training signal."""
-    return failure is not None and failure.kind == TransientError.kind
+    """Return whether a transient error or a rate limit ended a run or call: it carries no training signal."""
+    return failure is not None and failure.is_transient
 
 
 def upstream_components(system: System, trained: Collection[str]) -> set[str]:

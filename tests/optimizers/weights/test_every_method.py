@@ -56,7 +56,7 @@ SMALL = {
 REWARDS = {
     "backbone": {"model": "none"},
     "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 1, "level": 1},
-    "reward": {"min_accuracy": 0.5},
+    "reward": {"min_accuracy": 0.5, "trust_level": 1},
 }
 SMALL_SECTIONS = [(f"optimize.{name}", json.dumps(section)) for name, section in trainings(**SMALL).items()]
 METHODS = ["ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo"]

@@ -17,10 +17,11 @@ from pydantic import ValidationError
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.engine import TokenRecord
-from compound.errors import BudgetExhausted, DeclarationError, TooManyFailures, TransientError
+from compound.errors import BudgetExhausted, DeclarationError, RateLimited, TooManyFailures, TransientError
 from compound.evaluation.metrics import custom
 from compound.example import Example
 from compound.execution.budget import Meter
+from compound.execution.trace import Failure
 from compound.graph.component import Input
 from compound.graph.space import Choice, LoRA, Text
 from compound.graph.system import System
@@ -33,7 +34,7 @@ from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings
 from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings
 from compound.optimizers.weights.recipes.prompt_r1 import PromptR1, PromptR1Settings, rollout_rewards
 from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe, TrainingSettings
-from compound.optimizers.weights.recipes.rollouts import upstream_components
+from compound.optimizers.weights.recipes.rollouts import is_lost, upstream_components
 from compound.rewards.credit.shaping import TooMany
 from compound.testing import RecipeJob
 from compound.testing.recipe_job import EXAMPLES, ConstantCritic
@@ -371,6 +372,13 @@ class TestLost:
         if recipe != mhgpo("rr"):  # there what comes before the forks earns the mean of those that are left
             assert learned < all_of_it
 
+    @pytest.mark.parametrize(
+        ("kind", "lost"), [("transient", True), ("rate_limit", True), ("parse", False), ("error", False)]
+    )
+    def test_transient_errors_and_rate_limits_are_losses(self, kind: str, lost: bool) -> None:
+        assert is_lost(Failure(kind, "gone")) is lost
+        assert not is_lost(None)
+
     @pytest.mark.parametrize("recipe", [*RECIPES, ATTEMPTS])
     def test_a_server_that_stays_away_ends_the_step(self, recipe: Way) -> None:
         lab = Lab(2, {"attempts": 4})
@@ -427,6 +435,33 @@ class TestFailures:
         found = lab.collect(MMGRPO_RUNS)
         assert (len(found.scores), len(found.samples)) == (8, 2 * 8)
         assert min(s.reward for s in found.samples) >= 0.0
+
+    def test_a_run_lost_to_a_rate_limit_is_no_fault_of_the_model(self) -> None:
+        """It counted as a failed run: the calls before it got the failure score as their reward."""
+        lab = Lab(2, {"scale": "none", "failure_score": -1.0})
+        searched = itertools.count()
+
+        def search(text: str) -> str:
+            if next(searched) % 3 == 0:
+                raise RateLimited("429: too many requests")
+            return text
+
+        first = LLM("a", prompt=Text("a"), weights=LoRA())(x=Input("x"))
+        last = LLM("b", prompt=Text("b"), weights=LoRA())(x=Function("search", search)(text=first))
+        lab.system = System("searching", outputs={"y": last}, lm="lm")
+        found = lab.collect(MMGRPO_RUNS)
+        assert (len(found.scores), len(found.samples)) == (8, 2 * 8)
+        assert min(s.reward for s in found.samples) >= 0.0
+
+    def test_where_most_runs_are_lost_to_a_rate_limit_the_step_ends(self) -> None:
+        def search(text: str) -> str:
+            raise RateLimited("429: too many requests")
+
+        lab = Lab(2)
+        last = LLM("b", prompt=Text("b"), weights=LoRA())(x=Function("search", search)(text=Input("x")))
+        lab.system = System("searching", outputs={"y": last}, lm="lm")
+        with pytest.raises(TooManyFailures, match="too many requests"):
+            lab.collect(MMGRPO_RUNS)
 
     def test_a_metric_that_mostly_fails_ends_the_step(self) -> None:
         def broken(outputs: Mapping[str, Any], example: Example) -> float:

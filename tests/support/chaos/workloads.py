@@ -66,8 +66,8 @@ class Workload:
 _REWARDS: dict[str, Any] = {
     "prompts": {"lm": "writer", "proposers": ["demos", "edits", "opro"]},
     "backbone": {"model": "none"},
-    "pairs": {"inputs": 6, "fresh": 2, "samples": 2, "min_rollouts": 1, "max_rollouts": 2, "level": 1},
-    "reward": {"min_accuracy": 0.5},
+    "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 2, "level": 1},
+    "reward": {"min_accuracy": 0.5, "trust_level": 1},
 }
 _CLONED = {
     **{name: _REWARDS[name] for name in ("prompts", "backbone")},
