@@ -30,10 +30,10 @@ from compound.optimization.budget_plan import (
     job_minibatch,
     make_plan,
     minimum_job_runs,
+    planning_prices,
     usable_runs,
 )
 from compound.optimization.method import Job, JobRecord
-from compound.optimization.prices import estimate_prices
 from compound.optimization.role_checks import choose_job
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Prospect:
 
 
 def planned_jobs(problem: Problem) -> int:
-    """Return the number of jobs before each decision."""
+    """Return the number of jobs in a round."""
     method = problem.method
     return len(method.jobs) if method.jobs_each is None else method.jobs_each
 
@@ -126,7 +126,7 @@ def plan_by_runs(problem: Problem) -> tuple[BudgetPlan, float]:
     """Return the plan based on the limit of system runs alone, and the runs left for jobs."""
     limit = problem.settings.budget.system_runs
     left = math.inf if limit is None else max(0.0, limit - baseline_runs(problem))
-    plan = make_plan(problem, left, planned_jobs(problem), estimate_prices(problem.system))
+    plan = make_plan(problem, left, planned_jobs(problem), planning_prices(problem))
     return plan, max(0.0, left - plan.decisions * plan.cost)
 
 
@@ -136,11 +136,9 @@ def prospects(problem: Problem, plan: BudgetPlan, free: float, allowed: Allowanc
     found, history = list[Prospect](), list[JobRecord]()
     if method.opening is not None:
         free -= free * method.opening.weight if math.isfinite(free) else 0.0
-    total = sum(job.weight for job in method.jobs) * plan.decisions
-    if method.jobs_each is not None:
-        total *= method.jobs_each / len(method.jobs)
+    total = sum(job.weight for job in method.jobs) * plan.decisions * plan.jobs / len(method.jobs)
     left, seed, prices = free, derive_seed(settings.seed, "scheduler"), allowed.outlook.prices
-    for _ in range(plan.jobs):
+    for _ in range(plan.jobs if method.jobs_each else len(method.jobs)):
         chosen = choose_job(method, history, seed)
         job = next(j for j in method.jobs if (j.optimizer, j.keys) == (chosen.optimizer, chosen.keys))
         needed = minimum_job_runs(job, settings.minibatch, prices, tried=True)
