@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from compound.evaluation.power import (
     POWER,
@@ -35,6 +35,7 @@ from compound.optimization.budget_plan import (
 )
 from compound.optimization.method import Job, JobRecord
 from compound.optimization.role_checks import choose_job
+from compound.optimization.savings import SystemSavings, SystemSavingsDocument
 
 if TYPE_CHECKING:
     from compound.optimization.problem import Problem
@@ -80,10 +81,11 @@ class Detection(TypedDict):
 
 
 class ProspectsDocument(TypedDict):
-    """The prospects of a run, as JSON types and as sentences."""
+    """The prospects of a run, as JSON types and as sentences; ``savings`` are those of local rewards."""
 
     detection: Detection
     jobs: list[ProspectDocument]
+    savings: NotRequired[SystemSavingsDocument]
     told: list[str]
 
 
@@ -260,12 +262,21 @@ def _detectable(facts: Detection, plan: BudgetPlan) -> str:
     )
 
 
+def local_savings(allowed: Allowance) -> SystemSavings | None:
+    """Return what the local rewards of the jobs may save; ``None`` if no optimizer declares any."""
+    declared = [
+        (each.bound.savings, each.job.weight) for each in allowed.jobs if each.bound and each.bound.savings
+    ]
+    return SystemSavings(declared) if declared else None
+
+
 def outlook(problem: Problem) -> ProspectsDocument:
     """Return the prospects of a run as JSON types: detectable gains, and the resources of its jobs."""
     plan, free = plan_by_runs(problem)
-    found = prospects(problem, plan, free, allowance(problem, free, plan.decisions))
+    allowed = allowance(problem, free, plan.decisions)
+    found, savings = prospects(problem, plan, free, allowed), local_savings(allowed)
     power = detection(len(problem.valid), plan.level, bounded=has_bounds(problem))
-    return {
+    document: ProspectsDocument = {
         "detection": power,
         "jobs": [prospect.to_json() for prospect in found],
         "told": [
@@ -273,5 +284,9 @@ def outlook(problem: Problem) -> ProspectsDocument:
             *_fewer_decisions(problem, plan),
             *_unknown_bounds(problem),
             *describe_prospects(power, plan, found, problem.settings.budget.system_runs),
+            *([str(savings)] if savings else []),
         ],
     }
+    if savings:
+        document["savings"] = savings.to_json()
+    return document

@@ -17,9 +17,13 @@ from pydantic import Field
 
 from compound.example import Example
 from compound.formatting import plural
+from compound.graph.configuration import components_of
 from compound.graph.space import PerInput
+from compound.graph.system import System
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
+from compound.optimization.prices import Prices
+from compound.optimization.savings import LocalSavings
 from compound.optimizers.optimas.candidates import first_candidates, has_more, next_candidates
 from compound.optimizers.optimas.evaluation_table import Conditions, FitCritic
 from compound.optimizers.optimas.guided_race import GuidedRace, GuidedRacer
@@ -39,6 +43,7 @@ from compound.storage.state import State
 
 WORTH = 1.2  # price of a global over a local evaluation below which there is nothing to save
 POLICY_SHARE = 0.3  # of a job's runs, to test a reward that chooses per input
+NOTHING_FOLLOWS = "nothing counted follows it"
 APART = 0.4  # of the examples, for that test; the reward is not fitted to them
 
 
@@ -110,8 +115,10 @@ class GuidedSearch:
     fit: FitCritic = fit_critic
 
     def bound(self, outlook: Outlook) -> JobBound:
-        """Declare the requests of all rounds."""
-        return self.prompts.rounds_bound(outlook, self.rounds)
+        """Declare the requests of all rounds, and what the local reward may save."""
+        (component,) = components_of(outlook.keys)
+        found = self.prompts.rounds_bound(outlook, self.rounds)
+        return replace(found, savings=savings_of(outlook.system, component, outlook.prices))
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Race candidates in rounds, and propose the one with the highest estimated gain."""
@@ -300,6 +307,16 @@ def per_input_keys(task: Task) -> list[str]:
 def is_worthwhile(part: Part, price: float) -> bool:
     """Return whether a local evaluation of a component saves anything."""
     return price > 0 and price >= WORTH * part.price
+
+
+def savings_of(system: System, component: str, prices: Prices) -> LocalSavings:
+    """Return what the local reward of a component may save."""
+    part, price = part_of(system, component, prices), prices.change([component])
+    reason = ""
+    if not is_worthwhile(part, price):
+        follows = price > part.price + 1e-9
+        reason = f"a global evaluation costs less than {WORTH:g} local ones" if follows else NOTHING_FOLLOWS
+    return LocalSavings(component, price, part.price, reason)
 
 
 def _why(part: Part, price: float, state: GuidedProgress) -> str:
