@@ -26,12 +26,11 @@ from compound.optimization.prices import Prices
 from compound.optimization.savings import LocalSavings
 from compound.optimizers.optimas.candidates import first_candidates, has_more, next_candidates
 from compound.optimizers.optimas.evaluation_table import Conditions, FitCritic
-from compound.optimizers.optimas.guided_race import GuidedRace, GuidedRacer
+from compound.optimizers.optimas.guided_race import GuidedRace, GuidedRacer, RaceMemory
 from compound.optimizers.optimas.part import Part, part_of
 from compound.optimizers.optimas.per_input import per_input_candidates
 from compound.optimizers.optimas.reserve import ReservingScorer
 from compound.optimizers.optimas.rewarding import RunRewards, shared_backbone, tunable
-from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.prompts import PromptSearch, RaceProgress, split
 from compound.optimizers.search.racing import race
 from compound.rewards.buffer import Entry
@@ -45,17 +44,6 @@ WORTH = 1.2  # price of a global over a local evaluation below which there is no
 POLICY_SHARE = 0.3  # of a job's runs, to test a reward that chooses per input
 NOTHING_FOLLOWS = "nothing counted follows it"
 APART = 0.4  # of the examples, for that test; the reward is not fitted to them
-
-
-class RaceMemory(MemoryPart):
-    """Memory of guided races.
-
-    Attributes:
-        races: the last race of each component, without its evaluations.
-    """
-
-    NAME = "guided races"
-    races: dict[str, GuidedRace] = Field(default_factory=dict)
 
 
 class ScoredValues(State):

@@ -185,6 +185,36 @@ def two_steps(labels: Mapping[str, str | None], **values: Any) -> Problem:
     return Problem(system, TRAIN, rows, [], metric, settings, method, {})
 
 
+@dataclass(frozen=True)
+class Spend:
+    """Evaluates the incumbent while the job's share allows it, and proposes an option."""
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        for example in task.train:
+            if task.scorer.runs_left >= 1:
+                await task.scorer.score([{}], [example])
+        yield Proposal({"d.option": 1})
+
+
+def test_a_job_may_spend_what_a_decision_does_not_need(tmp_path: Path) -> None:
+    """A change of the last of four steps executes a quarter of each run: 5 runs, of which the last begins whole.
+
+    Of 33 runs, 20 evaluate the start, 5.75 are reserved and 7 are left for the job; 20 used to be reserved.
+    """
+    world = Relay(4, 4, options=2)
+    settings = make_settings(
+        {"valid_size": 20, "minibatch": 2, "concurrency": 1, "budget": {"system_runs": 33}}
+    )
+    method = Method("spend", {"spend": Spend()}, [Job("spend", ("d.option",))], Uniform())
+    rows, valid = world.examples(30), world.examples(20, "valid")
+    events, _ = run(Problem(world.system(), rows, valid, [], world, settings, method, {}), tmp_path)
+    (job,) = kinds(events, "job")
+    (decision,) = kinds(events, "decision")
+    assert job["runs"] == 7
+    assert "p" in decision
+    assert events[-1]["spent"]["system_runs"] <= 33
+
+
 class TestEachComponent:
     """``decide: component``: what helps is kept, whatever the other components changed."""
 
