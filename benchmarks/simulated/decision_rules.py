@@ -2,11 +2,12 @@
 
     python -m compound.benchmarks.simulated.decision_rules
 
-Each run is a whole optimization: the initial evaluation, jobs, decisions on validation examples. For each
-system, method, size of the validation split, budget and rule, the file ``benchmarks/data/decision_rules.json``
-has the expected score of the configuration that the run accepted, as a share of the optimum's, and the number
-of accepted changes, and of those whose true gain is 0 or less; 20 seeds. Where the budget or alpha does not
-allow a decision for each component, the rule ``component`` decides rounds, and the two runs are the same.
+Each run is a whole optimization: the initial evaluation, jobs, decisions on validation examples. The file
+``benchmarks/data/decision_rules.json`` has, for each system, method, size of the validation split, budget and
+rule, the expected score of the configuration that each of 20 runs accepted, as a share of the optimum's, the
+number of accepted changes, and the number of those whose true gain is 0 or less. Where the budget or alpha
+does not allow a decision for each component, the rule ``component`` decides rounds, and the two runs are the
+same.
 """
 
 from __future__ import annotations

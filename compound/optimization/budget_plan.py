@@ -134,9 +134,10 @@ def _is_dynamic(system: System) -> bool:
 
 
 def planning_prices(problem: Problem) -> Prices:
-    """Return the prices that a plan assumes before there are traces; loops count at most as often as they run.
+    """Return the prices that a plan assumes before there are traces.
 
-    Components whose number of calls has no finite bound count as one call per node.
+    Calls in loops and maps count as often as `compound.graph.survey` allows; components whose number of calls
+    has no finite bound count as one call per node.
     """
     own = (problem.system.lm,) if problem.system.lm else ()
     examples = [*problem.train, *problem.valid, *problem.test]

@@ -53,7 +53,7 @@ class LocalSavings:
 
     @property
     def at_most(self) -> float:
-        """The factor by which evaluations may get cheaper; 1 for none, infinite if local ones cost nothing."""
+        """Factor by which evaluations may get cheaper; 1 for none, infinite if local ones are free."""
         return _ratio(self.global_price, self.price)
 
     def to_json(self) -> SavingsDocument:

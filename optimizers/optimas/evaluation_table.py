@@ -219,10 +219,10 @@ class EvaluationTable:
         return Evaluations(self.scores[1:] - self.scores[0], locally)
 
     def gap(self, data: Evaluations, slope: float) -> float | None:
-        """Return the mean gap between two outputs of the component for the same input, in units of the score.
+        """Return the mean gap between two outputs of the component for one input, in units of the score.
 
-        The gap of an example is the mean difference of the calibrated local rewards of its distinct outputs, 0
-        if all candidates give the same one. It estimates the reward gap of OPTIMAS (appendix E) from what a
+        The gap of an example is the mean difference of the calibrated local rewards of its distinct outputs,
+        0 if all candidates give the same one. It estimates the reward gap of OPTIMAS (appendix E) from what a
         guided race evaluates, whether or not the components after this one are random.
 
         Args:

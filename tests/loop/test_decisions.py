@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -218,7 +218,7 @@ def test_a_job_may_spend_what_a_decision_does_not_need(tmp_path: Path) -> None:
 class TestEachComponent:
     """``decide: component``: what helps is kept, whatever the other components changed."""
 
-    LABELS = {"a": "1.0 1.0", "b": "0.0 1.0"}  # b is better on train examples only
+    LABELS: ClassVar = {"a": "1.0 1.0", "b": "0.0 1.0"}  # b is better on train examples only
 
     def test_a_round_is_rejected_with_what_helps(self, tmp_path: Path) -> None:
         events, state = run(two_steps(self.LABELS, decide="round"), tmp_path)

@@ -253,9 +253,7 @@ def problem_of(world: Relay, names: Sequence[str] = (), valid: int = 20, **chang
     system = world.system()
     jobs = [Job("numbers", (f"{name}.option",)) for name in names or world.names[: world.tuned]]
     method = Method("each", {"numbers": NumberSearch()}, jobs, Uniform())
-    return Problem(
-        system, world.examples(60), world.examples(valid, "valid"), [], world, options, method, {}
-    )
+    return Problem(system, world.examples(60), world.examples(valid, "valid"), [], world, options, method, {})
 
 
 class TestPlan:
@@ -348,9 +346,12 @@ class TestPlan:
         cost = (20 + 41 / 3 + 22 / 3) / 3
         each = 2 * cost + 20
         plan = make_plan(made, 3 * each, 3, prices)
-        assert (plan.decisions, plan.jobs, plan.cost) == (3, 1, pytest.approx(cost))
+        assert (plan.decisions, plan.jobs) == (3, 1)
+        assert plan.cost == pytest.approx(cost)
         assert plan.level == pytest.approx(0.05 / 3)
-        assert make_plan(made, 3 * each - 0.1, 3, prices).jobs == 3  # two decisions are too few for three jobs
+        assert (
+            make_plan(made, 3 * each - 0.1, 3, prices).jobs == 3
+        )  # two decisions are too few for three jobs
         assert make_plan(made, math.inf, 3, prices).decisions == 3 * made.settings.iterations
         # five examples show an improvement at 0.05 / 1 only
         assert make_plan(problem_of(Relay(3, 3), valid=5, decide="component"), math.inf, 3, prices).jobs == 3

@@ -65,11 +65,10 @@ def settings(method: str, runs: float = 400) -> OptimizeSettings:
 
 
 def data(world: Relay) -> Dataset:
-    rows = {
-        split: [{"id": e.id, **e.inputs, **e.gold} for e in world.examples(30, split)]
-        for split in ("train", "valid", "test")
-    }
-    return Dataset.of(**rows, id="id")
+    def rows(split: str) -> list[dict[str, object]]:
+        return [{"id": e.id, **e.inputs, **e.gold} for e in world.examples(30, split)]
+
+    return Dataset.of(train=rows("train"), valid=rows("valid"), test=rows("test"))
 
 
 def bound(system: System, component: str, prices: Prices) -> LocalSavings:
@@ -171,7 +170,9 @@ class TestBeforeARun:
         assert [row["component"] for row in found["savings"]["components"]] == list("abcd")
         assert [row["at_most"] for row in found["savings"]["components"]] == [4, 3, 2, 1]
         assert found["savings"]["at_most"] == pytest.approx(2.5)
-        assert found["told"][-1].endswith("d none: nothing counted follows it; at most 2.5 times over all jobs")
+        assert found["told"][-1].endswith(
+            "d none: nothing counted follows it; at most 2.5 times over all jobs"
+        )
 
     @pytest.mark.parametrize("method", ["search", "coordinate", "random"])
     def test_methods_without_local_rewards_declare_none(self, method: str) -> None:

@@ -97,7 +97,11 @@ class TestByHand:
         jobs = [Job("local", (f"{name}.option",)) for name in "abc"]
         chosen = [RewardGapScheduler().choose(jobs, [record], seed) for seed in range(60)]
         gaps = {job.keys[0][0]: job.reason["gap"] for job in chosen}
-        assert gaps == {"a": pytest.approx(0.4), "b": 0.3, "c": pytest.approx(0.35)}  # c: the mean of the others
+        assert gaps == {
+            "a": pytest.approx(0.4),
+            "b": 0.3,
+            "c": pytest.approx(0.35),
+        }  # c: the mean of the others
 
 
 class Noisy(RelayStep):
