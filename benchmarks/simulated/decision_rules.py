@@ -60,8 +60,6 @@ CONDITIONS = [
     ("optimas", 40, "relay, 4 of 4 tuned", BUDGETS),
     ("coordinate", 20, "relay, 2 of 4 tuned", BUDGETS),
     ("coordinate", 40, "relay, 4 of 4 tuned", (800,)),
-    ("coordinate", 40, "relay, 3 of 6 tuned", (800,)),
-    ("coordinate", 40, "diamond, negative interaction", (800,)),
 ]  # method, number of validation examples, system, budgets
 
 
