@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from compound.evaluation.statistics import binomial_tail
+from compound.evaluation.statistics import binomial_tail, interval_of_means
 from compound.report.comparison import accuracies, methods, trainings
 from compound.report.facts.text import p_value
 from compound.report.rendering.markdown import render_block
@@ -574,12 +574,30 @@ def acceptance_power(level: str) -> str:
     return markdown(["gain of an example", *names], rows)
 
 
+def decision_rules() -> str:
+    """Tabulate the results of a decision for each round and for each component, where they differ."""
+    found = json.loads((DATA / "decision_rules.json").read_text(encoding="utf-8"))
+    rows = []
+    for each, single in zip(found["rows"][::2], found["rows"][1::2], strict=True):
+        if not single["by_component"]:
+            continue
+        gains = [b - a for a, b in zip(each["reached"], single["reached"], strict=True)]
+        rows.append([
+            f"{each['system']}, `{each['method']}`", str(each["valid"]), str(each["runs"]),
+            f"{found['start'][each['system']]:.3f}",
+            *(f"{row['mean']:.3f} ({row['accepted']:.2f}, {row['false']:.2f})" for row in (each, single)),
+            spread(interval_of_means(gains).to_json(), signed=True) if any(gains) else "0",
+        ])  # fmt: skip
+    headings = ["system, method", "n", "system runs", "start", "round", "component", "difference"]
+    return markdown(headings, rows)
+
+
 GENERATED: tuple[Callable[..., str], ...] = (
     search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged,
     trained, course, rollouts, learned, speed, several, batches, prefill, sampling,
     coverage, of_seeds, needed, kills, faults, damages, disks, controls,
     settings, stark,
-    false_accepts, false_runs, acceptance_power,
+    false_accepts, false_runs, acceptance_power, decision_rules,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {table.__name__: table for table in GENERATED}
 

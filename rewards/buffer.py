@@ -135,15 +135,18 @@ class PairBuffer:
         """Return the mean gap between two outputs of a component, over the inputs of its latest draws.
 
         The paper's scheduler uses this gap. Two outputs whose order is not decided have a gap of 0, and so
-        has an input with one output. Draws whose rewards decide nothing are left out; ``None`` if there are
-        no others.
+        has an input with one output. Draws whose rewards decide nothing, such as of one run each before
+        random components, are left out. An iteration has no gap if all of its draws with several outputs
+        are; ``None`` if no iteration has one.
         """
         by_iteration: dict[int, list[Draw]] = {}
         for item in self.of(component):
             by_iteration.setdefault(item.iteration, []).append(item.draw)
         for iteration in sorted(by_iteration, reverse=True):
-            gaps = [gap for draw in by_iteration[iteration] if (gap := self._gap_of(draw)) is not None]
-            if gaps:
+            draws = by_iteration[iteration]
+            gaps = [gap for draw in draws if (gap := self._gap_of(draw)) is not None]
+            several = [self._gap_of(draw) is not None for draw in draws if len(draw.candidates) > 1]
+            if gaps and (any(several) or not several):
                 return fmean(gaps)
         return None
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from compound.engine import Engine
 from compound.execution.budget import Meter
 from compound.optimization.allowance import Allowance, allowance, max_request_cost, proposal_caps, runs_left
 from compound.optimization.bounds import Amount
-from compound.optimization.budget_plan import BudgetPlan, make_plan, minimum_job_runs, usable_runs
+from compound.optimization.budget_plan import (
+    BudgetPlan,
+    all_jobs,
+    decision_cost,
+    make_plan,
+    minimum_job_runs,
+    usable_runs,
+)
 from compound.optimization.method import Job
 from compound.optimization.prices import Prices
 from compound.optimization.problem import Problem
@@ -55,6 +62,7 @@ class RunBudget:
         self.plan = plan
         self.free_runs = free_runs
         self.prices = prices
+        self._costs: dict[frozenset[str], float] = {}
 
     @classmethod
     def divide(
@@ -101,17 +109,51 @@ class RunBudget:
         """Return the system runs left in the budget after the outstanding proposal requests."""
         return runs_left(self._meter, self._proposals, self._largest_request)
 
-    def free(self, search: SearchState) -> float:
-        """Return the system runs left for jobs, excluding those reserved for decisions."""
-        decisions = self.plan.decisions - search.decisions
-        return max(0.0, self.runs_left() - decisions * self.plan.cost)
+    def free(self, search: SearchState, job: Job | None = None) -> float:
+        """Return the system runs left for jobs, excluding those reserved for decisions.
+
+        Args:
+            search: the state of the search.
+            job: the next job, if it is known; the next decision is about its parameters.
+        """
+        later = self.plan.decisions - search.decisions - 1
+        reserved = self._next_decision(search, job) + later * self.plan.cost
+        return max(0.0, self.runs_left() - reserved)
+
+    def _next_decision(self, search: SearchState, job: Job | None) -> float:
+        """Return the system runs to reserve for the next decision.
+
+        After the last job of a round, it is about the parameters that the jobs of the round changed.
+        """
+        is_last = job is not None and search.jobs_in_round == self.plan.jobs - 1
+        keys = {*search.working, *(job.keys if job is not None and is_last else self._keys)}
+        return self._decision_cost(frozenset(keys))
+
+    def _decision_cost(self, keys: frozenset[str]) -> float:
+        if keys not in self._costs:
+            self._costs[keys] = decision_cost(self._problem, keys, self.prices)
+        return self._costs[keys]
+
+    @functools.cached_property
+    def _keys(self) -> Collection[str]:
+        """The parameters of all jobs."""
+        return frozenset(key for job in all_jobs(self._problem.method) for key in job.keys)
+
+    def fits_another_job(self, search: SearchState) -> bool:
+        """Return whether the runs that are free allow another job."""
+        return any(self.free(search, job) >= least for job, least in self._least(search))
 
     def smallest_job(self, search: SearchState) -> float:
         """Return the minimum system runs of any job."""
+        return min(least for _, least in self._least(search))
+
+    def _least(self, search: SearchState) -> list[tuple[Job, float]]:
+        """Return each job with its minimum system runs."""
         minibatch, compared = self._problem.settings.minibatch, has_compared(search)
-        return min(
-            minimum_job_runs(job, minibatch, self.prices, tried=compared) for job in self._jobs().values()
-        )
+        return [
+            (job, minimum_job_runs(job, minibatch, self.prices, tried=compared))
+            for job in self._jobs().values()
+        ]
 
     def runs_of(self, job: Job, opening: Job | None, search: SearchState) -> float:
         """Return the system runs of a job, or 0 if they would be too few.
@@ -126,13 +168,12 @@ class RunBudget:
         if opening is not None or declared.step is not None:
             share = self._share(job, search) if opening is None else self.free(search) * opening.weight
             return share if share >= needed else 0.0
-        return usable_runs(self._share(job, search), self.free(search), needed, tried=has_compared(search))
+        free = self.free(search, job)
+        return usable_runs(self._share(job, search), free, needed, tried=has_compared(search))
 
     def _jobs(self) -> dict[tuple[str, tuple[str, ...]], Job]:
         """Return the method's jobs by optimizer and keys."""
-        method = self._problem.method
-        jobs = [*([method.opening] if method.opening else []), *method.jobs]
-        return {(job.optimizer, job.keys): job for job in jobs}
+        return {(job.optimizer, job.keys): job for job in all_jobs(self._problem.method)}
 
     def _share(self, job: Job, search: SearchState) -> float:
         """Return the job's share, by weight, of the runs left for jobs."""
@@ -143,7 +184,7 @@ class RunBudget:
         total = sum(weights.values()) * part
         later_decisions = self.plan.decisions - search.decisions - 1
         ahead = max(total - worked, job.weight) + later_decisions * total
-        return self.free(search) * job.weight / ahead
+        return self.free(search, job) * job.weight / ahead
 
 
 def has_compared(search: SearchState) -> bool:

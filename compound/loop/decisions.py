@@ -11,6 +11,7 @@ from compound.evaluation.paired_tests import TestName, applicable_test, paired_t
 from compound.execution.rng import generator
 from compound.graph.system import System
 from compound.loop.context import RunContext
+from compound.optimization.budget_plan import uses_up_decisions
 
 __all__ = ["decide"]
 
@@ -104,11 +105,13 @@ def _end_idle_round(context: RunContext) -> None:
     """Record a round without a change; end the search after several in a row."""
     search = context.search
     search.idle_rounds += 1
-    if context.problem.method.jobs_each is not None:  # the planned jobs of this decision are finished
+    plan, method = context.budget.plan, context.problem.method
+    if uses_up_decisions(method, plan):  # the planned jobs of this decision are finished
         search.decisions += 1
         search.skipped = [*search.skipped, search.decisions]
-        if search.decisions == context.budget.plan.decisions and not search.stopped:
+        if search.decisions == plan.decisions and not search.stopped:
             search.stopped = "all planned jobs are done"
-    if search.idle_rounds >= PATIENCE and not search.stopped:
-        search.stopped = f"{PATIENCE} consecutive rounds proposed nothing"
+    patience = PATIENCE if method.jobs_each else PATIENCE * len(method.jobs) // plan.jobs
+    if search.idle_rounds >= patience and not search.stopped:
+        search.stopped = f"{patience} consecutive rounds proposed nothing"
     context.recorder.event("round", note="no change to decide on", idle=search.idle_rounds)

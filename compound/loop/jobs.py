@@ -35,9 +35,8 @@ class Jobs:
                 if not (more := self._further_jobs()):
                     return
                 search.jobs_in_round = plan.jobs - more
-            smallest = context.budget.smallest_job(search)
-            if search.job is None and context.budget.free(search) < smallest:
-                search.stopped = self._too_small_reason(smallest)
+            if search.job is None and not context.budget.fits_another_job(search):
+                search.stopped = self._too_small_reason(context.budget.smallest_job(search))
                 return
             await self._run(self._job())
 
@@ -58,9 +57,9 @@ class Jobs:
         """Return the number of further jobs before the last decision, within `iterations` rounds."""
         context, search = self._context, self._context.search
         plan, settings, method = context.budget.plan, context.problem.settings, context.problem.method
-        last = search.history[-plan.jobs :]
+        last = search.history[-len(method.jobs) :]
         useful = any(record.values for record in last) and any(record.runs for record in last)
-        finished = len(search.history) >= plan.jobs * settings.iterations
+        finished = len(search.history) >= len(method.jobs) * settings.iterations
         is_last = plan.decisions - search.decisions == 1
         if method.jobs_each is not None or not useful or not is_last or finished:
             return 0

@@ -16,6 +16,7 @@ from compound.example import Example
 from compound.graph.bounds import CallBound, Extent, Use, scaled
 from compound.graph.system import System
 from compound.optimization.prices import Prices
+from compound.optimization.savings import LocalSavings
 from compound.registry.engine_checks import worst_case
 
 
@@ -29,12 +30,14 @@ class JobBound:
             model.
         written: maximum tokens of a model-written replacement of a text.
         candidates: number of candidates that the job can compare; ``None`` if unknown in advance.
+        savings: what the local reward of the job's component may save; ``None`` if the optimizer uses none.
     """
 
     requests: Sequence[CallBound] = ()
     growth: float = 0
     written: int = 0
     candidates: int | None = None
+    savings: LocalSavings | None = None
 
     @property
     def calls(self) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,12 @@ from compound.evaluation.power import least_improved, least_p, most_decisions
 from compound.execution.schedule import setting_values
 from compound.formatting import plural
 from compound.graph.component import Component
+from compound.graph.composite import Composite
+from compound.graph.configuration import component_of
 from compound.graph.space import Choice, Float, Int
+from compound.graph.survey import RunLimits, survey
 from compound.graph.system import System
-from compound.optimization.method import Job
+from compound.optimization.method import Job, Method
 from compound.optimization.prices import Prices, estimate_prices
 from compound.optimization.scorer import has_free_repeats
 
@@ -33,7 +37,7 @@ class BudgetPlan:
     Attributes:
         decisions: number of comparisons on the validation split.
         jobs: number of jobs before each decision.
-        cost: system runs per decision.
+        cost: system runs per decision; if each job has its own, their mean.
         level: the significance level of each decision; they sum to ``alpha``.
     """
 
@@ -44,27 +48,101 @@ class BudgetPlan:
 
 
 def make_plan(problem: Problem, left: float, jobs: int, prices: Prices) -> BudgetPlan:
-    """Divide ``left`` system runs: a round of all jobs before each decision, at most half for decisions.
+    """Divide ``left`` system runs between decisions and jobs, at most half for decisions.
 
-    A deterministic incumbent whose runs are cached need not be rerun, which halves the cost of a
-    decision.
+    There is a round of all jobs before each decision. With ``decide: component``, each job has its own
+    decision, if the budget and alpha allow as many decisions as there are jobs.
 
     Args:
         problem: the problem, including the method.
         left: system runs left.
-        jobs: number of jobs before each decision.
+        jobs: number of jobs in a round.
         prices: expected fractions of a system run, by the components that change.
     """
+    each = _plan_of_each_job(problem, left, prices)
+    if each is not None:
+        return each
+    cost = decision_cost(problem, {key for job in all_jobs(problem.method) for key in job.keys}, prices)
+    most = problem.settings.iterations if problem.method.decisions is None else problem.method.decisions
+    decisions = _decisions(problem, left, 2 * cost + jobs * planned_job_runs(problem, prices), most)
+    return BudgetPlan(decisions, jobs, cost, problem.settings.alpha / decisions)
+
+
+def _plan_of_each_job(problem: Problem, left: float, prices: Prices) -> BudgetPlan | None:
+    """Return the plan with a decision after each job, or ``None`` if it is not wanted or not possible."""
+    settings, method = problem.settings, problem.method
+    if settings.decide != "component" or not has_job_per_component(method):
+        return None
+    weights = sum(job.weight for job in method.jobs)
+    cost = sum(job.weight * decision_cost(problem, job.keys, prices) for job in method.jobs) / weights
+    most = settings.iterations * len(method.jobs)
+    decisions = _decisions(problem, left, 2 * cost + planned_job_runs(problem, prices), most)
+    if decisions < len(method.jobs):
+        return None
+    return BudgetPlan(decisions, 1, cost, settings.alpha / decisions)
+
+
+def _decisions(problem: Problem, left: float, least: float, most: int) -> int:
+    """Return the number of decisions, of which each takes ``least`` system runs with its jobs."""
     settings = problem.settings
-    repeats = settings.repeats if stochastic(problem.system) else 1
-    fresh = stochastic(problem.system) or not has_free_repeats(problem.system)
-    cost = len(problem.valid) * repeats * (2 if fresh else 1)
-    least = 2 * cost + jobs * planned_job_runs(problem, prices)
-    affordable = settings.iterations if left == float("inf") else int(left // least)
+    affordable = most if math.isinf(left) else int(left // least)
     decidable = most_decisions(len(problem.valid), settings.alpha, bounded=has_bounds(problem))
-    most = settings.iterations if problem.method.decisions is None else problem.method.decisions
-    decisions = max(1, min(most, affordable, decidable))
-    return BudgetPlan(decisions, jobs, cost, settings.alpha / decisions)
+    return max(1, min(most, affordable, decidable))
+
+
+def has_job_per_component(method: Method) -> bool:
+    """Return whether a method has several jobs that change one component each, in any number and order."""
+    components = [{component_of(key) for key in job.keys} for job in method.jobs]
+    is_fixed = method.jobs_each is not None or method.decisions is not None
+    return not is_fixed and len(components) > 1 and all(len(names) == 1 for names in components)
+
+
+def uses_up_decisions(method: Method, plan: BudgetPlan) -> bool:
+    """Return whether a round without a change uses up its decision, since its jobs were planned for it."""
+    return method.jobs_each is not None or plan.jobs < len(method.jobs)
+
+
+def all_jobs(method: Method) -> list[Job]:
+    """Return all jobs of a method, with the opening one."""
+    return [*([method.opening] if method.opening else []), *method.jobs]
+
+
+def decision_cost(problem: Problem, keys: Collection[str], prices: Prices) -> float:
+    """Return the system runs to reserve for a decision about a change of some parameters.
+
+    A deterministic incumbent whose runs are cached is not rerun. The candidate executes the calls that depend
+    on the change. In a graph whose calls are always the same, that is its price; if conditions, loops or maps
+    determine them, the candidate may make more calls than the incumbent, so that whole runs are reserved.
+    Since each run is reserved as a whole one until it has ended, the last one needs the rest of a run.
+    """
+    system, settings = problem.system, problem.settings
+    random = stochastic(system)
+    fresh = random or not has_free_repeats(system)
+    price = 1.0
+    if not _is_dynamic(system):
+        price = min(1.0, max(prices.keys(keys), estimate_prices(system).keys(keys)))
+    repeats = settings.repeats if random else 1
+    cost = len(problem.valid) * repeats * (price + fresh) + (1 - price)
+    return round(cost, 9)  # sums of shares may exceed a whole number by rounding
+
+
+def _is_dynamic(system: System) -> bool:
+    """Return whether the number of calls of a run depends on outputs."""
+    return any(
+        node.when is not None or isinstance(node.component, Composite) for node in system.nodes.values()
+    )
+
+
+def planning_prices(problem: Problem) -> Prices:
+    """Return the prices that a plan assumes before there are traces.
+
+    Calls in loops and maps count as often as `compound.graph.survey` allows; components whose number of calls
+    has no finite bound count as one call per node.
+    """
+    own = (problem.system.lm,) if problem.system.lm else ()
+    examples = [*problem.train, *problem.valid, *problem.test]
+    found = survey(problem.system, RunLimits(examples, own, problem.system.configuration))
+    return estimate_prices(problem.system, {name: use.calls for name, use in found.uses.items()})
 
 
 def planned_job_runs(problem: Problem, prices: Prices) -> float:
@@ -146,7 +224,7 @@ def job_minibatch(minibatch: int, runs: float, price: float = 1.0) -> int:
 
 def runs_needed(problem: Problem) -> float:
     """Return the minimum system runs for one job and one decision."""
-    prices = estimate_prices(problem.system)
+    prices = planning_prices(problem)
     plan = make_plan(problem, 0.0, 1, prices)
     minibatch = problem.settings.minibatch
     least = min(minimum_job_runs(job, minibatch, prices, tried=False) for job in problem.method.jobs)
@@ -201,7 +279,7 @@ def check_budget(problem: Problem) -> None:
     limit, needed = problem.settings.budget.system_runs, runs_needed(problem)
     if limit is None or limit >= needed:
         return
-    baseline, cost = baseline_runs(problem), make_plan(problem, 0.0, 1, estimate_prices(problem.system)).cost
+    baseline, cost = baseline_runs(problem), make_plan(problem, 0.0, 1, planning_prices(problem)).cost
     fits = int((limit - (needed - baseline - cost)) / ((baseline + cost) / len(problem.valid)))
     smaller = f", or lower optimize.valid_size to {fits}" if least_p(fits) <= problem.settings.alpha else ""
     raise DeclarationError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from compound.evaluation.power import (
     POWER,
@@ -30,11 +30,12 @@ from compound.optimization.budget_plan import (
     job_minibatch,
     make_plan,
     minimum_job_runs,
+    planning_prices,
     usable_runs,
 )
 from compound.optimization.method import Job, JobRecord
-from compound.optimization.prices import estimate_prices
 from compound.optimization.role_checks import choose_job
+from compound.optimization.savings import SystemSavings, SystemSavingsDocument
 
 if TYPE_CHECKING:
     from compound.optimization.problem import Problem
@@ -80,10 +81,11 @@ class Detection(TypedDict):
 
 
 class ProspectsDocument(TypedDict):
-    """The prospects of a run, as JSON types and as sentences."""
+    """The prospects of a run, as JSON types and as sentences; ``savings`` are those of local rewards."""
 
     detection: Detection
     jobs: list[ProspectDocument]
+    savings: NotRequired[SystemSavingsDocument]
     told: list[str]
 
 
@@ -117,7 +119,7 @@ class Prospect:
 
 
 def planned_jobs(problem: Problem) -> int:
-    """Return the number of jobs before each decision."""
+    """Return the number of jobs in a round."""
     method = problem.method
     return len(method.jobs) if method.jobs_each is None else method.jobs_each
 
@@ -126,7 +128,7 @@ def plan_by_runs(problem: Problem) -> tuple[BudgetPlan, float]:
     """Return the plan based on the limit of system runs alone, and the runs left for jobs."""
     limit = problem.settings.budget.system_runs
     left = math.inf if limit is None else max(0.0, limit - baseline_runs(problem))
-    plan = make_plan(problem, left, planned_jobs(problem), estimate_prices(problem.system))
+    plan = make_plan(problem, left, planned_jobs(problem), planning_prices(problem))
     return plan, max(0.0, left - plan.decisions * plan.cost)
 
 
@@ -136,11 +138,9 @@ def prospects(problem: Problem, plan: BudgetPlan, free: float, allowed: Allowanc
     found, history = list[Prospect](), list[JobRecord]()
     if method.opening is not None:
         free -= free * method.opening.weight if math.isfinite(free) else 0.0
-    total = sum(job.weight for job in method.jobs) * plan.decisions
-    if method.jobs_each is not None:
-        total *= method.jobs_each / len(method.jobs)
+    total = sum(job.weight for job in method.jobs) * plan.decisions * plan.jobs / len(method.jobs)
     left, seed, prices = free, derive_seed(settings.seed, "scheduler"), allowed.outlook.prices
-    for _ in range(plan.jobs):
+    for _ in range(plan.jobs if method.jobs_each else len(method.jobs)):
         chosen = choose_job(method, history, seed)
         job = next(j for j in method.jobs if (j.optimizer, j.keys) == (chosen.optimizer, chosen.keys))
         needed = minimum_job_runs(job, settings.minibatch, prices, tried=True)
@@ -262,12 +262,21 @@ def _detectable(facts: Detection, plan: BudgetPlan) -> str:
     )
 
 
+def local_savings(allowed: Allowance) -> SystemSavings | None:
+    """Return what the local rewards of the jobs may save; ``None`` if no optimizer declares any."""
+    declared = [
+        (each.bound.savings, each.job.weight) for each in allowed.jobs if each.bound and each.bound.savings
+    ]
+    return SystemSavings(declared) if declared else None
+
+
 def outlook(problem: Problem) -> ProspectsDocument:
     """Return the prospects of a run as JSON types: detectable gains, and the resources of its jobs."""
     plan, free = plan_by_runs(problem)
-    found = prospects(problem, plan, free, allowance(problem, free, plan.decisions))
+    allowed = allowance(problem, free, plan.decisions)
+    found, savings = prospects(problem, plan, free, allowed), local_savings(allowed)
     power = detection(len(problem.valid), plan.level, bounded=has_bounds(problem))
-    return {
+    document: ProspectsDocument = {
         "detection": power,
         "jobs": [prospect.to_json() for prospect in found],
         "told": [
@@ -275,5 +284,9 @@ def outlook(problem: Problem) -> ProspectsDocument:
             *_fewer_decisions(problem, plan),
             *_unknown_bounds(problem),
             *describe_prospects(power, plan, found, problem.settings.budget.system_runs),
+            *([str(savings)] if savings else []),
         ],
     }
+    if savings:
+        document["savings"] = savings.to_json()
+    return document

@@ -6,7 +6,7 @@ YAML and Python use the same models. The settings of a method are declared next 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 
@@ -38,6 +38,7 @@ class OptimizeSettings(CommonSettings):
             seed: int = ...,
             budget: BudgetSettings = ...,
             iterations: int = ...,
+            decide: Literal["round", "component"] = ...,
             train_size: int | None = ...,
             valid_size: int | None = ...,
             test_size: int | None = ...,

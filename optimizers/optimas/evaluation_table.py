@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Protocol
 
 import numpy as np
@@ -214,6 +215,37 @@ class EvaluationTable:
             rewards = self._local_rewards(critic)
             locally = rewards[1:] - rewards[0]
         return Evaluations(self.scores[1:] - self.scores[0], locally)
+
+    def gap(self, data: Evaluations, slope: float) -> float | None:
+        """Return the mean gap between two outputs of the component for one input, in units of the score.
+
+        The gap of an example is the mean difference of the calibrated local rewards of its distinct outputs,
+        0 if all candidates give the same one. It estimates the reward gap of OPTIMAS (appendix E) from what a
+        guided race evaluates, whether or not the components after this one are random.
+
+        Args:
+            data: the gains over the incumbent.
+            slope: gain of the score per unit of local reward.
+
+        Returns:
+            The mean over the examples with local rewards of two candidates or more; ``None`` without any.
+        """
+        if not slope:
+            return None
+        gaps = []
+        for column in range(len(self._examples)):
+            found = {0: 0.0, **{i + 1: slope * gain for i, gain in enumerate(data.locally[:, column])}}
+            known = [row for row, reward in found.items() if not math.isnan(reward)]
+            if len(known) > 1:
+                rewards = list({self._outputs(row, column): found[row] for row in known}.values())
+                differences = [abs(a - b) for a, b in combinations(rewards, 2)]
+                gaps.append(sum(differences) / max(1, len(differences)))
+        return float(np.mean(gaps)) if gaps else None
+
+    def _outputs(self, row: int, column: int) -> str:
+        """Return the outputs of the component's calls; equal texts for equal outputs."""
+        calls = self._parts[row][column].calls_of(self._given.part.component)
+        return canonical_json([to_readable_json(call.outputs) for call in calls])
 
     def _signals(self, trace: Trace, example: Example) -> dict[str, float]:
         """Return the features of a trace of the part that only a train example has."""

@@ -17,17 +17,19 @@ from pydantic import Field
 
 from compound.example import Example
 from compound.formatting import plural
-from compound.graph.configuration import canonical_json
+from compound.graph.configuration import canonical_json, components_of
 from compound.graph.space import PerInput
+from compound.graph.system import System
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
+from compound.optimization.prices import Prices
+from compound.optimization.savings import LocalSavings
 from compound.optimizers.optimas.candidates import first_candidates, has_more, next_candidates
 from compound.optimizers.optimas.evaluation_table import Conditions, FitCritic
-from compound.optimizers.optimas.guided_race import GuidedRace, GuidedRacer
+from compound.optimizers.optimas.guided_race import GuidedRace, GuidedRacer, RaceMemory
 from compound.optimizers.optimas.part import Part, part_of
 from compound.optimizers.optimas.reserve import ReservingScorer
 from compound.optimizers.optimas.rewarding import RunRewards, shared_backbone, tunable
-from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.prompts import PromptSearch, RaceProgress, split
 from compound.optimizers.search.racing import race
 from compound.rewards.buffer import Entry
@@ -42,19 +44,9 @@ from compound.storage.state import State
 
 WORTH = 1.2  # price of a global over a local evaluation below which there is nothing to save
 POLICY_SHARE = 0.3  # of a job's runs, to test a reward that chooses per input
+NOTHING_FOLLOWS = "nothing counted follows it"
 APART = 0.4  # of the examples, for that test; the reward is not fitted to them
 ARMS = 3  # candidates of that test: the incumbent, the best single option, and the per-input candidate
-
-
-class RaceMemory(MemoryPart):
-    """Memory of guided races.
-
-    Attributes:
-        races: the last race of each component, without its evaluations.
-    """
-
-    NAME = "guided races"
-    races: dict[str, GuidedRace] = Field(default_factory=dict)
 
 
 class ScoredValues(State):
@@ -114,8 +106,10 @@ class GuidedSearch:
     fit: FitCritic = fit_critic
 
     def bound(self, outlook: Outlook) -> JobBound:
-        """Declare the requests of all rounds."""
-        return self.prompts.rounds_bound(outlook, self.rounds)
+        """Declare the requests of all rounds, and what the local reward may save."""
+        (component,) = components_of(outlook.keys)
+        found = self.prompts.rounds_bound(outlook, self.rounds)
+        return replace(found, savings=savings_of(outlook.system, component, outlook.prices))
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Race candidates in rounds, and propose the one with the highest estimated gain."""
@@ -333,6 +327,16 @@ def per_input_candidates(
 def is_worthwhile(part: Part, price: float) -> bool:
     """Return whether a local evaluation of a component saves anything."""
     return price > 0 and price >= WORTH * part.price
+
+
+def savings_of(system: System, component: str, prices: Prices) -> LocalSavings:
+    """Return what the local reward of a component may save."""
+    part, price = part_of(system, component, prices), prices.change([component])
+    reason = ""
+    if not is_worthwhile(part, price):
+        follows = price > part.price + 1e-9
+        reason = f"a global evaluation costs less than {WORTH:g} local ones" if follows else NOTHING_FOLLOWS
+    return LocalSavings(component, price, part.price, reason)
 
 
 def _why(part: Part, price: float, state: GuidedProgress) -> str:

@@ -22,6 +22,7 @@ from compound.example import Example
 from compound.execution.rng import generator
 from compound.optimization.method import Task
 from compound.optimizers.optimas.evaluation_table import Cell, Conditions, EvaluationTable, StoredEvaluations
+from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.racing import Track, rungs_of
 from compound.rewards.buffer import Entry
 from compound.rewards.gains.critic import Critic
@@ -56,6 +57,8 @@ class GuidedRace(State):
         ratio: as there.
         accuracy: the share of pairs that the local reward orders correctly on examples it was not fitted to.
         local_sd: standard deviation of the calibrated local gain of a candidate over examples.
+        gap: the mean calibrated gap between two outputs for the same input (see `EvaluationTable.gap`);
+            ``None`` without a local reward.
         evaluations: the evaluations so far.
         predicted: system runs that the completed rungs were expected to take.
         spent: system runs that they took.
@@ -76,6 +79,7 @@ class GuidedRace(State):
     ratio: float = 1.0
     accuracy: float | None = None
     local_sd: float = 0.0
+    gap: float | None = None
     evaluations: StoredEvaluations = Field(default_factory=StoredEvaluations)
     predicted: float = 0.0
     spent: float = 0.0
@@ -104,6 +108,17 @@ class GuidedRace(State):
         """Return the progress note of the last completed rung."""
         best = max((gain for gain in self.gains if gain is not None), default=0.0)
         return f"{self.n_global} global and {self.n_local} local examples: best gain {best:+.3f}"
+
+
+class RaceMemory(MemoryPart):
+    """Memory of guided races.
+
+    Attributes:
+        races: the last race of each component, without its evaluations.
+    """
+
+    NAME = "guided races"
+    races: dict[str, GuidedRace] = Field(default_factory=dict)
 
 
 class DrawStore(Protocol):
@@ -274,6 +289,7 @@ class GuidedRacer:
             "ratio": gains.ratio,
             "accuracy": _accuracy(critic),
             "local_sd": float(np.nanstd(local)) if gains.slope else 0.0,
+            "gap": self._table.gap(data, gains.slope),
         }
         return state.model_copy(update=update | self._next(state, ranked, gains, hopeless=hopeless))
 

@@ -22,6 +22,7 @@ from compound.execution.trace import Trace
 from compound.formatting import plural
 from compound.graph.configuration import canonical_json, components_of, digest
 from compound.optimization.method import Memory, Task
+from compound.optimizers.optimas.guided_race import RaceMemory
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.racing import INCUMBENT, Race
 from compound.rewards.alignment import Evidence
@@ -333,10 +334,26 @@ class RunRewards:
         return {
             "iteration": self.iteration,
             "accuracy": {name: reward.accuracy.to_json() for name, reward in rewards_of.items()},
-            "gaps": {name: gap for name in known if (gap := self.buffer.gap(name)) is not None},
+            "gaps": self.gaps(),
             "pairs": {name: len(self.buffer.weighted_pairs(name)) for name in known},
             "missing": dict(learned.missing) if learned else {},
         }
+
+    def gaps(self) -> dict[str, float]:
+        """Return the mean reward gap of each component in which it was measured.
+
+        Differences of the global reward come first: between outputs whose order is certain, or was tested on
+        several runs. Where components after this one are random, each candidate of a race ran once per
+        example, which decides no order. The gap is then that of the component's last guided race: the mean
+        difference of local rewards, calibrated on the score (`EvaluationTable.gap`). A component whose local
+        reward tells nothing has none.
+        """
+        known = dict.fromkeys(entry.draw.component for entry in self.buffer.entries)
+        races = RaceMemory.of(self.memory).races
+        guided = {name: race.gap for name, race in races.items()}
+        found = {name: self.buffer.gap(name) for name in dict.fromkeys([*known, *races])}
+        gaps = {name: guided.get(name) if gap is None else gap for name, gap in found.items()}
+        return {name: gap for name, gap in gaps.items() if gap is not None}
 
     def _known(self) -> list[str]:
         """Return the components of the job, then the other components in the buffer."""

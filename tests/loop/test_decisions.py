@@ -7,11 +7,12 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from compound.benchmarks.simulated.acceptance import DECISIONS, WORLDS, problem
+from compound.benchmarks.simulated.relays import Relay
 from compound.components.function import Function
 from compound.evaluation.metrics import custom
 from compound.example import Example
@@ -21,12 +22,13 @@ from compound.graph.system import System
 from compound.loop.loop import OptimizationLoop
 from compound.optimization.method import Job, Method, Progress, Proposal, Task
 from compound.optimization.problem import Problem
+from compound.optimizers.methods import method as find_method
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.weights.methods import InOrder
 from compound.runs.directory import RunDirectory
 from compound.runs.recorder import Recorder
 from compound.runs.state import RunState
-from compound.settings.optimize import OptimizeSettings
+from compound.settings.optimize import OptimizeSettings, make_settings
 
 VALID = [Example(f"v{i}", {"x": i}) for i in range(10)]
 TRAIN = [Example(f"t{i}", {"x": 100 + i}) for i in range(10)]
@@ -158,3 +160,123 @@ class TestBounds:
         events, state = run(labelled(Named("7"), {"iterations": 1}, bounds=None), tmp_path)
         assert (state.bounds_violation, kinds(events, "note")) == ("", [])
         assert kinds(events, "decision")[0]["test"] == "sign flips and t"
+
+
+@dataclass(frozen=True)
+class Change:
+    """Proposes a label for a component; ``None`` proposes nothing."""
+
+    labels: Mapping[str, str | None]
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        label = self.labels[task.keys[0].partition(".")[0]]
+        yield Proposal({} if label is None else {task.keys[0]: label})
+
+
+def two_steps(labels: Mapping[str, str | None], **values: Any) -> Problem:
+    """Two components, whose mean is the score, with a job for each, in turn."""
+    steps = {name: Function(name, score, label=Text("0.5"))(x=Input("x", int)) for name in labels}
+    system = System("steps", outputs=dict(steps))
+    metric = custom(lambda outputs, example: sum(outputs.values()) / len(labels), "mean", bounds=(0, 1))
+    settings = OptimizeSettings.model_validate({"concurrency": 1, "minibatch": 1, "iterations": 1, **values})
+    jobs = [Job("change", (f"{name}.label",)) for name in labels]
+    method = Method("change", {"change": Change(labels)}, jobs, InOrder())
+    rows = [Example(f"v{i}", {"x": i}) for i in range(40)]
+    return Problem(system, TRAIN, rows, [], metric, settings, method, {})
+
+
+@dataclass(frozen=True)
+class Spend:
+    """Evaluates the incumbent while the job's share allows it, and proposes an option."""
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        for example in task.train:
+            if task.scorer.runs_left >= 1:
+                await task.scorer.score([{}], [example])
+        yield Proposal({"d.option": 1})
+
+
+def test_a_job_may_spend_what_a_decision_does_not_need(tmp_path: Path) -> None:
+    """A change of the last of four steps executes a quarter of each run: 5 runs, of which the last begins whole.
+
+    Of 33 runs, 20 evaluate the start, 5.75 are reserved and 7 are left for the job; 20 used to be reserved.
+    """
+    world = Relay(4, 4, options=2)
+    settings = make_settings(
+        {"valid_size": 20, "minibatch": 2, "concurrency": 1, "budget": {"system_runs": 33}}
+    )
+    method = Method("spend", {"spend": Spend()}, [Job("spend", ("d.option",))], Uniform())
+    rows, valid = world.examples(30), world.examples(20, "valid")
+    events, _ = run(Problem(world.system(), rows, valid, [], world, settings, method, {}), tmp_path)
+    (job,) = kinds(events, "job")
+    (decision,) = kinds(events, "decision")
+    assert job["runs"] == 7
+    assert "p" in decision
+    assert events[-1]["spent"]["system_runs"] <= 33
+
+
+class TestEachComponent:
+    """``decide: component``: what helps is kept, whatever the other components changed."""
+
+    LABELS: ClassVar = {"a": "1.0 1.0", "b": "0.0 1.0"}  # b is better on train examples only
+
+    def test_a_round_is_rejected_with_what_helps(self, tmp_path: Path) -> None:
+        events, state = run(two_steps(self.LABELS, decide="round"), tmp_path)
+        (decision,) = kinds(events, "decision")
+        assert [change[0] for change in decision["changes"]] == ["a.label", "b.label"]
+        assert (decision["accepted"], decision["level"]) == (False, 0.05)
+        assert state.best == {"a.label": "0.5", "b.label": "0.5"}
+
+    def test_each_component_is_accepted_or_rejected_by_itself(self, tmp_path: Path) -> None:
+        events, state = run(two_steps(self.LABELS, decide="component"), tmp_path)
+        decided = kinds(events, "decision")
+        assert [[change[0] for change in d["changes"]] for d in decided] == [["a.label"], ["b.label"]]
+        assert [(d["accepted"], d["level"]) for d in decided] == [(True, 0.025), (False, 0.025)]
+        assert state.best == {"a.label": "1.0 1.0", "b.label": "0.5"}
+
+    def test_a_component_without_a_proposal_leaves_its_level_to_the_later_ones(self, tmp_path: Path) -> None:
+        events, state = run(two_steps({"a": None, "b": "1.0", "c": "0.9"}, decide="component"), tmp_path)
+        levels = [d["level"] for d in kinds(events, "decision")]
+        assert levels == pytest.approx([0.025, 0.025])
+        assert sum(levels) <= 0.05 * (1 + 1e-12)
+        assert state.search is not None
+        assert (state.search.skipped, state.search.stopped) == ([1], "all 3 planned decisions were made")
+
+    def test_a_search_that_proposes_nothing_ends_after_its_planned_jobs(self, tmp_path: Path) -> None:
+        events, state = run(two_steps({"a": None, "b": None}, decide="component", iterations=2), tmp_path)
+        assert [event["keys"] for event in kinds(events, "job")] == [["a.label"], ["b.label"]] * 2
+        assert state.search is not None
+        assert state.search.stopped == "all planned jobs are done"
+
+    @pytest.mark.parametrize(("runs", "decisions"), [(240, 1), (1000, 2)])
+    def test_small_budgets_decide_rounds(self, runs: int, decisions: int, tmp_path: Path) -> None:
+        """A decision takes 80 runs, since nothing is cached, and a job six; two of each need 2 x 166 runs."""
+        made = two_steps(self.LABELS, decide="component", budget={"system_runs": runs})
+        events, _ = run(made, tmp_path)
+        assert len(kinds(events, "decision")) == decisions
+        assert all("p" in decision for decision in kinds(events, "decision"))
+        assert events[-1]["spent"]["system_runs"] <= runs
+
+
+@pytest.mark.parametrize("decide", ["round", "component"])
+@pytest.mark.parametrize("method", ["coordinate", "hbc"])
+@pytest.mark.parametrize("runs", [60, 90, 150, 250])
+def test_what_is_reserved_is_enough(method: str, decide: str, runs: int, tmp_path: Path) -> None:
+    """A decision that was begun is made, and the budget holds, with and without a counted tail."""
+    for tuned in (1, 3):
+        world = Relay(4, tuned, options=4, seed=runs)
+        own = {"hbc": {"backbone": {"model": "none"}}} if method == "hbc" else {}
+        settings = make_settings({
+            "method": method, "decide": decide, "valid_size": 12, "minibatch": 4, "candidates": 4,
+            "budget": {"system_runs": runs}, "concurrency": 1, **own,
+        })  # fmt: skip
+        system = world.system()
+        made = Problem(
+            system, world.examples(40), world.examples(12, "valid"), [], world, settings,
+            find_method(method, system, settings), {},
+        )  # fmt: skip
+        folder = tmp_path / str(tuned)
+        folder.mkdir()
+        events, _ = run(made, folder)
+        assert all("p" in decision for decision in kinds(events, "decision"))
+        assert events[-1]["spent"]["system_runs"] <= runs + 1e-9

@@ -20,6 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compound.api.optimize import Result, list_changes, make_problem, optimize
+from compound.benchmarks.simulated.relays import Relay
+from compound.components.flow import Loop
 from compound.components.function import Function
 from compound.components.hyperparameter import Hyperparameter
 from compound.components.llm import LLM
@@ -42,11 +44,18 @@ from compound.graph.space import Choice, Demos, Float, Int, Text
 from compound.graph.system import System
 from compound.loop.loop import OptimizationLoop
 from compound.narrowing import entry
-from compound.optimization.budget_plan import BudgetPlan, make_plan, planned_job_runs, stochastic
+from compound.optimization.budget_plan import (
+    BudgetPlan,
+    decision_cost,
+    make_plan,
+    planned_job_runs,
+    stochastic,
+)
 from compound.optimization.method import Job, Method, Progress, Proposal, Task
-from compound.optimization.prices import Prices, estimate_prices
+from compound.optimization.prices import CallShare, Prices, estimate_prices
 from compound.optimization.problem import Problem
 from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.search.sampling import NumberSearch
 from compound.report import write as write_report
 from compound.runs.changes import FORMAT
 from compound.runs.directory import RunDirectory, read_json
@@ -238,6 +247,15 @@ def problem(system: System | None = None, valid: int = 20, **changes: Any) -> Pr
 WHOLE = Prices()  # every change takes whole runs
 
 
+def problem_of(world: Relay, names: Sequence[str] = (), valid: int = 20, **changes: Any) -> Problem:
+    """A deterministic chain with a job for each of some components."""
+    options = SMALL.model_copy(update={"valid_size": valid, **changes})
+    system = world.system()
+    jobs = [Job("numbers", (f"{name}.option",)) for name in names or world.names[: world.tuned]]
+    method = Method("each", {"numbers": NumberSearch()}, jobs, Uniform())
+    return Problem(system, world.examples(60), world.examples(valid, "valid"), [], world, options, method, {})
+
+
 class TestPlan:
     def test_the_plan_is_the_one_worked_out_by_hand(self) -> None:
         # A decision runs both configurations on 20 examples: 40. A sweep has two jobs of six minibatches
@@ -285,6 +303,61 @@ class TestPlan:
             rest = left - plan.decisions * plan.cost
             assert plan.decisions * plan.cost <= left / 2 + 1e-9
             assert rest / (plan.decisions * jobs) >= Method.least * SMALL.minibatch
+
+    def test_a_decision_is_reserved_at_the_price_of_its_change(self) -> None:
+        """Of three calls of a deterministic chain, a change of the last executes one, and reruns no incumbent."""
+        world = Relay(3, 3)
+        made = problem_of(world, valid=20)
+        prices = estimate_prices(made.system)
+        costs = [decision_cost(made, [f"{name}.option"], prices) for name in "abc"]
+        # the last of 20 runs is reserved as a whole one until it has ended
+        assert costs == pytest.approx([20, 20 * 2 / 3 + 1 / 3, 20 / 3 + 2 / 3])
+        assert decision_cost(made, ["b.option", "c.option"], prices) == pytest.approx(20 * 2 / 3 + 1 / 3)
+        assert decision_cost(made, [], prices) == pytest.approx(1)
+        assert make_plan(made, 400, 3, prices).cost == pytest.approx(20)
+        assert make_plan(problem_of(world, ("c",)), 400, 1, prices).cost == pytest.approx(20 / 3 + 2 / 3)
+
+    def test_a_random_incumbent_is_rerun_on_the_samples_of_the_candidate(self) -> None:
+        sampled = problem()
+        prices = estimate_prices(sampled.system)
+        assert decision_cost(sampled, ["answerer.prompt"], prices) == 40
+        assert decision_cost(sampled, ["spoil.w"], prices) == 21  # nothing counted follows
+
+    def test_traces_of_failing_runs_do_not_lower_what_is_reserved(self) -> None:
+        """Where the start fails at the first step, no trace has a call of the last one; candidates do."""
+        made = problem_of(Relay(2, 2))
+        failing = Prices(calls=[CallShare(component="a", depends=["a"], share=1.0)])
+        assert failing.keys(["b.option"]) == 0
+        assert decision_cost(made, ["b.option"], failing) == pytest.approx(20 / 2 + 1 / 2)
+
+    def test_whole_runs_are_reserved_where_a_change_may_make_more_calls(self) -> None:
+        step = Function("step", spoil, w=Float(0, 1))(answer=Input("answer", str))
+        body = System("turn", outputs={"answer": step})
+        looped_ = Loop("loop", body, carry={"answer": "answer"}, max_turns=3)(
+            answer=LLM("first", prompt="Answer.", temperature=0.0)(question=Input("question", str))
+        )
+        system = System("looped", outputs={"answer": looped_}, lm="lm")
+        assert decision_cost(problem(system), ["step.w"], estimate_prices(system)) == 20
+
+    def test_each_component_is_decided_where_the_budget_and_alpha_allow_it(self) -> None:
+        """Prices of 1, 2/3 and 1/3: decisions take (20 + 13 2/3 + 7 1/3) / 3 runs, a job 6 x 4 x 5/6."""
+        made = problem_of(Relay(3, 3), valid=20, decide="component")
+        prices = estimate_prices(made.system)
+        cost = (20 + 41 / 3 + 22 / 3) / 3
+        each = 2 * cost + 20
+        plan = make_plan(made, 3 * each, 3, prices)
+        assert (plan.decisions, plan.jobs) == (3, 1)
+        assert plan.cost == pytest.approx(cost)
+        assert plan.level == pytest.approx(0.05 / 3)
+        assert (
+            make_plan(made, 3 * each - 0.1, 3, prices).jobs == 3
+        )  # two decisions are too few for three jobs
+        assert make_plan(made, math.inf, 3, prices).decisions == 3 * made.settings.iterations
+        # five examples show an improvement at 0.05 / 1 only
+        assert make_plan(problem_of(Relay(3, 3), valid=5, decide="component"), math.inf, 3, prices).jobs == 3
+        both = [Job("numbers", ("a.option", "b.option")), Job("numbers", ("c.option",))]
+        joint = replace(made, method=replace(made.method, jobs=both))
+        assert make_plan(joint, math.inf, 2, prices).jobs == 2
 
     def test_chance_that_a_parameter_can_bring_in_counts_from_the_beginning(self) -> None:
         """A greedy start may become a sampling candidate: decisions then need fresh samples."""

@@ -16,6 +16,8 @@ from compound.benchmarks.simulated.systems import SHAPES, Simulated
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
 from compound.evaluation.evaluate import Evaluation, evaluate
+from compound.evaluation.metrics import custom
+from compound.example import Example
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
@@ -23,7 +25,15 @@ from compound.graph.component import CallContext, Condition, Input, Operation, O
 from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.graph.types import Port
+from compound.optimization.allowance import allowance
+from compound.optimization.budget_plan import planned_job_runs, planning_prices
+from compound.optimization.method import Job, Method
 from compound.optimization.prices import CallShare, Prices, estimate_prices, measure_prices
+from compound.optimization.problem import Problem
+from compound.optimization.prospects import plan_by_runs
+from compound.optimizers.scheduling.scheduler import Uniform
+from compound.optimizers.search.sampling import NumberSearch
+from compound.settings.optimize import make_settings
 
 # --- systems -------------------------------------------------------------------------------------------
 
@@ -123,6 +133,17 @@ def routed() -> System:
     return System("routed", outputs={"y": FirstOf("pick", int)(a=b, b=d)})
 
 
+def planned(system: System) -> Problem:
+    """Return a problem with jobs for the first component and for the last one."""
+    rows = [Example(f"e{i}", {"x": i}) for i in range(20)]
+    names = list(system.components)
+    jobs = [Job("numbers", (f"{name}.option",)) for name in (names[0], names[-1]) if name in "abcd"]
+    options = make_settings({"minibatch": 4, "budget": {"system_runs": 200}})
+    metric = custom(lambda outputs, example: 0.0, "none", bounds=(0, 1))
+    method = Method("numbers", {"numbers": NumberSearch()}, jobs, Uniform())
+    return Problem(system, rows, rows, [], metric, options, method, {})
+
+
 def traces(system: System, xs: Sequence[int]) -> list[Trace]:
     executor = Executor()
     return [asyncio.run(executor.run(system, {"x": x}, example=str(x))) for x in xs]
@@ -199,6 +220,21 @@ class TestComposites:
         prices = estimate_prices(loop(2), uses)
         assert [prices.call(name) for name in "abcd"] == [pytest.approx(n / 6) for n in (1, 2, 2, 1)]
         assert changes(prices, "abd") == [1, 5 / 6, 1 / 6]
+
+    def test_a_plan_and_its_requests_count_the_calls_that_a_loop_may_make(self) -> None:
+        """They counted one call of b and c each, or four; the plan and its prospects did not agree."""
+        made = planned(loop(2))
+        prices = planning_prices(made)
+        assert [prices.call(name) for name in "abcd"] == [pytest.approx(n / 6) for n in (1, 2, 2, 1)]
+        assert changes(prices, "abd") == [1, 5 / 6, 1 / 6]
+        plan, free = plan_by_runs(made)
+        assert allowance(made, free, plan.decisions).outlook.prices == prices
+        # a job needs 6 x 4 whole runs, reduced by the prices of changes of a and d: (2 + 7/6) / 4
+        assert planned_job_runs(made, prices) == pytest.approx(24 * (2 + 7 / 6) / 4)
+
+    def test_a_plan_counts_unbounded_calls_as_one(self) -> None:
+        prices = planning_prices(planned(mapped()))
+        assert [prices.call(name) for name in "ab"] == [pytest.approx(1 / 2)] * 2
 
     def test_unknown_and_infinite_numbers_of_calls_count_as_one(self) -> None:
         prices = estimate_prices(loop(2), {"a": math.inf, "b": 0})

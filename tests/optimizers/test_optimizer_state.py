@@ -34,8 +34,8 @@ from compound.optimizers.baselines.reflection import Scores
 from compound.optimizers.baselines.textgrad import Descent, TextGrad
 from compound.optimizers.fast_slow import FastSlowState
 from compound.optimizers.optimas.evaluation_table import StoredEvaluations
-from compound.optimizers.optimas.guided import GuidedProgress, RaceMemory, ScoredValues
-from compound.optimizers.optimas.guided_race import GuidedRace
+from compound.optimizers.optimas.guided import GuidedProgress, ScoredValues
+from compound.optimizers.optimas.guided_race import GuidedRace, RaceMemory
 from compound.optimizers.optimas.hbc import CloningMemory
 from compound.optimizers.optimas.local import LocalProgress, Phase
 from compound.optimizers.optimas.local_scoring import Gain, Scoring

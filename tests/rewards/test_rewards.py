@@ -564,6 +564,18 @@ class TestBuffer:
         buffer.add([single], 2)
         assert buffer.gap("short") == 0.0
 
+    def test_inputs_with_one_output_measure_no_gap_beside_undecided_ones(self) -> None:
+        """They counted as 0, and the inputs whose outputs differ not at all: the component was never chosen again."""
+        single = draw("e1", "Rome", {"a": [1.0], "b": [0.0]}, certain=False)
+        alone = draw("e2", "Lima", {"a": [1.0]}, certain=False)
+        buffer = PairBuffer("system")
+        buffer.add([alone], 1)
+        assert buffer.gap("short") == 0.0  # constant, as far as is known
+        buffer.add([single], 1)
+        assert buffer.gap("short") is None
+        buffer.add([draw("e3", "Oslo", {"a": [1.0], "b": [0.4]}, certain=True)], 1)
+        assert buffer.gap("short") == pytest.approx(0.6 / 2)
+
     def test_what_is_certain_is_read_again(self) -> None:
         draws = [draw("e", "Lima", {"a": [1.0], "b": [0.0]}, certain=certain) for certain in (True, False)]
         records = json.loads(json.dumps(PairBuffer("system").add(draws, 1)))
