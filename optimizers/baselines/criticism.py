@@ -13,8 +13,8 @@ from compound.example import Example
 from compound.execution.trace import Call, Trace
 from compound.graph.component import Component
 from compound.graph.system import System
-from compound.optimizers.search.opro import purpose_of
-from compound.optimizers.search.transcripts import fields, read_and_written, result, verdict
+from compound.optimizers.search.proposers.opro import purpose_of
+from compound.optimizers.search.proposers.transcripts import fields, read_and_written, result, verdict
 
 MAX_TOKENS = 400  # of a feedback, and of a prompt
 _ADVICE = "Give specific criticism, in a few sentences; if it is already good, say so."

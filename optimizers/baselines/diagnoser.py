@@ -13,7 +13,7 @@ from compound.execution.trace import Trace
 from compound.graph.bounds import CallBound, Extent
 from compound.graph.system import System
 from compound.optimization.bounds import Outlook
-from compound.optimizers.search.transcripts import (
+from compound.optimizers.search.proposers.transcripts import (
     diagram,
     fields,
     longest_of,

@@ -30,7 +30,7 @@ from compound.optimizers.baselines.diagnoser import (
     verdict_request,
 )
 from compound.optimizers.search.prompts import split
-from compound.optimizers.search.proposing import ask_for_proposal
+from compound.optimizers.search.proposers.proposing import ask_for_proposal
 from compound.settings.base import Settings
 from compound.settings.references import ModelName
 from compound.storage.state import State

@@ -23,9 +23,9 @@ from compound.graph.space import Demos
 from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.search.exemplars import exemplars
-from compound.optimizers.search.opro import EXEMPLARS, MAX_TOKENS, bound, propose_prompts, tried
 from compound.optimizers.search.prompts import split, text_keys
+from compound.optimizers.search.proposers.exemplars import exemplars
+from compound.optimizers.search.proposers.opro import EXEMPLARS, MAX_TOKENS, bound, propose_prompts, tried
 from compound.storage.state import State
 
 MOST = 20  # maximum number of generations

@@ -13,8 +13,6 @@ from compound.graph.space import Choice, Demos, Float, Int, Text
 from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.search.demos import draw_demos
-from compound.optimizers.search.edits import GROWTH, bounded_edit
 from compound.optimizers.search.prompts import (
     ATTEMPTS,
     CandidateRace,
@@ -24,6 +22,8 @@ from compound.optimizers.search.prompts import (
     race_incumbent,
     split,
 )
+from compound.optimizers.search.proposers.demos import draw_demos
+from compound.optimizers.search.proposers.edits import GROWTH, bounded_edit
 
 EDITS = 2  # maximum number of edits of a text
 

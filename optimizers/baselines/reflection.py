@@ -18,8 +18,8 @@ from compound.optimization.method import Task
 from compound.optimizers.baselines.concurrent import gather
 from compound.optimizers.baselines.evolution import Evaluate, Record, Reflection, Rewrite, Scored
 from compound.optimizers.baselines.gepa_settings import GEPASettings
-from compound.optimizers.search.proposing import ask_for_proposal
-from compound.optimizers.search.transcripts import (
+from compound.optimizers.search.proposers.proposing import ask_for_proposal
+from compound.optimizers.search.proposers.transcripts import (
     calls,
     calls_of_others,
     fields,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from compound.graph.configuration import canonical_json
 from compound.graph.space import Demos, Float, Int, Space, Text
-from compound.optimizers.search.edits import sentences
+from compound.optimizers.search.proposers.edits import sentences
 
 __all__ = ["GainModel", "Observation", "similarity"]
 
@@ -34,6 +34,7 @@ AMPLITUDES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # prior variance of a gain
 SINGLE_SHARES = (0.9, 0.5)  # of the prior variance, due to single values
 PRIOR_SAMPLES = 2.0  # weight of the scores' variance in the estimate of the noise
 JITTER = 1e-9  # relative to the diagonal of a covariance with noise
+DIGITS = 9  # of results: the last bits differ between processors, which would break ties differently
 SINGULAR = 1e-6  # the same for a posterior: configurations that resemble each other have equal gains
 
 
@@ -127,12 +128,13 @@ class GainModel:
 
     def means(self, points: Sequence[Values]) -> list[float]:
         """Return the expected gains of some configurations."""
-        return [float(mean) for mean in self.predict(points)[0]] if points else []
+        return [round(float(mean), DIGITS) for mean in self.predict(points)[0]] if points else []
 
     def draw(self, points: Sequence[Values], rng: np.random.Generator) -> Vector:
         """Draw the gains of some configurations from the posterior."""
         means, covariance = self.predict(points)
-        return np.asarray(means + _factor(covariance, SINGULAR) @ rng.normal(size=len(means)))
+        drawn = means + _factor(covariance, SINGULAR) @ rng.normal(size=len(means))
+        return np.asarray(np.round(drawn, DIGITS))
 
     def _similarities(self, points: Sequence[Values]) -> tuple[Vector, Vector]:
         """Return the covariances of gains of unit variance due to single values, and to combinations."""

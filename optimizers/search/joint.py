@@ -143,7 +143,7 @@ class JointSearch:
         new = await self._combinations(task, state, model, leader, rng) if explores(task, state) else []
         drawn = model.draw([*known, *new], rng)
         complete = {i for i, number in enumerate(scored) if state.candidates[number].n == examples}
-        ranked = [int(i) for i in np.argsort(-drawn) if int(i) not in complete]
+        ranked = [int(i) for i in np.argsort(-drawn, kind="stable") if int(i) not in complete]
         state.field = []
         for i in ranked[: task.candidates]:
             if i >= len(known):

@@ -9,8 +9,8 @@ from compound.execution.rng import derive_seed, generator
 from compound.graph.configuration import canonical_json
 from compound.graph.space import Choice, Demos, Float, Int
 from compound.optimization.method import Task
-from compound.optimizers.search.demos import draw_demos
 from compound.optimizers.search.prompts import Pools, PromptSearch, text_keys
+from compound.optimizers.search.proposers.demos import draw_demos
 
 DRAWS = 16  # random numbers of a range too large to enumerate
 

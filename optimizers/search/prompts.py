@@ -22,11 +22,11 @@ from compound.graph.space import Demos, Text
 from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.search import opro
-from compound.optimizers.search.demos import WeightedDemo, bootstrap, correct_calls, draw_demos
-from compound.optimizers.search.edits import GROWTH, bounded_edit
 from compound.optimizers.search.memory_part import MemoryPart
-from compound.optimizers.search.opro import propose_prompt
+from compound.optimizers.search.proposers import opro
+from compound.optimizers.search.proposers.demos import WeightedDemo, bootstrap, correct_calls, draw_demos
+from compound.optimizers.search.proposers.edits import GROWTH, bounded_edit
+from compound.optimizers.search.proposers.opro import propose_prompt
 from compound.optimizers.search.racing import Race, Standing, Track, race
 from compound.settings.base import Settings
 from compound.settings.references import ModelName

@@ -51,12 +51,18 @@ from compound.optimization.problem import Problem
 from compound.optimization.scorer import TRAIN_SAMPLE, JobScorer
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.scheduling.scheduler import Uniform
-from compound.optimizers.search import edits
-from compound.optimizers.search.demos import Correction, WeightedDemo, bootstrap, correct_calls, draw_demos
-from compound.optimizers.search.edits import edit_prompt, sentences
 from compound.optimizers.search.joint import JointSearch
-from compound.optimizers.search.opro import parse_prompt, prompt_request
 from compound.optimizers.search.prompts import PromptSearch, bootstrap_pools, demo_keys, propose_winner, split
+from compound.optimizers.search.proposers import edits
+from compound.optimizers.search.proposers.demos import (
+    Correction,
+    WeightedDemo,
+    bootstrap,
+    correct_calls,
+    draw_demos,
+)
+from compound.optimizers.search.proposers.edits import edit_prompt, sentences
+from compound.optimizers.search.proposers.opro import parse_prompt, prompt_request
 from compound.optimizers.search.racing import Race, Standing, Track, race, rungs_of
 from compound.optimizers.search.sampling import NumberProgress, NumberSearch, enumerate_settings, suggest
 from compound.settings.optimize import OptimizeSettings

@@ -12,7 +12,7 @@ from compound.graph.configuration import canonical_json, to_json_values
 from compound.graph.space import Demo, as_demos
 from compound.graph.system import System
 from compound.graph.types import accepts
-from compound.optimizers.search.demos import MAX_CHARACTERS, WeightedDemo, draw_demos
+from compound.optimizers.search.proposers.demos import MAX_CHARACTERS, WeightedDemo, draw_demos
 
 TRIES = 4  # draws per set, since duplicates are dropped
 

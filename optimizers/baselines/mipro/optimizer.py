@@ -26,10 +26,10 @@ from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.baselines.mipro.demonstrations import demo_sets, labelled_demos
 from compound.optimizers.baselines.mipro.proposer import Proposer
 from compound.optimizers.baselines.mipro.requests import DEMOS, bounds
-from compound.optimizers.search.demos import bootstrap, correct_calls
-from compound.optimizers.search.edits import GROWTH, bounded_edit
-from compound.optimizers.search.opro import MAX_TOKENS
 from compound.optimizers.search.prompts import MAX_POOL, bootstrap_pools, demo_keys, split, text_keys
+from compound.optimizers.search.proposers.demos import bootstrap, correct_calls
+from compound.optimizers.search.proposers.edits import GROWTH, bounded_edit
+from compound.optimizers.search.proposers.opro import MAX_TOKENS
 from compound.optimizers.search.trials import (
     TrialPlan,
     TrialSearch,

@@ -29,7 +29,7 @@ from compound.optimizers.baselines.mipro.demonstrations import demo_sets, labell
 from compound.optimizers.baselines.mipro.optimizer import SIZES, Mipro, MIPROSettings
 from compound.optimizers.baselines.mipro.requests import TIPS
 from compound.optimizers.methods import method
-from compound.optimizers.search.demos import WeightedDemo
+from compound.optimizers.search.proposers.demos import WeightedDemo
 from compound.optimizers.search.tpe import next_point
 from compound.optimizers.search.trials import (
     FULL_EVERY,

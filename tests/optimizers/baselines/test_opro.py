@@ -25,8 +25,8 @@ from compound.graph.system import System
 from compound.optimization.method import ScoredCandidate, Task
 from compound.optimizers.baselines.opro import OPRO, GenerationPlan, plan_generations
 from compound.optimizers.methods import method
-from compound.optimizers.search.exemplars import exemplars
-from compound.optimizers.search.opro import SHOWN, prompt_request, propose_prompt, propose_prompts
+from compound.optimizers.search.proposers.exemplars import exemplars
+from compound.optimizers.search.proposers.opro import SHOWN, prompt_request, propose_prompt, propose_prompts
 from compound.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM
 

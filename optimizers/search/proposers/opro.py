@@ -19,8 +19,8 @@ from compound.graph.configuration import component_of
 from compound.narrowing import entry
 from compound.optimization.bounds import Outlook
 from compound.optimization.method import Task
-from compound.optimizers.search.exemplars import longest_exemplar
-from compound.optimizers.search.proposing import ask_for_proposal
+from compound.optimizers.search.proposers.exemplars import longest_exemplar
+from compound.optimizers.search.proposers.proposing import ask_for_proposal
 
 SHOWN = 20  # earlier prompts in a request, as in the paper
 EXEMPLARS = 3  # maximum number of exemplars in a request, as in the paper

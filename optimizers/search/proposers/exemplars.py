@@ -11,7 +11,7 @@ from compound.graph.bounds import Extent
 from compound.graph.component import Component, Output
 from compound.graph.system import System
 from compound.optimization.bounds import Outlook
-from compound.optimizers.search.transcripts import fields, longest_fields, longest_of
+from compound.optimizers.search.proposers.transcripts import fields, longest_fields, longest_of
 
 MOST_KEPT = 24  # exemplars of a component that a job stores
 HEADINGS = 120  # upper bound on the bytes of fixed text in an exemplar

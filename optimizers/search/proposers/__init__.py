@@ -1,0 +1,1 @@
+"""Sources of candidates: demonstrations, edits, and prompts that a model writes."""
