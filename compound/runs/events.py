@@ -86,9 +86,21 @@ class AccuracyDocument(TypedDict):
     inputs: int
 
 
+class RaceFacts(TypedDict, total=False):
+    """Gains of the candidates of a guided race, by candidate; ``None`` if they are unknown."""
+
+    local_gains: list[float | None]
+    global_gains: list[float | None]
+    counts: list[int]
+    gains: list[float | None]
+    sds: list[float | None]
+
+
 class JobFacts(TypedDict, total=False):
     """Facts reported by optimizers, as far as reports use them."""
 
+    component: str
+    guided: RaceFacts | None
     accuracy: dict[str, AccuracyDocument] | None
     missing: dict[str, str]
     iteration: int

@@ -50,6 +50,9 @@ class GuidedRace(State):
         n_local: the number of examples with local evaluations of all candidates in the race.
         gains: the estimated gain of each candidate; ``None`` before its first evaluation.
         sds: the standard deviations of the gains.
+        local_gains: the calibrated local gain of each candidate.
+        global_gains: the mean global gain of each candidate.
+        counts: the number of global evaluations of each candidate.
         slope: as in `compound.rewards.gains.estimates.Gains`, like the next four.
         noise: as there.
         spread: as there.
@@ -72,6 +75,9 @@ class GuidedRace(State):
     n_local: int = 0
     gains: list[float | None] = Field(default_factory=list)
     sds: list[float | None] = Field(default_factory=list)
+    local_gains: list[float | None] = Field(default_factory=list)
+    global_gains: list[float | None] = Field(default_factory=list)
+    counts: list[int] = Field(default_factory=list)
     slope: float = 0.0
     noise: float = 0.0
     spread: float = math.inf
@@ -282,6 +288,9 @@ class GuidedRacer:
             "evaluations": self._table.stored(),
             "gains": [_or_none(x) for x in gains.mean],
             "sds": [_or_none(x) for x in gains.sd],
+            "local_gains": [_or_none(x) for x in gains.locally],
+            "global_gains": [_or_none(x) for x in gains.globally],
+            "counts": gains.counts.tolist(),
             "slope": gains.slope,
             "noise": gains.noise if math.isfinite(gains.noise) else 0.0,
             "spread": gains.spread,

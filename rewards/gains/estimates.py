@@ -55,6 +55,9 @@ class Gains:
     Attributes:
         mean: the estimate by candidate.
         sd: its standard deviation.
+        locally: the calibrated local gain ``β · mean of L`` by candidate; nan without local evaluations.
+        globally: the mean of D by candidate; nan without global evaluations.
+        counts: the number of global evaluations by candidate.
         slope: β, gain of the score per unit of local reward; 0 if the local reward tells nothing.
         noise: σ, standard deviation of ``D − β L`` within a candidate.
         spread: τ, standard deviation between candidates of what the local reward does not explain; infinite
@@ -66,6 +69,9 @@ class Gains:
 
     mean: Vector
     sd: Vector
+    locally: Vector
+    globally: Vector
+    counts: NDArray[np.int64]
     slope: float
     noise: float
     spread: float
@@ -113,6 +119,9 @@ def estimate_gains(data: Evaluations, *, shrink: bool = True) -> Gains:
     return Gains(
         gain,
         np.sqrt(variance),
+        np.where(n_local > 0, local_means, np.nan),
+        np.where(known.any(1), _row_means(data.globally, known), np.nan),
+        known.sum(1),
         slope,
         math.sqrt(noise2),
         math.sqrt(spread2),

@@ -41,7 +41,15 @@ from compound.rewards.inspection.explain import (
     prequential_accuracies,
     rewards_from_margins,
 )
-from compound.rewards.inspection.views import HeadView, Judgement, Missing, Overview, Point, Step
+from compound.rewards.inspection.views import (
+    CandidateGain,
+    HeadView,
+    Judgement,
+    Missing,
+    Overview,
+    Point,
+    Step,
+)
 from compound.rewards.model import NONE, LocalReward, RewardModel, Stored, load, read
 from compound.rewards.pairs import ordered_pairs, single_run_pairs
 from compound.rewards.settings import PairSettings, RewardSettings
@@ -190,7 +198,24 @@ class Inspection:
             None if math.isnan(correlation) else correlation, measure, labels,
             self.explanation(component), self.history(component),
             self.drift(component, backbone) if backbone or self.stored.backbone == NONE else None,
+            tuple(self.gains(component)),
         )  # fmt: skip
+
+    def gains(self, component: str) -> list[CandidateGain]:
+        """Return the gains of the candidates that had local and global evaluations in guided races."""
+        found: list[CandidateGain] = []
+        for facts in self._facts():
+            race = facts.get("guided") if facts.get("component") == component else None
+            if race is None or "counts" not in race:
+                continue  # runs of earlier versions do not record the parts of an estimate
+            rows = zip(
+                race["local_gains"], race["global_gains"], race["counts"], race["gains"], race["sds"],
+                strict=True,
+            )  # fmt: skip
+            for local, global_, count, gain, sd in rows:
+                if local is not None and global_ is not None and gain is not None and sd is not None:
+                    found.append(CandidateGain(local, global_, count, gain, sd))
+        return found
 
     def worst(self, component: str, count: int = 3) -> list[Judgement]:
         """Return the held-out pairs with the lowest margins."""

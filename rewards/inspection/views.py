@@ -25,6 +25,25 @@ class Point:
 
 
 @dataclass(frozen=True)
+class CandidateGain:
+    """Gain of a candidate over the incumbent, as estimated in a guided race.
+
+    Attributes:
+        local: the calibrated local gain.
+        global_: the mean difference of the global score on the examples that have one.
+        count: the number of these examples.
+        estimate: the estimate from both.
+        sd: its standard deviation.
+    """
+
+    local: float
+    global_: float
+    count: int
+    estimate: float
+    sd: float
+
+
+@dataclass(frozen=True)
 class Judgement:
     """A held-out pair with the reward's margin.
 
@@ -70,6 +89,7 @@ class HeadView:
         history: the cross-validated accuracy each time the rewards were fitted.
         drift: the accuracy on each iteration's pairs of a head fitted to earlier ones; ``None`` if it would
             need the backbone.
+        gains: the gains of the candidates of guided races, oldest first.
     """
 
     component: str
@@ -89,6 +109,7 @@ class HeadView:
     explanation: Explanation | None
     history: tuple[Judged, ...]
     drift: tuple[Judged, ...] | None
+    gains: tuple[CandidateGain, ...] = ()
 
 
 @dataclass(frozen=True)

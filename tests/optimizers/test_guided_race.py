@@ -47,7 +47,8 @@ def rung(**values: Any) -> GuidedRace:
 
 
 def gains(slope: float) -> Gains:
-    return Gains(np.zeros(COUNT), np.zeros(COUNT), slope, 1.0, 1.0, 0.0, 1.0)
+    zeros = np.zeros(COUNT)
+    return Gains(zeros, zeros, zeros, zeros, np.zeros(COUNT, int), slope, 1.0, 1.0, 0.0, 1.0)
 
 
 class TestProbes:
@@ -158,6 +159,7 @@ class TestAfterRungs:
         local[:2] = [[1.0, 1.0, 3.0, 3.0], [1.0, 1.0, 0.0, 2.0]]
         made = racer(job)
         monkeypatch.setattr(made._table, "gains", lambda critic: Evaluations(scores, local))
+        monkeypatch.setattr(made._table, "gap", lambda data, slope: None)  # reads outputs, which are not made
         after = asyncio.run(made._rank(rung(done=1)))
         assert (after.alive, after.done) == ([0, 1], 2)
         assert after.gains == [pytest.approx(5.5), pytest.approx(2.0), None, None]
@@ -165,6 +167,9 @@ class TestAfterRungs:
         assert [after.slope, after.local_sd] == pytest.approx([2.5, 2.5])
         assert [after.noise, after.ratio] == pytest.approx([math.sqrt(2), 2.5625])
         assert (after.spread, after.accuracy) == (math.inf, None)
+        assert after.local_gains == [pytest.approx(5.0), pytest.approx(2.5), None, None]
+        assert after.global_gains == [pytest.approx(3.0), pytest.approx(2.0), None, None]
+        assert after.counts == [2, 2, 0, 0]
 
     @pytest.mark.parametrize(("gain", "done"), [(0.5, 2), (0.0, 3), (-0.5, 3)])
     def test_a_last_candidate_without_a_gain_ends_the_race(

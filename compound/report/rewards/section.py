@@ -137,6 +137,10 @@ DRIFT = (
     "The line is the cross-validated accuracy each time the rewards were trained. Squares are the accuracy "
     "on an iteration's new pairs of a reward trained on earlier iterations only (larger: more inputs)."
 )
+GAINS = (
+    "Gains of candidates over the incumbent in guided races: the mean of few global evaluations, and the "
+    "estimate that also uses many local ones. The local gain is in units of the score."
+)
 STEPS = "Validation score after each accepted change, with the changed components."
 
 
@@ -146,6 +150,7 @@ def _figures(overview: Overview) -> list[Block]:
         ("calibration", CALIBRATION, lambda: figures.calibration_svg(heads)),
         ("margins", MARGINS, lambda: figures.margins_svg(heads)),
         ("alignment", ALIGNMENT, lambda: figures.alignment_svg(heads)),
+        ("gains", GAINS, lambda: figures.gains_svg(heads)),
         ("length", LENGTH, lambda: figures.length_svg(heads)),
         ("weights", WEIGHTS, lambda: figures.weights_svg(heads)),
         ("drift", DRIFT, lambda: figures.drift_svg(heads)),
