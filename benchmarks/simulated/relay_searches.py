@@ -1,0 +1,134 @@
+"""Compare methods on simulated systems with the price structure of real ones, whose optimum is known.
+
+    python -m compound.benchmarks.simulated.relay_searches [METHOD ...]
+
+The systems are relays (`compound.benchmarks.simulated.relays`): a few tuned steps at the beginning, whose
+candidates a local evaluation compares for a fraction of a run, before an expensive tail. For each system,
+method and number of system runs, the file ``benchmarks/data/relay_searches.json`` has the expected score of
+the configuration that the search found, as a share of the optimum's, for 20 seeds. Runs of the initial
+evaluation and of the decision are additional to the stated ones, and the acceptance test has no influence.
+
+Ablations of `optimas`: `unbiased` (the control variate without shrinkage), `no gold` (the reward does not
+read gold answers), `shuffled` (of the labels that the reward is fitted to), `frozen` (a reward fitted to the
+first job only), `unguided` (no local reward). Finished methods are kept, so an interrupted measurement can be
+resumed; a method that is named is measured again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from compound.api.optimize import describe, open_run
+from compound.benchmarks.simulated.relays import Relay
+from compound.concurrency.blocking import run_blocking
+from compound.evaluation.statistics import UNIT, interval_of_means
+from compound.graph.configuration import component_of
+from compound.loop.loop import OptimizationLoop
+from compound.narrowing import entry
+from compound.optimization.problem import Problem
+from compound.optimizers.methods import method
+from compound.registry.engines import find_engine
+from compound.runs.events import Event
+from compound.runs.recorder import Recorder
+from compound.settings.optimize import OptimizeSettings, make_settings
+
+OUTPUT = Path(__file__).parents[1] / "data" / "relay_searches.json"
+SEEDS, TRAIN, VALID = 20, 200, 5
+BUDGETS = (50, 100, 130, 200, 400, 800)
+SYSTEMS: Mapping[str, tuple[int, int]] = {
+    "4 calls, 1 tuned": (4, 1),
+    "4 calls, 2 tuned": (4, 2),
+    "6 calls, 3 tuned": (6, 3),
+}  # number of steps, and of tuned ones
+NO_BACKBONE = {"backbone": {"model": "none"}}
+ABLATIONS = "compound.benchmarks.simulated.mislabelled"
+METHODS: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "optimas": ("optimas", NO_BACKBONE),
+    "search": ("search", {}),
+    "coordinate": ("coordinate", {}),
+    "llm_selector": ("llm_selector", {}),
+    "random": ("random", {}),
+    "unbiased": ("optimas", {**NO_BACKBONE, "search": {"estimator": "control_variate"}}),
+    "no gold": ("optimas", {**NO_BACKBONE, "search": {"gold": False}}),
+    "shuffled": (f"{ABLATIONS}:shuffled", NO_BACKBONE),
+    "frozen": (f"{ABLATIONS}:frozen", NO_BACKBONE),
+    "unguided": (f"{ABLATIONS}:unguided", NO_BACKBONE),
+}
+
+
+def settings_of(name: str, runs: int, seed: int) -> OptimizeSettings:
+    """Return the settings of a run; the budget adds one evaluation at the start and one for the decision."""
+    chosen, own = METHODS[name]
+    return make_settings({
+        "method": chosen, "seed": seed, "valid_size": VALID, "iterations": 50,
+        "budget": {"system_runs": runs + 2 * VALID}, **({chosen: dict(own)} if own else {}),
+    })  # fmt: skip
+
+
+def share(system: str, name: str, runs: int, seed: int) -> float:
+    """Return the expected score of the configuration found, as a share of the optimum's."""
+    world = Relay(*SYSTEMS[system], seed=seed)
+    settings, target = settings_of(name, runs, seed), world.system()
+    made = method(settings.method, target, settings)
+    valid = world.examples(VALID, "valid")
+    problem = Problem(target, world.examples(TRAIN), valid, [], world, settings, made, find_engine)
+    events: list[Event] = []
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = Recorder(
+            open_run(Path(folder) / "run", "", describe(problem)),
+            listener=lambda event: events.append(cast("Event", event)),
+        )
+        try:
+            run_blocking(OptimizationLoop(problem, recorder).run())
+        finally:
+            recorder.close()
+    values: dict[str, object] = {}
+    for event in events:
+        if event["event"] == "job":
+            values |= event["values"]
+    options = {component_of(key): entry(values, key, int) for key in values}
+    return world.value(options) / world.optimum()[1]
+
+
+def rows_of(name: str) -> dict[str, dict[str, object]]:
+    """Measure a method on all systems and budgets."""
+    found: dict[str, dict[str, object]] = {}
+    with ProcessPoolExecutor() as pool:
+        for system in SYSTEMS:
+            for runs in BUDGETS:
+                values = list(pool.map(partial(share, system, name, runs), range(SEEDS)))
+                summary = interval_of_means(values, bounds=UNIT)
+                rounded = [round(value, 4) for value in values]
+                found.setdefault(system, {})[str(runs)] = {**summary.to_json(), "values": rounded}
+                print(name, system, runs, summary, flush=True)
+    return found
+
+
+def start(system: str) -> float:
+    """Return the mean expected score of the initial configurations, as a share of the optimum's."""
+    worlds = [Relay(*SYSTEMS[system], seed=seed) for seed in range(SEEDS)]
+    return round(sum(world.value({}) / world.optimum()[1] for world in worlds) / SEEDS, 4)
+
+
+def main() -> None:
+    """Measure the named methods, or all that are missing, and write the file after each."""
+    known = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {"methods": {}}
+    wanted = sys.argv[1:] or [name for name in METHODS if name not in known["methods"]]
+    for name in wanted:
+        measured = {**known["methods"], name: rows_of(name)}
+        known = {
+            "start": {system: start(system) for system in SYSTEMS},
+            "methods": {each: measured[each] for each in METHODS if each in measured},
+        }
+        OUTPUT.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
