@@ -44,10 +44,12 @@ class Uniform:
 class RewardGapScheduler:
     """Scheduler of OPTIMAS (appendix E): draws a component in proportion to its mean reward gap.
 
-    The gaps are those of each component's latest pairs, as recorded by the last job that measured any. An
-    unmeasured component counts as the mean of the others. All draws are independent, as in the paper: a
-    component may be drawn several times in a row, and one with a gap of 0 is never drawn while another has a
-    gap. The jobs of a component are equally likely.
+    The gaps are those of each component's latest pairs, as recorded by the last job that measured any. The
+    paper measures all gaps before the first draw; here jobs measure them, so untried jobs of components
+    without a measured gap come first, in random order. If none of them measured a gap, their component counts
+    as the mean of the others. All other draws are independent, as in the paper: a component may be drawn
+    several times in a row, and one with a gap of 0 is never drawn while another has a gap. The jobs of a
+    component are equally likely.
 
     Example:
         >>> jobs = [Job("a", ("x.p",)), Job("b", ("y.p",))]
@@ -62,6 +64,15 @@ class RewardGapScheduler:
             (record.facts["gaps"] for record in reversed(history) if record.facts.get("gaps")), {}
         )
         components = [component_of(job.keys[0]) for job in jobs]
+        done = {(record.optimizer, record.keys) for record in history}
+        untried = [
+            job
+            for job, name in zip(jobs, components, strict=True)
+            if name not in known and (job.optimizer, job.keys) not in done
+        ]
+        if untried:
+            first = int(generator(seed, "schedule", len(history)).integers(len(untried)))
+            return _with_reason(untried[first], {"unmeasured": float(len(untried))})
         sizes = Counter(components)
         mean_gap = sum(known.values()) / len(known) if known else 1.0
         gaps = {name: known.get(name, mean_gap) for name in sizes}
