@@ -592,12 +592,24 @@ def decision_rules() -> str:
     return markdown(headings, rows)
 
 
+def of_searches() -> str:
+    """Tabulate the test scores of searches with several seeds."""
+    found = json.loads((DATA / "spread.json").read_text(encoding="utf-8"))
+    rows = [
+        [name, str(len(row["scores"])), spread(row["mean"]), f"{row['sd']:.3f}", f"{row['worst']:.3f}",
+         f"{max(row['scores']):.3f}"]
+        for name, row in found["methods"].items()
+    ]  # fmt: skip
+    rows.append(["difference", str(found["gain"]["n"]), spread(found["gain"], signed=True), "–", "–", "–"])
+    return markdown(["search", "seeds", "mean", "standard deviation", "lowest", "highest"], rows)
+
+
 GENERATED: tuple[Callable[..., str], ...] = (
     search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged,
     trained, course, rollouts, learned, speed, several, batches, prefill, sampling,
     coverage, of_seeds, needed, kills, faults, damages, disks, controls,
     settings, stark,
-    false_accepts, false_runs, acceptance_power, decision_rules,
+    false_accepts, false_runs, acceptance_power, decision_rules, of_searches,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {table.__name__: table for table in GENERATED}
 

@@ -116,7 +116,7 @@ def write(program: Program, examples: int, start: float, means: Mapping[str, Seq
         "test_examples": examples,
         "start": round(start, 4),
         "methods": methods,
-        "gain": paired_interval(means["separate"], means["joint"], bounds=UNIT).to_json(),
+        "gain": paired_interval(means["separate"], means["joint"]).to_json(),
     }
     OUTPUT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

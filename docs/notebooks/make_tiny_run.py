@@ -81,7 +81,7 @@ def polish(text: str, style: str) -> str:
     return {"plain": text, "title": text.title(), "quoted": f"'{text}'"}[style]
 
 
-def make(path: Path, *, seed: int = 0, likes_long: bool = False, runs: int = 1600, backbone: str = "none") -> Path:
+def make(path: Path, *, seed: int = 0, likes_long: bool = False, runs: int = 1300, backbone: str = "none") -> Path:
     """Optimize the system into a run directory.
 
     Args:
