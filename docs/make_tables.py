@@ -36,6 +36,7 @@ PAGES = tuple(
 )
 DATA = ROOT / "benchmarks" / "data"
 PARTS = ("first", "second", "third", "asked", "found", "f1", "right")
+PUBLIC = ("optimas", "search", "coordinate", "random", "llm_selector")
 COURSE = ("penalty", "entropy", "similarity")
 NAMES = {"coordinate": "coordinate search", "random": "random search"}
 
@@ -604,12 +605,25 @@ def of_searches() -> str:
     return markdown(["search", "seeds", "mean", "standard deviation", "lowest", "highest"], rows)
 
 
+def relay_searches(system: str) -> str:
+    """Tabulate the scores of configurations found on a relay, by method and system runs."""
+    found = json.loads((DATA / "relay_searches.json").read_text(encoding="utf-8"))
+    name = system.replace("_", " ")
+    budgets = list(found["methods"]["optimas"][name])
+    rows = [
+        [f"`{method}`" if method in PUBLIC else f"`optimas`, {method}", *map(spread, values[name].values())]
+        for method, values in found["methods"].items()
+    ]
+    start = ["as it starts", *([f"{found['start'][name]:.3f}"] * len(budgets))]
+    return markdown(["method", *budgets], [start, *rows])
+
+
 GENERATED: tuple[Callable[..., str], ...] = (
     search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged,
     trained, course, rollouts, learned, speed, several, batches, prefill, sampling,
     coverage, of_seeds, needed, kills, faults, damages, disks, controls,
     settings, stark,
-    false_accepts, false_runs, acceptance_power, decision_rules, of_searches,
+    false_accepts, false_runs, acceptance_power, decision_rules, of_searches, relay_searches,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {table.__name__: table for table in GENERATED}
 
