@@ -4,8 +4,8 @@ Run ``python -m compound.benchmarks.simulated.predicted_runs``.
 
 Writes ``benchmarks/data/predicted_runs.json``. For each job: the price of its candidates, the system runs
 that the dry run predicts for it in the first round, its share when it started, the runs that it spent, and
-why it ended. A job should spend nearly all of its share, unless it used all train examples or its last
-candidate was no better than the incumbent.
+why it ended. A job should spend nearly all of its share, unless it used all train examples or steps, or its
+last candidate was no better than the incumbent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 from compound.api.optimize import describe, open_run
 from compound.benchmarks.simulated.relays import Relay
@@ -25,6 +25,7 @@ from compound.optimization.allowance import allowance
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import plan_by_runs, prospects
 from compound.optimizers.methods import method
+from compound.optimizers.search.joint import MOST_STEPS, JointProgress
 from compound.optimizers.search.racing import Race
 from compound.registry.engines import find_engine
 from compound.runs.events import Event
@@ -34,6 +35,7 @@ from compound.settings.optimize import OptimizeSettings, make_settings
 OUTPUT = Path(__file__).parents[1] / "data" / "predicted_runs.json"
 METHODS = ("search", "coordinate")
 TRAIN, VALID, RUNS = 400, 40, 900
+Reason = Literal["share", "examples", "no gain", "steps", "not raced"]
 WORLDS: Mapping[str, Simulated | Relay] = {
     "chain": Simulated("chain", options=8, noise=0.0, blur=0.5),
     "join": Simulated("join", options=8, noise=0.0, blur=0.5),
@@ -52,7 +54,7 @@ class JobRow(TypedDict):
     predicted: float | None
     share: float
     spent: float
-    ended: Literal["share", "examples", "no gain", "not raced"]
+    ended: Reason
 
 
 def measure(world: Simulated | Relay, name: str) -> list[JobRow]:
@@ -64,15 +66,14 @@ def measure(world: Simulated | Relay, name: str) -> list[JobRow]:
         found.runs for found in prospects(problem, plan, free, allowance(problem, free, plan.decisions))
     ]
     rows: list[JobRow] = []
-    raced: list[tuple[float, Race | None]] = []  # share and race of the job in progress
+    last: list[tuple[float, Mapping[str, Any]]] = []  # share and progress of the job so far
 
     def receive(received: Mapping[str, object]) -> None:
         event, search = cast("Event", received), recorder.state.search
         if event["event"] == "progress" and search is not None and search.job is not None:
-            race = (search.job.progress or {}).get("race")
-            raced.append((search.job.share, None if race is None else Race.model_validate(race)))
-        elif event["event"] == "job" and search is not None and raced:
-            share, race = raced[-1]
+            last.append((search.job.share, search.job.progress or {}))
+        elif event["event"] == "job" and search is not None and last:
+            share, progress = last[-1]
             number = event["job"]
             keys = list(event["keys"])
             rows.append({
@@ -81,9 +82,9 @@ def measure(world: Simulated | Relay, name: str) -> list[JobRow]:
                 "predicted": expected[number] if number < len(expected) else None,
                 "share": share,
                 "spent": event["runs"],
-                "ended": _reason(race),
+                "ended": _reason(progress),
             })  # fmt: skip
-            raced.clear()
+            last.clear()
 
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(open_run(Path(folder) / "run", "", describe(problem)), listener=receive)
@@ -102,10 +103,16 @@ def problem_of(world: Simulated | Relay, settings: OptimizeSettings) -> Problem:
     return Problem(system, train, valid, [], world, settings, chosen, find_engine)
 
 
-def _reason(race: Race | None) -> Literal["share", "examples", "no gain", "not raced"]:
-    """Return why a job ended."""
-    if race is None:
+def _reason(progress: Mapping[str, Any]) -> Reason:
+    """Return why a job ended, from its last progress."""
+    if "levels" in progress:
+        joint = JointProgress.from_json(progress)
+        if joint.steps == MOST_STEPS:
+            return "steps"
+        return "share" if joint.field else "examples"
+    if progress.get("race") is None:
         return "not raced"
+    race = Race.model_validate(progress["race"])
     if race.seen == TRAIN:
         return "examples"
     is_hopeless = race.is_finished and race.ranking()[0].gain <= 0

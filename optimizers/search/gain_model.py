@@ -158,6 +158,7 @@ class GainModel:
 def similarity(space: Space, one: object, other: object) -> float:
     """Return the prior correlation of the contributions of two different values of a parameter.
 
+    >>> from compound.graph.space import Choice
     >>> similarity(Choice("a", "b"), "a", "b"), similarity(Float(0.0, 1.0), 0.25, 0.5)
     (0.0, 0.6065306597126334)
     >>> similarity(Text("Answer."), "Answer. Be brief.", "Answer.")

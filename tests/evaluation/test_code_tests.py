@@ -19,7 +19,7 @@ from sandboxes import require_sandbox
 
 SANDBOX = Sandbox(SandboxLimits(cpu=30, wall=60, memory=1024, processes=16))
 HALVE = "def halve(x):\n    return x // 2\n"
-CHECK = "def check(candidate):\n    assert candidate(8) == 4\n    assert halve(9) == 4\n"
+CHECK = "def check(candidate):\n    assert candidate(8) == 4\n    assert halve(9) == 4\n    assert halve(2) == 1\n"
 SUITE = """
 import unittest
 from unittest.mock import patch, mock_open

@@ -271,7 +271,7 @@ class TestPlan:
     def test_jobs_whose_candidates_take_no_whole_runs_need_less(self) -> None:
         # No counted call follows `spoil.w`, so that only the incumbent's runs cost in its job, which halves
         # it: a sweep takes 24 + 12 runs, and 2·40 + 36 = 116.
-        sampled = problem(iterations=10)
+        sampled = problem(iterations=10, method="coordinate")
         prices = estimate_prices(sampled.system)
         assert (prices.keys(["answerer.prompt"]), prices.keys(["spoil.w"])) == (1.0, 0.0)
         assert make_plan(sampled, 348, 2, prices) == BudgetPlan(3, 2, 40, 0.05 / 3)
@@ -667,7 +667,7 @@ class TestBudgets:
 
     def test_why_a_run_ended_is_part_of_its_state(self, tmp_path: Path) -> None:
         lm = ScriptedLM(asked_for)
-        run(tmp_path / "run", lm=lm)
+        run(tmp_path / "run", SMALL.model_copy(update={"method": "coordinate"}), lm)
         state = read_json(tmp_path / "run", "checkpoint.json")["state"]["search"]
         assert state["stopped"] == "3 consecutive rounds proposed nothing"
 
@@ -743,12 +743,12 @@ class TestSeed:
             "two", outputs={"answer": second(question=Input("question", str), draft=draft)}, lm="lm"
         )
         lm = ScriptedLM(lambda message, rng: asked_for(message) if rng.random() < 0.5 else "dunno")
-        options = SMALL.model_copy(update={"budget": BudgetSettings(system_runs=600)})
+        options = SMALL.model_copy(update={"method": "coordinate", "budget": BudgetSettings(system_runs=600)})
         run(tmp_path / "run", options, lm, system)
         jobs = [tuple(e["keys"]) for e in events(tmp_path / "run", "job")]
         assert len(jobs) >= 4
-        for i in range(0, len(jobs) - 1, 2):
-            assert set(jobs[i : i + 2]) == {("first.prompt", "second.prompt"), ("first.temperature",)}
+        for i in range(0, len(jobs) - 2, 3):
+            assert set(jobs[i : i + 3]) == {("first.prompt",), ("second.prompt",), ("first.temperature",)}
         shown = [request.messages[-1].content for request in lm.requests]
         for own in ("Answer the question.", "Repeat the question."):  # both prompts had other versions
             assert any(own in text for text in shown)

@@ -16,6 +16,7 @@ from compound.optimizers.baselines.mipro.optimizer import Mipro
 from compound.optimizers.baselines.opro import OPRO
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.baselines.textgrad import TextGrad
+from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.prompts import PromptSearch
 from compound.optimizers.search.sampling import NumberSearch
 from compound.testing import OptimizerKit
@@ -47,6 +48,16 @@ class TestPromptSearch(OptimizerKit):
 
     def keys(self) -> Sequence[str]:
         return (*TEXTS, "second.demos")
+
+
+class TestJointSearch(OptimizerKit):
+    checkpoints = 4
+
+    def make(self) -> Optimizer:
+        return JointSearch(PromptSearch(("demos", "edits", "opro")))
+
+    def keys(self) -> Sequence[str]:
+        return (*TEXTS, "second.demos", "second.temperature", "second.max_tokens")
 
 
 class TestNumberSearch(OptimizerKit):

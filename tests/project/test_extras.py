@@ -66,7 +66,7 @@ ACTIONS = [
     (
         "optuna",
         "optimize(cp.System('s', outputs={'y': cp.LLM('a', temperature=cp.Float(0.0, 1.0, value=0.0))(question)},"
-        " lm='lm'), 'search', engines=lm)",
+        " lm='lm'), 'coordinate', engines=lm)",
     ),
     ("gepa", "optimize(llm(), 'gepa', engines=lm)"),
     ("bm25s", "retrieve(cp.BM25('corpus.jsonl'))"),

@@ -15,7 +15,7 @@ def test_jobs_spend_the_shares_that_the_dry_run_predicts(name: str) -> None:
     assert first
     assert limited
     assert all(row["share"] == pytest.approx(row["predicted"], rel=0.05) for row in first)
-    assert all(0.9 * row["share"] <= row["spent"] for row in limited)
+    assert all(row["share"] - row["spent"] <= max(0.1 * row["share"], 8) for row in limited)  # a minibatch
     assert all(row["spent"] <= row["share"] + 1e-6 for row in rows)
     assert sum(row["spent"] for row in rows) <= RUNS
     if name == "coordinate":

@@ -457,8 +457,8 @@ class TestFailures:
         def search(text: str) -> str:
             raise RateLimited("429: too many requests")
 
-        lab = Lab(2)
-        last = LLM("b", prompt=Text("b"), weights=LoRA())(x=Function("search", search)(text=Input("x")))
+        lab = Lab(1)
+        last = LLM("a", prompt=Text("a"), weights=LoRA())(x=Function("search", search)(text=Input("x")))
         lab.system = System("searching", outputs={"y": last}, lm="lm")
         with pytest.raises(TooManyFailures, match="too many requests"):
             lab.collect(MMGRPO_RUNS)
