@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from compound.errors import DataError
-from compound.evaluation.metrics import find_label
+from compound.evaluation.metrics.text import find_label
 
 NONE = "none"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from compound.components.retriever import FoundPassage as Passage
-from compound.evaluation.metrics import normalize
+from compound.evaluation.metrics.text import normalize
 
 UNKNOWN = "No relevant information found."
 _SEARCH = re.compile(r"""Search\(\s*\[(?P<entity>[^\]\n]*)\]\s*,\s*["“'](?P<question>[^\n]*?)["”']\s*\)""")

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from compound.engine import Engine, Message, Request
 from compound.errors import DeclarationError
-from compound.evaluation.metrics import find_label, token_f1
+from compound.evaluation.metrics.built_in import token_f1
+from compound.evaluation.metrics.text import find_label
 from compound.example import Example, Score
 from compound.execution.executor import Executor
 from compound.narrowing import entry

@@ -8,7 +8,7 @@ from math import comb
 from typing import NamedTuple
 
 from compound.components.retriever import FoundPassage as Passage
-from compound.evaluation.metrics import normalize
+from compound.evaluation.metrics.text import normalize
 from compound.example import Example
 from compound.narrowing import entry
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
 from compound.errors import ParseError
-from compound.evaluation.labels import is_negated
+from compound.evaluation.metrics.text import is_negated
 from compound.graph.configuration import canonical_json
 from compound.graph.space import Demo
 from compound.graph.types import Port, accepts, convert, format_type

@@ -39,12 +39,12 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.errors import CompoundError as CompoundError
     from compound.errors import RunFailed as RunFailed
     from compound.evaluation.dataset import Dataset as Dataset
-    from compound.evaluation.metrics import accuracy as accuracy
-    from compound.evaluation.metrics import custom as custom
-    from compound.evaluation.metrics import exact_match as exact_match
-    from compound.evaluation.metrics import mrr as mrr
-    from compound.evaluation.metrics import recall_at_k as recall_at_k
-    from compound.evaluation.metrics import token_f1 as token_f1
+    from compound.evaluation.metrics.built_in import accuracy as accuracy
+    from compound.evaluation.metrics.built_in import exact_match as exact_match
+    from compound.evaluation.metrics.built_in import mrr as mrr
+    from compound.evaluation.metrics.built_in import recall_at_k as recall_at_k
+    from compound.evaluation.metrics.built_in import token_f1 as token_f1
+    from compound.evaluation.metrics.custom import custom as custom
     from compound.example import Example as Example
     from compound.example import Metric as Metric
     from compound.example import Score as Score
@@ -132,18 +132,18 @@ _HOME = {
     "State": "compound.storage.state",
     "recipe": "compound.optimizers.extension",
     "Result": "compound.api.optimize",
-    "accuracy": "compound.evaluation.metrics",
-    "custom": "compound.evaluation.metrics",
+    "accuracy": "compound.evaluation.metrics.built_in",
+    "custom": "compound.evaluation.metrics.custom",
     "evaluate": "compound.api.sync",
-    "exact_match": "compound.evaluation.metrics",
+    "exact_match": "compound.evaluation.metrics.built_in",
     "load": "compound.graph.configuration",
     "load_result": "compound.api.sync",
     "load_system": "compound.api.sync",
-    "mrr": "compound.evaluation.metrics",
+    "mrr": "compound.evaluation.metrics.built_in",
     "optimize": "compound.api.sync",
-    "recall_at_k": "compound.evaluation.metrics",
+    "recall_at_k": "compound.evaluation.metrics.built_in",
     "run": "compound.api.sync",
-    "token_f1": "compound.evaluation.metrics",
+    "token_f1": "compound.evaluation.metrics.built_in",
     "RunFailed": "compound.errors",
     "LiteLLM": "compound.components.engines.litellm:LiteLLMEngine",
     "Transformers": "compound.components.engines.local.engine:TransformersEngine",

@@ -29,7 +29,7 @@ from compound.benchmarks.simulated.toy_model import make_toy_model
 from compound.benchmarks.simulated.toys import Toy, toy
 from compound.components.engines.local.engine import TransformersEngine
 from compound.evaluation.evaluate import evaluate
-from compound.evaluation.metrics import apply_metric
+from compound.evaluation.metrics.scoring import apply_metric
 from compound.example import Example, Metric, Score
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor

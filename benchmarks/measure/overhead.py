@@ -18,7 +18,7 @@ from pathlib import Path
 
 from compound.components.function import Function
 from compound.evaluation.evaluate import EvaluationRules, evaluate
-from compound.evaluation.metrics import exact_match
+from compound.evaluation.metrics.built_in import exact_match
 from compound.example import Example
 from compound.execution.executor import Executor
 from compound.graph.component import Input, Source

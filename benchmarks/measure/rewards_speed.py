@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from compound.benchmarks.simulated.systems import Step
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import CallValues, Example
 from compound.execution.executor import Executor
 from compound.execution.rng import generator

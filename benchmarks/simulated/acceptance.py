@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 
 from compound.components.function import Function
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example
 from compound.execution.rng import generator

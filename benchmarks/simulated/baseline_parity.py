@@ -27,7 +27,7 @@ from typing import Any
 
 from compound.components.llm import LLM
 from compound.evaluation.evaluate import Evaluation
-from compound.evaluation.metrics import exact_match
+from compound.evaluation.metrics.built_in import exact_match
 from compound.example import Example
 from compound.graph.component import Input
 from compound.graph.space import Demos, Text

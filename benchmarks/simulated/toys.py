@@ -29,7 +29,8 @@ from compound.components.flow import Loop, Map
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.errors import DeclarationError, suggest_name
-from compound.evaluation.metrics import custom, token_f1
+from compound.evaluation.metrics.built_in import token_f1
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example, Metric, Score
 from compound.execution.rng import generator
 from compound.graph.component import Input

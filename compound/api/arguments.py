@@ -16,8 +16,9 @@ from typing import Protocol, cast
 from compound.engine import Engine
 from compound.errors import DeclarationError, suggest_name
 from compound.evaluation.dataset import ROLES, Dataset
-from compound.evaluation.metrics import METRICS, Scoring, as_metric
-from compound.evaluation.named_metrics import metric_factory
+from compound.evaluation.metrics.built_in import METRICS
+from compound.evaluation.metrics.custom import Scoring, as_metric
+from compound.evaluation.metrics.named import metric_factory
 from compound.example import Example, Metric
 from compound.execution.budget import Budget
 from compound.graph.system import System

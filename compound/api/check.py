@@ -18,7 +18,7 @@ from compound.evaluation.dataset import ROLES, Dataset
 from compound.evaluation.duplicates import check_no_overlaps, find_in_data
 from compound.evaluation.examples import read_examples
 from compound.evaluation.hub import HUB
-from compound.evaluation.metrics import check_rows
+from compound.evaluation.metrics.scoring import check_rows
 from compound.formatting import plural
 from compound.optimization.prospects import outlook
 from compound.optimizers import methods

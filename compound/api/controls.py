@@ -27,7 +27,8 @@ from compound.evaluation.evaluate import (
     score_bounds,
 )
 from compound.evaluation.examples import read_examples
-from compound.evaluation.metrics import Comparison, check_rows
+from compound.evaluation.metrics.comparison import Comparison
+from compound.evaluation.metrics.scoring import check_rows
 from compound.example import Example, Metric
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor

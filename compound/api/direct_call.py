@@ -6,7 +6,7 @@ from typing import Any
 
 from compound.components.llm import LLM
 from compound.errors import DeclarationError
-from compound.evaluation.metrics import Comparison
+from compound.evaluation.metrics.comparison import Comparison
 from compound.example import Metric
 from compound.graph.component import Input, Output, Source, connect
 from compound.graph.space import Space

@@ -12,7 +12,7 @@ from compound.engine import Completion, Engine, Request, Usage
 from compound.errors import CompoundError
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.duplicates import check_no_overlaps, find_overlaps
-from compound.evaluation.metrics import Comparison
+from compound.evaluation.metrics.comparison import Comparison
 from compound.execution.executor import Executor
 from compound.graph.bounds import CallBound, Use
 from compound.optimization.allowance import Allowance, allowance

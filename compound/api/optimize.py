@@ -17,7 +17,7 @@ from compound.evaluation.dataset import Dataset, Split
 from compound.evaluation.duplicates import check_no_overlaps, find_overlaps
 from compound.evaluation.evaluate import Evaluation, gain_interval
 from compound.evaluation.examples import read_examples
-from compound.evaluation.metrics import check_rows
+from compound.evaluation.metrics.scoring import check_rows
 from compound.evaluation.statistics import Interval
 from compound.example import Example, Metric
 from compound.execution.executor import Executor

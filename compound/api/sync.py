@@ -26,7 +26,7 @@ from compound.evaluation.dataset import Split
 from compound.evaluation.evaluate import Evaluation, EvaluationRules, OnTrace
 from compound.evaluation.evaluate import evaluate as evaluate_async
 from compound.evaluation.examples import from_text, read_examples
-from compound.evaluation.metrics import check_rows
+from compound.evaluation.metrics.scoring import check_rows
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace

@@ -178,7 +178,7 @@ def plugins(as_json: AsJson = False) -> None:
 
     Shows what each provides, its package, and whether it can be loaded.
     """
-    from compound.evaluation.named_metrics import BUILT_IN as METRICS
+    from compound.evaluation.metrics.named import BUILT_IN as METRICS
     from compound.registry.engines import BUILT_IN as ENGINES
     from compound.registry.methods import registered
     from compound.registry.plugins import GROUPS, HIDDEN

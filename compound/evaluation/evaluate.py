@@ -24,7 +24,8 @@ from compound.errors import (
     TransientError,
     first_leaf,
 )
-from compound.evaluation.metrics import apply_metric, bounds_of, bounds_violation
+from compound.evaluation.metrics.bounds import bounds_of, bounds_violation
+from compound.evaluation.metrics.scoring import apply_metric
 from compound.evaluation.statistics import (
     Bounds,
     Interval,

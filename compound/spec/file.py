@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Discriminator, Field, Tag, create_model
 
 from compound.evaluation.dataset import Split
-from compound.evaluation.metrics import METRICS
-from compound.evaluation.named_metrics import installed as installed_metrics
-from compound.evaluation.named_metrics import metric_factory
+from compound.evaluation.metrics.built_in import METRICS
+from compound.evaluation.metrics.named import installed as installed_metrics
+from compound.evaluation.metrics.named import metric_factory
 from compound.registry.engines import KINDS as ENGINES
 from compound.registry.engines import engine_class
 from compound.registry.engines import installed as installed_engines

@@ -19,8 +19,8 @@ from compound.engine import Engine
 from compound.errors import DeclarationError, SpecError, suggest_name
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.hub import HUB, hub_id
-from compound.evaluation.metrics import custom
-from compound.evaluation.named_metrics import made_by, metric_factory
+from compound.evaluation.metrics.custom import custom
+from compound.evaluation.metrics.named import made_by, metric_factory
 from compound.example import Metric, Values
 from compound.graph.system import System
 from compound.optimization.registration import as_factory

@@ -13,7 +13,9 @@ from typing import SupportsFloat
 import numpy as np
 
 from compound.errors import CompoundError
-from compound.evaluation.metrics import Scoring, apply_metric, as_metric, bounds_violation
+from compound.evaluation.metrics.bounds import bounds_violation
+from compound.evaluation.metrics.custom import Scoring, as_metric
+from compound.evaluation.metrics.scoring import apply_metric
 from compound.example import Example, Metric, Score, Values
 from compound.formatting import short_repr
 

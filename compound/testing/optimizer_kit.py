@@ -12,7 +12,7 @@ import numpy as np
 from compound.components.llm import LLM
 from compound.engine import Engine
 from compound.errors import CompoundError
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example, Metric, Values
 from compound.formatting import short_repr
 from compound.graph.component import Input

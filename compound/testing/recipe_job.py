@@ -13,7 +13,7 @@ from compound.components.llm import LLM
 from compound.engine import Completion, Request, TokenRecord
 from compound.errors import TransientError
 from compound.evaluation.evaluate import EvaluationRules
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example, Metric, Score, Values
 from compound.execution.budget import Meter
 from compound.execution.cache import MemoryCache

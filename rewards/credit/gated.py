@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compound.errors import DataError, DeclarationError
-from compound.evaluation.metrics import token_f1
+from compound.evaluation.metrics.built_in import token_f1
 from compound.example import Example, Score
 from compound.narrowing import entry
 

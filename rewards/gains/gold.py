@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from compound.components.fields import format_value
-from compound.evaluation.metrics import normalize
+from compound.evaluation.metrics.text import normalize
 
 __all__ = ["GOLD", "gold_features"]
 

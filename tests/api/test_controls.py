@@ -16,7 +16,9 @@ from compound.api.optimize import read_result
 from compound.api.sweep import plan, sweep
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.evaluation.metrics import Comparison, accuracy, custom, exact_match, mrr, token_f1
+from compound.evaluation.metrics.built_in import accuracy, exact_match, mrr, token_f1
+from compound.evaluation.metrics.comparison import Comparison
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.graph.component import Input
 from compound.graph.space import Choice

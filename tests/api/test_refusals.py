@@ -15,7 +15,8 @@ from compound.errors import DataError, DeclarationError, RunDirectoryError
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.evaluate import Summary
 from compound.evaluation.examples import from_text
-from compound.evaluation.metrics import accuracy, check_rows, exact_match, mrr, recall_at_k, token_f1
+from compound.evaluation.metrics.built_in import accuracy, exact_match, mrr, recall_at_k, token_f1
+from compound.evaluation.metrics.scoring import check_rows
 from compound.report import summarize, write
 from compound.report.facts.documents import GainFacts
 from compound.runs.directory import RunDirectory, read_json

@@ -11,7 +11,7 @@ import pytest
 
 import compound as cp
 from compound.errors import RunDirectoryError
-from compound.evaluation.metrics import exact_match
+from compound.evaluation.metrics.built_in import exact_match
 from compound.storage.records import read_document, to_document
 
 

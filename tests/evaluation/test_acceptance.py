@@ -19,7 +19,7 @@ from scipy import stats
 
 from compound.benchmarks.simulated.acceptance import WORLDS, accepted
 from compound.components.function import Function
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.graph.component import Input

@@ -28,7 +28,8 @@ from compound.evaluation.evaluate import (
     evaluate_all,
     gain_interval,
 )
-from compound.evaluation.metrics import custom, exact_match
+from compound.evaluation.metrics.built_in import exact_match
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example, Score
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import DiskCache, MemoryCache

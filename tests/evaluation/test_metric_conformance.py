@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from compound.evaluation.metrics import METRICS, accuracy, custom, exact_match, mrr, recall_at_k, token_f1
+from compound.evaluation.metrics.built_in import METRICS, accuracy, exact_match, mrr, recall_at_k, token_f1
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example, Metric, Score, Values
 from compound.testing import MetricKit
 from compound.testing.metric_kit import Case

@@ -13,18 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compound.errors import CallError, DataError, DeclarationError, MissingOutput
-from compound.evaluation.metrics import (
-    METRICS,
-    accuracy,
-    apply_metric,
-    custom,
-    exact_match,
-    find_label,
-    mrr,
-    normalize,
-    recall_at_k,
-    token_f1,
-)
+from compound.evaluation.metrics.built_in import METRICS, accuracy, exact_match, mrr, recall_at_k, token_f1
+from compound.evaluation.metrics.custom import custom
+from compound.evaluation.metrics.scoring import apply_metric
+from compound.evaluation.metrics.text import find_label, normalize
 from compound.example import Example, Metric, Score
 
 WORDS = st.lists(st.sampled_from(["red", "Green", "blue", "the", "x1", "é", "no,"]), max_size=6).map(" ".join)

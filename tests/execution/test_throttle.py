@@ -19,7 +19,7 @@ from compound.components.llm import LLM
 from compound.engine import NO_USAGE, Engine, Message, Request, Usage
 from compound.errors import BudgetExhausted, CallError, RateLimited
 from compound.evaluation.evaluate import evaluate
-from compound.evaluation.metrics import exact_match
+from compound.evaluation.metrics.built_in import exact_match
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor

@@ -14,7 +14,7 @@ import pytest
 from compound.benchmarks.simulated.acceptance import DECISIONS, WORLDS, problem
 from compound.benchmarks.simulated.relays import Relay
 from compound.components.function import Function
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.graph.component import Input
 from compound.graph.space import Text

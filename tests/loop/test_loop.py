@@ -35,7 +35,8 @@ from compound.errors import (
 )
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.evaluate import Evaluation
-from compound.evaluation.metrics import custom, exact_match
+from compound.evaluation.metrics.built_in import exact_match
+from compound.evaluation.metrics.custom import custom
 from compound.evaluation.paired_tests import paired_test
 from compound.execution.budget import Meter
 from compound.graph.component import Input

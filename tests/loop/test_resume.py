@@ -59,7 +59,7 @@ from compound.components.llm import LLM
 from compound.engine import Completion, Usage
 from compound.evaluation.dataset import Dataset
 from compound.errors import TransientError
-from compound.evaluation.metrics import exact_match
+from compound.evaluation.metrics.built_in import exact_match
 from compound.optimizers import methods
 from compound.api.optimize import optimize
 from compound.runs.recorder import Interrupted

@@ -14,7 +14,7 @@ from compound.api.verify import verify
 from compound.components.function import Function
 from compound.errors import RunDirectoryError
 from compound.evaluation.dataset import Dataset
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.graph.component import Input
 from compound.graph.space import Float
 from compound.graph.system import System

@@ -19,7 +19,7 @@ from compound.components.llm import LLM
 from compound.components.retriever import Retriever
 from compound.engine import Engine, Message, Request
 from compound.evaluation.dataset import Dataset
-from compound.evaluation.metrics import exact_match
+from compound.evaluation.metrics.built_in import exact_match
 from compound.example import Example
 from compound.graph.bounds import CallBound, Extent, extent_of_values
 from compound.graph.component import CallContext, Input, Operation

@@ -14,7 +14,8 @@ from compound.components.llm import LLM
 from compound.components.selector import Selector
 from compound.errors import DataError, DeclarationError
 from compound.evaluation.dataset import Dataset
-from compound.evaluation.metrics import custom, exact_match
+from compound.evaluation.metrics.built_in import exact_match
+from compound.evaluation.metrics.custom import custom
 from compound.example import Metric
 from compound.graph.component import Input
 from compound.graph.space import Choice, Float, Int, Text

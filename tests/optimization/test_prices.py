@@ -16,7 +16,7 @@ from compound.benchmarks.simulated.systems import SHAPES, Simulated
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
 from compound.evaluation.evaluate import Evaluation, evaluate
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor

@@ -16,7 +16,7 @@ from compound.components.llm import LLM
 from compound.engine import Usage
 from compound.errors import CallError
 from compound.evaluation.dataset import Dataset
-from compound.evaluation.metrics import exact_match
+from compound.evaluation.metrics.built_in import exact_match
 from compound.execution.budget import Budget, Meter
 from compound.graph.component import Input
 from compound.graph.space import Choice, Text

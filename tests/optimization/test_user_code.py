@@ -13,7 +13,7 @@ import pytest
 
 import compound as cp
 from compound.api.optimize import Result, optimize
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.registry.user_code import UserCodeError, definition
 from compound.registry.user_code import _place as place_of
 from compound.settings.common import BudgetSettings

@@ -18,7 +18,7 @@ from compound.benchmarks.simulated.toy_model import make_toy_model
 from compound.components.llm import LLM
 from compound.engine import Completion, Request
 from compound.errors import DeclarationError
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.graph.component import Input
 from compound.graph.space import LoRA
 from compound.graph.system import System

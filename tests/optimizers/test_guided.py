@@ -14,7 +14,7 @@ from compound.benchmarks.simulated.mislabelled import fit_nothing
 from compound.benchmarks.simulated.relays import Relay, RelayStep
 from compound.components.llm import LLM
 from compound.errors import TransientError
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.graph.component import CallContext, Input
 from compound.graph.space import Text

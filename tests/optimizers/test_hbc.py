@@ -15,7 +15,7 @@ from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.errors import DeclarationError
 from compound.evaluation.dataset import Dataset
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.graph.component import Input
 from compound.graph.space import Choice, Text

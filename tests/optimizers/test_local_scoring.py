@@ -12,7 +12,7 @@ import pytest
 from compound.benchmarks.simulated.systems import Simulated
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import CallValues, Example
 from compound.graph.component import Input
 from compound.graph.space import Choice, Text

@@ -20,7 +20,7 @@ from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.errors import BudgetExhausted, DataError, DeclarationError, TooManyFailures
 from compound.evaluation.evaluate import EvaluationRules
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example, Metric
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import MemoryCache

@@ -18,7 +18,7 @@ import pytest
 
 import compound.optimizers
 from compound.components.llm import LLM
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.graph.component import Input
 from compound.graph.space import Choice, Demo, Demos, Float, Text

@@ -12,7 +12,7 @@ import pytest
 from compound.benchmarks.simulated.mislabelled import fit_nothing
 from compound.benchmarks.simulated.relays import Relay, RelayStep, answer_of
 from compound.components.function import Function
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.graph.component import CallContext, Input, Output

@@ -25,7 +25,8 @@ from compound.components.llm import LLM
 from compound.engine import Completion, Request
 from compound.errors import CallError
 from compound.evaluation.evaluate import Evaluation, EvaluationRules, ScoredRun, evaluate
-from compound.evaluation.metrics import custom, token_f1
+from compound.evaluation.metrics.built_in import token_f1
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor

@@ -13,7 +13,7 @@ from compound import LLM, Input, System
 from compound.api.optimize import optimize
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.evaluation.dataset import Dataset
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.execution.executor import Executor
 from compound.graph.space import LoRA, Text
 from compound.storage.artifacts import is_reference

@@ -13,8 +13,8 @@ import pytest
 
 import compound as cp
 from compound.errors import DeclarationError
-from compound.evaluation.metrics import custom
-from compound.evaluation.named_metrics import metric_factory
+from compound.evaluation.metrics.custom import custom
+from compound.evaluation.metrics.named import metric_factory
 from compound.optimization.registration import as_factory
 from compound.optimizers import methods
 from compound.registry import plugins as module

@@ -20,7 +20,7 @@ import compound as cp
 from compound.api.optimize import optimize
 from compound.errors import ParseError, RunDirectoryError
 from compound.evaluation.dataset import Dataset, Split
-from compound.evaluation.metrics import exact_match
+from compound.evaluation.metrics.built_in import exact_match
 from compound.evaluation.statistics import mean_interval
 from compound.example import Example
 from compound.report import summarize, terminal_summary, write

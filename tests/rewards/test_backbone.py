@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.errors import CompoundError, ConfigurationError
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.graph.component import Input
 from compound.graph.space import Text
 from compound.graph.system import System

@@ -19,7 +19,8 @@ from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.errors import BudgetExhausted, DeclarationError
 from compound.evaluation.evaluate import EvaluationRules
-from compound.evaluation.metrics import custom, exact_match
+from compound.evaluation.metrics.built_in import exact_match
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import MemoryCache

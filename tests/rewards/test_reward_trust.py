@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from compound.components.function import Function
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.evaluation.statistics import binomial_lower, binomial_tail, binomial_upper
 from compound.graph.component import Input
 from compound.graph.system import System

@@ -11,7 +11,7 @@ import pytest
 
 from compound.errors import CallError, OutputTypeError, ParseError, RateLimited, TransientError
 from compound.evaluation.evaluate import EvaluationRules, score
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor

@@ -28,7 +28,7 @@ from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.errors import CompoundError
 from compound.evaluation.dataset import Dataset
-from compound.evaluation.metrics import exact_match
+from compound.evaluation.metrics.built_in import exact_match
 from compound.graph.component import Input
 from compound.graph.configuration import load
 from compound.graph.space import Choice, Demos, Text

@@ -14,7 +14,7 @@ from compound.components.llm import LLM
 from compound.engine import Usage
 from compound.errors import BudgetExhausted, RunDirectoryError
 from compound.evaluation.evaluate import Evaluation, EvaluationRules, evaluate
-from compound.evaluation.metrics import exact_match
+from compound.evaluation.metrics.built_in import exact_match
 from compound.example import Example
 from compound.execution.budget import Budget, Meter
 from compound.execution.executor import Executor

@@ -21,7 +21,7 @@ from compound.components.llm import LLM
 from compound.components.retriever import Retriever
 from compound.components.selector import Selector
 from compound.errors import DeclarationError
-from compound.evaluation.metrics import find_label, normalize
+from compound.evaluation.metrics.text import find_label, normalize
 from compound.graph.component import Component, Input, Operation, Output
 from compound.graph.space import Choice, Demos, Float, Int, LoRA, Text, Weights
 from compound.graph.system import System

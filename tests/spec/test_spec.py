@@ -21,7 +21,7 @@ from compound.components.llm import LLM
 from compound.components.retriever import Retriever
 from compound.errors import DeclarationError, SpecError
 from compound.evaluation.dataset import Dataset
-from compound.evaluation.metrics import TokenF1
+from compound.evaluation.metrics.built_in import TokenF1
 from compound.example import Example, Score
 from compound.graph.component import Output
 from compound.graph.space import Choice, Demos, Float, Int, Text, Weights
@@ -322,7 +322,7 @@ def test_a_file_in_the_root_of_a_package_on_the_path_imports_nothing_twice(tmp_p
     source = """
         system: s
         inputs: {question: str}
-        components: {c: {function: {call: 'compound.evaluation.metrics:normalize'}, in: {text: $question}}}
+        components: {c: {function: {call: 'compound.evaluation.metrics.text:normalize'}, in: {text: $question}}}
         outputs: {o: $c}
     """
     before = {name: module for name, module in sys.modules.items() if name.startswith("compound")}

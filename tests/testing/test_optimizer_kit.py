@@ -13,7 +13,7 @@ from pydantic import Field
 
 from compound.components.function import Function
 from compound.engine import Message, Request
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example, Metric
 from compound.execution.rng import generator
 from compound.graph.bounds import CallBound, Extent

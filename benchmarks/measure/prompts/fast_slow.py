@@ -35,7 +35,7 @@ from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.engine import Engine
 from compound.evaluation.evaluate import evaluate
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor

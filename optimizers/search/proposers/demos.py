@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compound.evaluation.metrics import Comparison
+from compound.evaluation.metrics.comparison import Comparison
 from compound.example import Example, Metric
 from compound.execution.trace import Call, Trace
 from compound.graph.component import Component, Output

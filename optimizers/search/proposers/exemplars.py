@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compound.evaluation.metrics import Comparison
+from compound.evaluation.metrics.comparison import Comparison
 from compound.example import Example, Metric
 from compound.execution.trace import Call, Trace
 from compound.graph.bounds import Extent

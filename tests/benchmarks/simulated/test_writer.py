@@ -28,7 +28,7 @@ from compound.benchmarks.simulated.writer import (
     prompts_in,
     rows,
 )
-from compound.evaluation.metrics import token_f1
+from compound.evaluation.metrics.built_in import token_f1
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.spec import load

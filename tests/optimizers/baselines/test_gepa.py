@@ -24,7 +24,7 @@ from compound.components.function import FirstOf, Function
 from compound.components.llm import LLM
 from compound.errors import BudgetExhausted, CallError, DeclarationError, MissingExtra, TooManyFailures
 from compound.evaluation.dataset import Dataset
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example, Score
 from compound.graph.component import Input
 from compound.graph.space import Demos, Text

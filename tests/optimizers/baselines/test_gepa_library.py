@@ -21,7 +21,7 @@ from gepa.strategies.proposal_selection import TopKImprovements
 from pydantic import ValidationError
 
 from compound.components.function import Function
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example, Score
 from compound.execution.rng import derive_seed
 from compound.graph.component import Input

@@ -16,7 +16,7 @@ from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.errors import CallError, TooManyFailures
 from compound.evaluation.dataset import Dataset
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example, Score
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Input

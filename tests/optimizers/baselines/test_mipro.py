@@ -19,7 +19,8 @@ from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.errors import CallError, DeclarationError
 from compound.evaluation.dataset import Dataset
-from compound.evaluation.metrics import custom, exact_match
+from compound.evaluation.metrics.built_in import exact_match
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example, Score
 from compound.graph.component import Input
 from compound.graph.space import Choice, Demos, Text

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from compound.components.llm import LLM
 from compound.engine import Completion, Request
 from compound.errors import CallError
-from compound.evaluation.metrics import custom, exact_match
+from compound.evaluation.metrics.built_in import exact_match
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.execution.trace import Call, Trace
 from compound.graph.component import Input

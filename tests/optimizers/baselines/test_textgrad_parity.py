@@ -15,7 +15,7 @@ from compound.components.flow import Loop
 from compound.components.function import FirstOf, Function
 from compound.components.llm import LLM
 from compound.errors import CallError
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example, Score
 from compound.graph.bounds import CallBound
 from compound.graph.component import Input, Output

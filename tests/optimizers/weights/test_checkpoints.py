@@ -24,7 +24,7 @@ from compound.benchmarks.simulated.toys import Toy, toy  # noqa: E402
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.engine import Adapter  # noqa: E402
 from compound.errors import CompoundError  # noqa: E402
-from compound.evaluation.metrics import apply_metric  # noqa: E402
+from compound.evaluation.metrics.scoring import apply_metric  # noqa: E402
 from compound.example import Example, Score  # noqa: E402
 from compound.execution.budget import Budget, Meter  # noqa: E402
 from compound.execution.cache import MemoryCache  # noqa: E402

@@ -24,7 +24,7 @@ from compound.api.estimate import estimate  # noqa: E402
 from compound.api.optimize import describe, make_problem, optimize  # noqa: E402
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.errors import ConfigurationError, DeclarationError, SpecError  # noqa: E402
-from compound.evaluation.metrics import custom  # noqa: E402
+from compound.evaluation.metrics.custom import custom  # noqa: E402
 from compound.example import Example, Score  # noqa: E402
 from compound.execution.cache import MemoryCache  # noqa: E402
 from compound.execution.executor import Executor  # noqa: E402

@@ -22,7 +22,7 @@ from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
 from compound.benchmarks.simulated.toys import toy  # noqa: E402
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.evaluation.dataset import Dataset  # noqa: E402
-from compound.evaluation.metrics import custom  # noqa: E402
+from compound.evaluation.metrics.custom import custom  # noqa: E402
 from compound.example import Metric  # noqa: E402
 from compound.execution.rng import derive_seed  # noqa: E402
 from compound.graph.space import LoRA, Text  # noqa: E402

@@ -15,7 +15,7 @@ import pytest
 import compound.optimizers
 from compound.components.llm import LLM
 from compound.engine import Engine
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import CallValues, Example, Metric, Values
 from compound.graph.component import Input
 from compound.graph.space import LoRA

@@ -18,7 +18,7 @@ from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.engine import TokenRecord
 from compound.errors import BudgetExhausted, DeclarationError, RateLimited, TooManyFailures, TransientError
-from compound.evaluation.metrics import custom
+from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.execution.budget import Meter
 from compound.execution.trace import Failure

@@ -7,7 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping
 
 from compound.errors import DeclarationError, suggest_name
-from compound.evaluation.metrics import METRICS, custom
+from compound.evaluation.metrics.built_in import METRICS
+from compound.evaluation.metrics.custom import custom
 from compound.example import Metric
 from compound.formatting import short_repr
 from compound.registry.plugins import Plugin, visible, warn_if_hidden

@@ -1,0 +1,264 @@
+"""Built-in metrics of texts, labels and lists."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from compound.errors import CallError, DataError, DeclarationError
+from compound.evaluation.metrics.comparison import Comparison
+from compound.evaluation.metrics.messages import format_value, format_values
+from compound.evaluation.metrics.text import find_label, normalize
+from compound.evaluation.statistics import UNIT, Bounds
+from compound.example import Example, Metric, Score
+
+HIT_RANKS = (1, 5)  # of the parts of the reciprocal rank
+
+
+@dataclass(frozen=True)
+class ExactMatch(Comparison):
+    """1 if the normalised texts are equal; a numeric gold value is compared as a number."""
+
+    bounds: ClassVar[Bounds | None] = UNIT
+
+    def compare(self, found: object, accepted: list[object], where: str) -> Score:
+        """Return 1 or 0."""
+        text = _text(found, where)
+        return _verdict(any(_equal(text, answer) for answer in accepted), accepted, found)
+
+
+@dataclass(frozen=True)
+class TokenF1(Comparison):
+    """Harmonic mean of word precision and recall; a numeric gold value scores 0 or 1."""
+
+    bounds: ClassVar[Bounds | None] = UNIT
+
+    def compare(self, found: object, accepted: list[object], where: str) -> Score:
+        """Return the best F1, with its precision and recall as parts."""
+        text = _text(found, where)
+        f1, precision, recall = max(_overlap(text, answer) for answer in accepted)
+        parts = {"precision": precision, "recall": recall}
+        return replace(_verdict(f1 == 1.0, accepted, found), value=f1, parts=parts)
+
+
+@dataclass(frozen=True)
+class Accuracy(Comparison):
+    """1 if the values are equal or, given ``choices``, if the text decides on the gold label."""
+
+    bounds: ClassVar[Bounds | None] = UNIT
+
+    choices: tuple[str, ...] = ()
+
+    def accepted(self, example: Example) -> list[object]:
+        """Return the right answers of an example, which must be among the choices."""
+        found = super().accepted(example)
+        known = {choice.lower() for choice in self.choices}
+        unknown = sorted(str(answer).strip().lower() for answer in found)
+        unknown = [label for label in unknown if label not in known] if known else []
+        if unknown:
+            raise DataError(
+                f"{self.name}, example {example.id!r}: gold label {format_value(unknown[0])} "
+                "is not one of the choices",
+                hint="choices: " + ", ".join(self.choices),
+            )
+        return found
+
+    def compare(self, found: object, accepted: list[object], where: str) -> Score:
+        """Return 1 or 0."""
+        if not self.choices:
+            return _verdict(any(found == a or _item(found) == _item(a) for a in accepted), accepted, found)
+        wanted = {str(answer).strip().lower() for answer in accepted}
+        label = find_label(_text(found, where), self.choices)
+        score = _verdict(label is not None and label.lower() in wanted, accepted, label)
+        return (
+            score
+            if label is not None
+            else replace(score, feedback=f"no single label in {format_value(found)}")
+        )
+
+
+@dataclass(frozen=True)
+class MRR(Comparison):
+    """Reciprocal rank of the first right item of a list; 0 if there is none (mean reciprocal rank)."""
+
+    bounds: ClassVar[Bounds | None] = UNIT
+    listed: ClassVar[bool] = True
+
+    key: str | None = None
+
+    def compare(self, found: object, accepted: list[object], where: str) -> Score:
+        """Return the reciprocal rank, with whether a right item is among the first 1 and 5 as parts."""
+        items, wanted = _items(found, self.key, where), {_item(answer) for answer in accepted}
+        rank = next((rank for rank, item in enumerate(items, 1) if item in wanted), math.inf)
+        parts = {f"hit@{k}": float(rank <= k) for k in HIT_RANKS}
+        if rank == math.inf:
+            return Score(0.0, f"{format_values(accepted)} not among the {len(items)} items", parts)
+        return Score(1 / rank, "correct" if rank == 1 else f"first right item at rank {rank}", parts)
+
+
+@dataclass(frozen=True)
+class RecallAtK(Comparison):
+    """Share of the gold items among the first ``k`` items of a list."""
+
+    bounds: ClassVar[Bounds | None] = UNIT
+    listed: ClassVar[bool] = True
+
+    k: int = 5
+    key: str | None = None
+
+    def compare(self, found: object, accepted: list[object], where: str) -> Score:
+        """Return the share."""
+        wanted = dict.fromkeys(_item(answer) for answer in accepted)
+        missing = [item for item in wanted if item not in _items(found, self.key, where)[: self.k]]
+        return Score(
+            1 - len(missing) / len(wanted), f"missing {format_values(missing)}" if missing else "correct"
+        )
+
+
+def exact_match(output: str, gold: str | None = None) -> ExactMatch:
+    """Score 1 if the output equals an acceptable answer after SQuAD's normalisation, else 0.
+
+    Args:
+        output: The system output to read.
+        gold: The field of `Example.gold` to compare with; default: the output's name.
+
+    >>> capital = Example("e1", {}, {"answer": ["Paris", "City of Paris"]})
+    >>> exact_match("answer").score({"answer": "the city of Paris."}, capital).value
+    1.0
+    >>> exact_match("answer").score({"answer": "Lyon"}, capital).feedback
+    "expected 'Paris' or 'City of Paris', got 'Lyon'"
+    """
+    return ExactMatch("exact_match", output, gold or output)
+
+
+def token_f1(output: str, gold: str | None = None) -> TokenF1:
+    """Score the word overlap with the best acceptable answer (SQuAD's F1).
+
+    Args:
+        output: The system output to read.
+        gold: The field of `Example.gold` to compare with; default: the output's name.
+
+    >>> score = token_f1("answer").score({"answer": "in Paris"}, Example("e1", {}, {"answer": "Paris"}))
+    >>> round(score.value, 3), dict(score.parts)
+    (0.667, {'precision': 0.5, 'recall': 1.0})
+    """
+    return TokenF1("token_f1", output, gold or output)
+
+
+def accuracy(output: str, gold: str | None = None, choices: Sequence[str] = ()) -> Accuracy:
+    """Score 1 if the output equals the gold value, else 0.
+
+    Args:
+        output: The system output to read.
+        gold: The field of `Example.gold` to compare with; default: the output's name.
+        choices: Labels to find in the output's text by `find_label`.
+
+    >>> metric = accuracy("text", "label", choices=["yes", "no", "maybe"])
+    >>> metric.score({"text": "It is not known. Answer: maybe"}, Example("e1", {}, {"label": "maybe"})).value
+    1.0
+    """
+    for choice in choices:
+        if not isinstance(choice, str) or not choice.strip():
+            raise DeclarationError(
+                f"accuracy: choices must be words, got {choice!r}",
+                hint='in YAML write "yes" and "no" in quotes: unquoted, they are booleans',
+            )
+    if isinstance(choices, str) or len({choice.lower() for choice in choices}) < len(choices):
+        raise DeclarationError(f"accuracy: choices must be different labels, got {choices!r}")
+    return Accuracy("accuracy", output, gold or output, tuple(choices))
+
+
+def mrr(output: str, gold: str | None = None, key: str | None = None) -> MRR:
+    """Score a ranked list by the reciprocal rank of its first right item.
+
+    The parts ``hit@1`` and ``hit@5`` are 1 if a right item is among the first 1 or 5 items, else 0.
+
+    Args:
+        output: The system output to read, a list sorted best first.
+        gold: The field of `Example.gold` with the right item or items; default: the output's name.
+        key: For lists of objects such as passages: the entry to compare, for example ``"title"``.
+
+    >>> mrr("ranked", "item").score({"ranked": ["x", "y"]}, Example("e1", {}, {"item": "y"}))
+    Score(value=0.5, feedback='first right item at rank 2', parts={'hit@1': 0.0, 'hit@5': 1.0})
+    """
+    return MRR("mrr", output, gold or output, key)
+
+
+def recall_at_k(output: str, gold: str | None = None, k: int = 5, key: str | None = None) -> RecallAtK:
+    """Score a list by the share of the gold items among its first ``k``.
+
+    Args:
+        output: The system output to read, a list sorted best first.
+        gold: The field of `Example.gold` with the right item or items; default: the output's name.
+        k: Number of leading items that count.
+        key: For lists of objects such as passages: the entry to compare, for example ``"title"``.
+
+    >>> metric = recall_at_k("hits", "titles", k=2, key="title")
+    >>> metric.score({"hits": [{"title": "A"}, {"title": "C"}]}, Example("e1", {}, {"titles": ["A", "B"]}))
+    Score(value=0.5, feedback="missing 'B'", parts={})
+    """
+    if k < 1:
+        raise DeclarationError(f"recall_at_k: k >= 1 must hold, got k={k}")
+    return RecallAtK(f"recall_at_{k}", output, gold or output, k, key)
+
+
+METRICS: Mapping[str, Callable[..., Metric]] = {
+    "exact_match": exact_match,
+    "token_f1": token_f1,
+    "accuracy": accuracy,
+    "mrr": mrr,
+    "recall_at_k": recall_at_k,
+}
+
+
+def _text(value: object, where: str) -> str:
+    if isinstance(value, str | numbers.Real):
+        return str(value)
+    raise CallError(f"{where}: the output must be text or a number, got {type(value).__name__}")
+
+
+def _equal(text: str, answer: object) -> bool:
+    if isinstance(answer, bool) or not isinstance(answer, numbers.Real):
+        return normalize(text) == normalize(str(answer))
+    try:
+        return math.isclose(float(text.strip().rstrip(".").replace(",", "")), answer, rel_tol=1e-9)
+    except ValueError:
+        return False
+
+
+def _overlap(text: str, answer: object) -> tuple[float, float, float]:
+    """Return F1, precision and recall of the words of two texts."""
+    if isinstance(answer, numbers.Real):
+        return (float(_equal(text, answer)),) * 3
+    found, wanted = normalize(text).split(), normalize(str(answer)).split()
+    if not found or not wanted:
+        return (float(found == wanted),) * 3
+    common = (Counter(found) & Counter(wanted)).total()
+    # Equal to 2pr / (p + r), but without its rounding errors and never 0 / 0.
+    return 2 * common / (len(found) + len(wanted)), common / len(found), common / len(wanted)
+
+
+def _item(value: object) -> str:
+    return str(value).strip()
+
+
+def _items(found: object, key: str | None, where: str) -> list[str]:
+    if not isinstance(found, list | tuple):
+        raise CallError(f"{where}: the output must be a list, got {type(found).__name__}")
+    for item in found:
+        if isinstance(item, Mapping) and (key is None or key not in item):
+            hint = f"choose one with key=: {', '.join(map(str, item))}"
+            if key is None:
+                raise DataError(f"{where}: its items are objects", hint=hint)
+            raise CallError(f"{where}: an item has no entry {key!r}", hint=hint)
+    return [_item(item[key] if isinstance(item, Mapping) else item) for item in found]
+
+
+def _verdict(right: bool, accepted: list[object], found: object) -> Score:
+    return Score(
+        float(right), "correct" if right else f"expected {format_values(accepted)}, got {format_value(found)}"
+    )

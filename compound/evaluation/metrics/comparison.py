@@ -1,0 +1,147 @@
+"""Base of metrics that compare an output with a gold field."""
+
+from __future__ import annotations
+
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin
+
+from compound.errors import CallError, DataError, MissingOutput, suggest_name
+from compound.evaluation.metrics.messages import format_fields, format_value
+from compound.evaluation.statistics import Bounds
+from compound.example import Example, Score
+
+MAX_SHOWN = 8  # maximum number of labels and gold values in a message
+
+
+@dataclass(frozen=True)
+class Comparison(ABC):
+    """Base of metrics that compare one output with one gold field.
+
+    Attributes:
+        name: name for messages and tables.
+        output: the system output to read.
+        gold: the field of `Example.gold` with the right answer, or with several right answers.
+        bounds: minimum and maximum score; ``None`` unless declared by a subclass.
+        listed: whether the output is a list.
+    """
+
+    bounds: ClassVar[Bounds | None] = None
+    listed: ClassVar[bool] = False
+
+    name: str
+    output: str
+    gold: str
+
+    def score(self, outputs: Mapping[str, object], example: Example) -> Score:
+        """Compare the output with the acceptable answers."""
+        where = f"{self.name}, example {example.id!r}"
+        if self.output not in outputs:
+            raise missing_output(where, self.output, outputs)
+        return self.compare(outputs[self.output], self.accepted(example), where)
+
+    def check(self, outputs: Collection[str], examples: Iterable[Example]) -> None:
+        """Reject outputs and examples that cannot be compared, before anything is run.
+
+        Raises:
+            DataError: the output does not exist, an example has no right answer, or the output's fixed set
+                of labels excludes the right answer.
+        """
+        if self.output not in outputs:
+            raise DataError(
+                f"{self.name}: no output {self.output!r}", hint=suggest_name(self.output, outputs)
+            )
+        labels = _values(getattr(outputs[self.output], "type", Any) if isinstance(outputs, Mapping) else Any)
+        labels = labels if self.listed == any(isinstance(label, list) for label in labels) else []
+        unmatched: dict[str, list[str]] = {}
+        seen: dict[str, bool] = {}
+        for example in examples:
+            accepted = self.accepted(example)
+            shown = " or ".join(map(repr, accepted))
+            if not labels:
+                continue
+            if shown not in seen:
+                seen[shown] = self._reachable(labels, accepted)
+            if not seen[shown]:
+                unmatched.setdefault(shown, []).append(example.id)
+        if unmatched:
+            self._raise_unmatched(labels, unmatched)
+
+    def _reachable(self, labels: Sequence[object], accepted: list[object]) -> bool:
+        """Return whether any value of the output scores above zero."""
+        try:
+            return any(self.compare(label, accepted, self.name).value > 0 for label in labels)
+        except CallError:  # outputs of this type are rejected in each run
+            return True
+
+    def _raise_unmatched(self, labels: Sequence[object], unmatched: Mapping[str, Sequence[str]]) -> NoReturn:
+        """Reject gold values that no label matches: their rows would silently score 0 in every run.
+
+        A free-text output could match them, but an output with a fixed set of labels cannot.
+        """
+        named = list(unmatched.items())
+        shown = ", ".join(f"{gold} ({len(ids)} row{'s' * (len(ids) > 1)})" for gold, ids in named[:MAX_SHOWN])
+        more = f" and {len(named) - MAX_SHOWN} more" if len(named) > MAX_SHOWN else ""
+        known = ", ".join(
+            format_value(label[0] if isinstance(label, list) else label) for label in labels[:MAX_SHOWN]
+        )
+        cut = ", …" if len(labels) > MAX_SHOWN else ""
+        choices = getattr(self, "choices", ())
+        raise DataError(
+            f"{self.name}: no label of output {self.output!r} matches the gold values {shown}{more} of "
+            f"{self.gold!r}, such as example {named[0][1][0]!r}: these rows can only score 0",
+            hint=f"labels: {known}{cut}{'; choices: ' + ', '.join(choices) if choices else ''}; "
+            "make the spelling of gold values and labels equal",
+        )
+
+    def accepted(self, example: Example) -> list[object]:
+        """Return the right answers of an example, in the given order.
+
+        Raises:
+            DataError: there are none.
+        """
+        where = f"{self.name}, example {example.id!r}"
+        if self.gold not in example.gold:
+            close = suggest_name(self.gold, map(str, example.gold))
+            hint = f"fields: {format_fields(example.gold)}" + (f"; {close}" if close.endswith("?") else "")
+            raise DataError(f"{where}: no gold field {self.gold!r}", hint=hint)
+        gold = example.gold[self.gold]
+        accepted = list(gold) if isinstance(gold, list | tuple) else [gold]
+        if isinstance(gold, set | frozenset):
+            accepted = sorted(gold, key=repr)  # deterministic across processes
+        if not accepted or None in accepted:
+            raise DataError(
+                f"{where}: gold field {self.gold!r} is {format_value(gold)}, "
+                "but must hold a value to compare with"
+            )
+        return accepted
+
+    @abstractmethod
+    def compare(self, found: object, accepted: list[object], where: str) -> Score:
+        """Score an output against all acceptable answers; ``where`` starts error messages."""
+
+
+def missing_output(where: str, output: str, outputs: Mapping[str, object]) -> MissingOutput:
+    """Return the error for an output that does not exist; ``where`` names the metric and the example."""
+    return MissingOutput(f"{where}: no output {output!r}", hint=f"outputs: {format_fields(outputs)}")
+
+
+def _values(kind: object) -> list[object]:
+    """Return all values of a type that is a set of labels; for a list type, each label in a list.
+
+    >>> _values(Literal["yes", "no"] | None), _values(bool), _values(list[bool]), _values(str)
+    (['yes', 'no'], [True, False], [[True], [False]], [])
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return [value for value in arguments if value is not None]
+    if kind is bool:
+        return [True, False]
+    if origin is list:
+        return [[value] for value in _values(arguments[0])]
+    if origin in (Union, types.UnionType):
+        parts = [_values(part) for part in arguments if part is not type(None)]
+        return [value for part in parts for value in part] if all(parts) else []
+    return []

@@ -1,0 +1,72 @@
+"""Comparable forms of texts, and the labels that texts decide on."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_ANSWER = re.compile(r"\banswer(?:\s+is)?[\s*_]*:", re.IGNORECASE)
+_EMPHASIS = re.compile(r"(?<!\w)_+|_+(?!\w)|\*+")
+_DENIAL = re.compile(
+    r"(?:\b(?:not|never|nor|non|neither)|n['’]t)(?:\s+(?:a|an|the|very))?[\s\-\"'`*]*$", re.IGNORECASE
+)
+_LONGEST = 24  # maximum length of a negation before a label
+
+
+def normalize(text: str) -> str:
+    """Lowercase, remove punctuation and articles, and collapse white space (SQuAD's normalisation).
+
+    A text that would become empty keeps its letters, so that the label ``A`` does not become ``""``.
+
+    >>> normalize("The Eiffel   Tower!"), normalize("A")
+    ('eiffel tower', 'a')
+    """
+    lowered = text.lower()
+    return " ".join(_ARTICLES.sub(" ", lowered.translate(_PUNCTUATION)).split()) or " ".join(lowered.split())
+
+
+def find_label(text: str, choices: Sequence[str]) -> str | None:
+    """Return the one of ``choices`` that a text decides on, or None.
+
+    Labels match as whole words, ignoring case (single letters match case: "a" is a word). Rules in order:
+    the text is a label; a label directly follows the last ``answer:``; the last label after that marker; the
+    only label mentioned. Two labels without a marker give None.
+
+    >>> find_label("The diagnosis is X. Answer: yes", ["yes", "no"])
+    'yes'
+    >>> find_label("yes and no", ["yes", "no"]) is None
+    True
+    """
+    plain = _EMPHASIS.sub("", text).strip()
+    by_name = {choice.lower(): choice for choice in choices}
+    longest_first = sorted(choices, key=len, reverse=True)
+    any_case = "|".join(re.escape(choice) for choice in longest_first)
+    own_case = "|".join(re.escape(c) if len(c) > 1 else f"(?-i:{re.escape(c)})" for c in longest_first)
+    first = re.compile(rf"\W*({any_case})(?!\w)(?!-\w)", re.IGNORECASE)
+    word = re.compile(rf"(?<!\w)(?<!\w-)({own_case})(?!\w)(?!-\w)", re.IGNORECASE)
+    markers = list(_ANSWER.finditer(plain))
+    rest = plain[markers[-1].end() :] if markers else ""
+    if plain.strip(string.punctuation + " ").lower() in by_name:
+        return by_name[plain.strip(string.punctuation + " ").lower()]
+    if markers and (match := first.match(rest)):
+        return by_name[match[1].lower()]
+    if behind := _find_affirmed(word, rest):
+        return by_name[behind[-1].lower()]
+    mentioned = {label.lower() for label in _find_affirmed(word, plain)}
+    return by_name[mentioned.pop()] if len(mentioned) == 1 else None
+
+
+def _find_affirmed(label: re.Pattern[str], text: str) -> list[str]:
+    return [found[1] for found in label.finditer(text) if not is_negated(text, found.start())]
+
+
+def is_negated(text: str, start: int) -> bool:
+    """Return whether a negation directly precedes a position in a text.
+
+    >>> is_negated("It is not positive", 10), is_negated("It is positive, not bad", 6)
+    (True, False)
+    """
+    return _DENIAL.search(text[max(0, start - _LONGEST) : start]) is not None
