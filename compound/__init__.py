@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # static counterpart of `__getattr__`
-    from compound.api.optimize import Result as Result
+    from compound.api.result import Result as Result
     from compound.api.sync import evaluate as evaluate
     from compound.api.sync import load_result as load_result
     from compound.api.sync import load_system as load_system
@@ -131,7 +131,7 @@ _HOME = {
     "Recipe": "compound.optimizers.weights.recipes.recipe",
     "State": "compound.storage.state",
     "recipe": "compound.optimizers.extension",
-    "Result": "compound.api.optimize",
+    "Result": "compound.api.result",
     "accuracy": "compound.evaluation.metrics.built_in",
     "custom": "compound.evaluation.metrics.custom",
     "evaluate": "compound.api.sync",

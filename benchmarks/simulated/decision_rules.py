@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, cast
 
-from compound.api.optimize import describe, open_run
+from compound.api.description import describe, open_run
 from compound.benchmarks.simulated.relays import Relay
 from compound.benchmarks.simulated.systems import Simulated
 from compound.concurrency.blocking import run_blocking

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from compound.api.optimize import describe, open_run
+from compound.api.description import describe, open_run
 from compound.benchmarks.simulated.relays import Relay
 from compound.concurrency.blocking import run_blocking
 from compound.evaluation.statistics import UNIT, interval_of_means

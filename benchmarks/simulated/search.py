@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, Unpack, cast
 
-from compound.api.optimize import describe, open_run
+from compound.api.description import describe, open_run
 from compound.benchmarks.simulated.systems import Simulated, options_of
 from compound.concurrency.blocking import run_blocking
 from compound.graph.configuration import component_of

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from compound.api.optimize import make_problem, resolved_settings
+from compound.api.description import resolved_settings
+from compound.api.optimize import make_problem
 from compound.engine import Completion, Engine, Request, Usage
 from compound.errors import CompoundError
 from compound.evaluation.dataset import Dataset

@@ -2,145 +2,42 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from importlib import metadata
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from compound import report as reports
+from compound.api.description import describe, open_run
+from compound.api.result import Result, read_result
 from compound.concurrency.blocking import run_blocking
 from compound.errors import FRESH, CompoundError, DataError, RunDirectoryError
 from compound.evaluation.dataset import Dataset, Split
 from compound.evaluation.duplicates import check_no_overlaps, find_overlaps
-from compound.evaluation.evaluate import Evaluation, gain_interval
 from compound.evaluation.examples import read_examples
 from compound.evaluation.metrics.scoring import check_rows
-from compound.evaluation.statistics import Interval
 from compound.example import Example, Metric
 from compound.execution.executor import Executor
 from compound.execution.sender import Engines
-from compound.formatting import format_repr
-from compound.graph.configuration import Configuration, digest, load, to_readable_json
-from compound.graph.draw import as_document
-from compound.graph.fingerprint import describe_code
 from compound.graph.system import System
 from compound.loop.loop import OptimizationLoop, final_configuration
 from compound.loop.retry import retry_failed as retry_rows
 from compound.optimization.budget_plan import check_budget, check_decidable
-from compound.optimization.preflight import check_prices, engine_names
+from compound.optimization.preflight import check_prices
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import outlook
 from compound.optimizers import methods
-from compound.registry.code import find_code
 from compound.registry.engines import find_engine, for_system
-from compound.runs import changes
 from compound.runs.directory import (
     UNREADABLE,
-    RunDirectory,
-    baselines,
-    inconsistency_errors,
-    load_checkpoint,
-    read_json,
-    read_records,
     report_full_disk,
 )
 from compound.runs.recorder import MEMORY_FOLDER, Interrupted, Listener, Recorder
 from compound.security.untrusted import UntrustedFolder
-from compound.settings.base import Settings
 from compound.settings.optimize import OptimizeSettings
-from compound.settings.references import references
 from compound.storage.artifacts import is_reference, leads_outside
 from compound.storage.paths import run_folder
 from compound.storage.state import StateError
-
-FOR_MEMORY = (
-    "optimize.*.optimizer.micro_tokens",
-    "optimize.*.rollouts.max_length",
-)  # settings that an out-of-memory error suggests lowering
-MAY_CHANGE = (
-    "optimize.budget.",
-    "optimize.concurrency",
-    "optimize.baselines",
-    "versions.",
-    *FOR_MEMORY,
-)
-VERSIONS = ("compound-ai", "torch", "transformers", "litellm", "optuna", "gepa", "bm25s", "numpy", "pydantic")
-
-
-@dataclass(frozen=True, repr=False)
-class Result:
-    """Result of a run.
-
-    Attributes:
-        best: the best configuration.
-        before, after: evaluations on the validation split, before the search and for ``best``.
-        test_before, test_after: the same on the test split; ``None`` if there is none or the budget ended.
-        accepted: number of accepted proposals.
-        spent: system runs, calls, tokens, cost and seconds, including the test split.
-        path: the run directory.
-        baselines: results of the baselines, by method.
-    """
-
-    best: Configuration
-    before: Evaluation
-    after: Evaluation
-    test_before: Evaluation | None
-    test_after: Evaluation | None
-    accepted: int
-    spent: Mapping[str, Any]
-    path: Path
-    baselines: Mapping[str, Result] = field(default_factory=dict)
-
-    @property
-    def report(self) -> str:
-        """The report as Markdown."""
-        return UntrustedFolder(self.path).read("report.md").decode(errors="replace")
-
-    @property
-    def test_gain(self) -> Interval | None:
-        """Mean gain on the test split with its 95 % confidence interval, paired by example."""
-        before, after = self.test_before, self.test_after
-        return None if before is None or after is None else gain_interval(before, after)
-
-    def __repr__(self) -> str:
-        def mean(of: Evaluation | None) -> str:
-            return "" if of is None else f"{of.mean:.4g}"
-
-        return format_repr(
-            "Result",
-            before=mean(self.before),
-            after=mean(self.after),
-            test_before=mean(self.test_before),
-            test_after=mean(self.test_after),
-            accepted=str(self.accepted),
-            system_runs=f"{self.spent.get('system_runs', 0.0):g}",
-            path=repr(str(self.path)),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON."""
-        spent = self.spent
-        return {
-            "before": self.before.summary(),
-            "after": self.after.summary(),
-            "test_before": self.test_before.summary() if self.test_before else None,
-            "test_after": self.test_after.summary() if self.test_after else None,
-            "test_gain": self.test_gain.to_json() if self.test_gain else None,
-            "system_runs": spent.get("system_runs", 0.0),
-            "test_runs": spent.get("test_runs", 0.0),
-            "calls": spent.get("calls", 0),
-            "tokens": spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0),
-            "cost": spent.get("cost", 0.0),
-            "unpriced_calls": spent.get("unpriced", 0),
-            "seconds": spent.get("seconds", 0.0),
-            "accepted": self.accepted,
-            "configuration": self.best.to_json(),
-            "run": str(self.path),
-            "baselines": {name: result.to_json() for name, result in self.baselines.items()},
-        }
 
 
 def optimize(
@@ -415,129 +312,8 @@ def make_problem(
     return problem
 
 
-def describe(problem: Problem) -> dict[str, Any]:
-    """Return the resolved configuration of a run, which must be equal for the run to be resumed."""
-    splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
-    return {
-        "format": changes.FORMAT,
-        "system": problem.system.name,
-        "signature": problem.system.signature,
-        "defaults": dict(problem.system.defaults),
-        "settings": dict(problem.system.settings),
-        "start": problem.system.configuration.to_json(),
-        "graph": as_document(problem.system),
-        "structure": changes.describe_structure(problem.system),
-        "engines": engine_names(problem),
-        "data": {
-            role: {
-                "n": len(rows),
-                "digest": digest(to_readable_json([[e.id, e.inputs, e.gold] for e in rows])),
-            }
-            for role, rows in splits.items()
-        },
-        "metric": describe_code(problem.metric),
-        "optimize": resolved_settings(problem),
-        **_referenced_digests(problem.method.sections, problem.folder),
-        "versions": library_versions(),
-    }
-
-
-def resolved_settings(problem: Problem) -> dict[str, Any]:
-    """Return the common settings and those of the method, including defaults, as JSON."""
-    common = {name: value for name, value in problem.settings if name not in problem.settings.sections}
-    sections = {name: own.model_dump(mode="json") for name, own in problem.method.sections.items()}
-    return {**OptimizeSettings.model_validate(common).model_dump(mode="json"), **sections}
-
-
-def _referenced_digests(sections: Mapping[str, Settings], folder: Path) -> dict[str, Any]:
-    """Return digests of the code and configuration files named in the method's settings."""
-    found: dict[str, dict[str, Any]] = {}
-    for section in sections.values():
-        for each in references(section):
-            if each.kind == "code" and each.name:
-                found.setdefault("code", {})[each.name] = describe_code(find_code(each.name, folder))
-            elif each.kind == "configuration" and each.name:
-                path = folder / each.name
-                digest_of = load(path).digest if path.exists() else None
-                found.setdefault("configurations", {})[each.name] = digest_of
-    return found
-
-
-def library_versions() -> dict[str, str]:
-    """Return the versions of Python and of libraries that can affect a result."""
-    found = {"python": platform.python_version()}
-    for name in VERSIONS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def open_run(path: Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
-    """Create a run directory, or open one with the same configuration.
-
-    Raises:
-        RunDirectoryError: the directory belongs to another configuration; the message names the keys.
-    """
-    if UntrustedFolder(path).kind("config.json") is None:
-        return RunDirectory.create(path, text, config)
-    keys = list_changes(path, config)
-    if keys:
-        raise RunDirectoryError(
-            f"{path} belongs to another configuration; changed: {'; '.join(keys)}",
-            hint=FRESH,
-        )
-    run = RunDirectory.open(path)
-    try:
-        # models that the run did not use before, for example because its budget was smaller
-        engines, stored = config.get("engines", {}), read_json(run.path, "config.json")
-        if "engines" in stored and (more := {k: v for k, v in engines.items() if k not in stored["engines"]}):
-            run.write_json("config.json", {**stored, "engines": {**stored["engines"], **more}})
-    except BaseException:
-        run.close()
-        raise
-    return run
-
-
-def list_changes(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...] = MAY_CHANGE) -> list[str]:
-    """Return the differences between a configuration and that of a run directory."""
-    return changes.list_changes(path, config, ignoring)
-
-
 def save_best(problem: Problem, recorder: Recorder) -> None:
     """Write ``best.json``."""
     final_configuration(recorder.state, recorder.run.path / MEMORY_FOLDER).save(
         recorder.run.path / "best.json", system=problem.system.name, signature=problem.system.signature
     )
-
-
-def read_result(path: str | Path) -> Result:
-    """Read the result of a run from its directory.
-
-    Raises:
-        RunDirectoryError: it is not a run directory, has no result yet, or one of its files is damaged.
-    """
-    return _read_result(UntrustedFolder(path))
-
-
-def _read_result(folder: UntrustedFolder) -> Result:
-    stored = load_checkpoint(folder)
-    if stored is None or stored.state.before is None or stored.state.search is None:
-        raise RunDirectoryError(
-            f"{folder} has no result yet", hint="resume it with the command that started it"
-        )
-    state, search = stored.state, stored.state.search
-    with inconsistency_errors(folder):
-        events = [e for e in read_records(folder, "events.jsonl") if "spent" in e]
-        return Result(
-            best=final_configuration(state, folder.path / MEMORY_FOLDER),
-            before=stored.state.before,
-            after=search.incumbent,
-            test_before=state.test_before.evaluation if state.test_before else None,
-            test_after=state.test_after.evaluation if state.test_after else None,
-            accepted=sum(bool(e.get("accepted")) for e in events if e["event"] == "decision"),
-            spent=events[-1]["spent"],
-            path=folder.path,
-            baselines={b.path.name: _read_result(b) for b in baselines(folder) if load_checkpoint(b)},
-        )

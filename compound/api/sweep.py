@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compound.api.controls import CONSTANT, DIRECT, Control
-from compound.api.optimize import FOR_MEMORY, describe, list_changes, make_problem, optimize
+from compound.api.description import FOR_MEMORY, describe, list_changes
+from compound.api.optimize import make_problem, optimize
 from compound.errors import CompoundError, DeclarationError, RunDirectoryError
 from compound.optimizers import methods
 from compound.report import comparison

@@ -17,9 +17,9 @@ from compound.api.arguments import (
     resolve_metric,
     to_dataset,
 )
-from compound.api.optimize import Result, read_result
 from compound.api.optimize import optimize as run_optimization
 from compound.api.progress import progress_display
+from compound.api.result import Result, read_result
 from compound.concurrency.blocking import run_blocking
 from compound.errors import DataError, DeclarationError, RunDirectoryError, suggest_name
 from compound.evaluation.dataset import Split

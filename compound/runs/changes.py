@@ -53,7 +53,7 @@ def list_changes(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...
 
     Args:
         path: the run directory.
-        config: the resolved configuration, by `compound.api.optimize.describe`.
+        config: the resolved configuration, by `compound.api.description.describe`.
         ignoring: prefixes of the keys that may differ; ``*`` matches anything.
 
     Raises:

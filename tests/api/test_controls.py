@@ -12,7 +12,7 @@ import pytest
 import compound as cp
 from compound.api.controls import constant_answer
 from compound.api.direct_call import NotApplicable, direct_system
-from compound.api.optimize import read_result
+from compound.api.result import read_result
 from compound.api.sweep import plan, sweep
 from compound.components.function import Function
 from compound.components.llm import LLM

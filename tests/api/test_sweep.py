@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from compound.api.optimize import read_result
+from compound.api.result import read_result
 from compound.api.sweep import Stopper, plan, sweep
 from compound.benchmarks.simulated.relays import answer_of
 from compound.errors import DeclarationError, RunDirectoryError

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import compound as cp
-from compound.api.optimize import Result
+from compound.api.result import Result
 from compound.engine import TokenRecord
 from compound.evaluation.evaluate import Evaluation, ScoredRun
 from compound.execution.trace import Call

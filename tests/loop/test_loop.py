@@ -19,7 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compound.api.optimize import Result, list_changes, make_problem, optimize
+from compound.api.description import list_changes
+from compound.api.optimize import make_problem, optimize
+from compound.api.result import Result
 from compound.benchmarks.simulated.relays import Relay
 from compound.components.flow import Loop
 from compound.components.function import Function

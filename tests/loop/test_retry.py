@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from compound.api.optimize import Result, optimize, read_result
+from compound.api.optimize import optimize
+from compound.api.result import Result, read_result
 from compound.api.verify import verify
 from compound.components.function import Function
 from compound.errors import RunDirectoryError

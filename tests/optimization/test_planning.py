@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from compound.api.optimize import Result, optimize
+from compound.api.optimize import optimize
+from compound.api.result import Result
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.components.selector import Selector

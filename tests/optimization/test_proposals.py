@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from compound.api.optimize import Result, optimize
+from compound.api.optimize import optimize
 from compound.api.progress import format_event
+from compound.api.result import Result
 from compound.components.llm import LLM
 from compound.engine import Usage
 from compound.errors import CallError

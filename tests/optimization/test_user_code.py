@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.api.optimize import Result, optimize
+from compound.api.optimize import optimize
+from compound.api.result import Result
 from compound.evaluation.metrics.custom import custom
 from compound.registry.user_code import UserCodeError, definition
 from compound.registry.user_code import _place as place_of

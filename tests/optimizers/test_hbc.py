@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compound.api.optimize import Result, optimize
+from compound.api.optimize import optimize
+from compound.api.result import Result
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.errors import DeclarationError

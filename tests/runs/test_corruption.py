@@ -21,7 +21,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from compound.api.optimize import Result, optimize, read_result
+from compound.api.optimize import optimize
+from compound.api.result import Result, read_result
 from compound.api.sync import list_runs
 from compound.api.verify import verify
 from compound.components.function import Function

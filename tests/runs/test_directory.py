@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.api.optimize import open_run
+from compound.api.description import open_run
 from compound.errors import RunDirectoryError
 from compound.runs.changes import FORMAT
 from compound.runs.directory import RunDirectory, read_json, read_records, report_full_disk, write_atomically

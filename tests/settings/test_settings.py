@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 import compound as cp
-from compound.api.optimize import read_result
+from compound.api.result import read_result
 from compound.errors import RunDirectoryError, SpecError
 from compound.optimizers.methods import METHODS, method
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPOSettings
@@ -281,7 +281,7 @@ class TestEarlierSpellings:
 
 
 def test_settings_that_may_change_are_ignored_in_any_section(tmp_path: Path) -> None:
-    from compound.api.optimize import MAY_CHANGE
+    from compound.api.description import MAY_CHANGE
 
     def config(**given: Any) -> dict[str, Any]:
         return {"format": FORMAT, "optimize": training("optimas", given).model_dump(mode="json")}

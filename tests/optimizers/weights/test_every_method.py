@@ -20,8 +20,9 @@ from numerics import rounding
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
+from compound.api.description import describe  # noqa: E402
 from compound.api.estimate import estimate  # noqa: E402
-from compound.api.optimize import describe, make_problem, optimize  # noqa: E402
+from compound.api.optimize import make_problem, optimize  # noqa: E402
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.errors import ConfigurationError, DeclarationError, SpecError  # noqa: E402
 from compound.evaluation.metrics.custom import custom  # noqa: E402

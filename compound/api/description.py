@@ -1,0 +1,129 @@
+"""Descriptions of runs: the resolved configuration that a run directory stores, and its changes."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from compound.errors import FRESH, RunDirectoryError
+from compound.graph.configuration import digest, load, to_readable_json
+from compound.graph.draw import as_document
+from compound.graph.fingerprint import describe_code
+from compound.optimization.preflight import engine_names
+from compound.optimization.problem import Problem
+from compound.registry.code import find_code
+from compound.runs import changes
+from compound.runs.directory import (
+    RunDirectory,
+    read_json,
+)
+from compound.security.untrusted import UntrustedFolder
+from compound.settings.base import Settings
+from compound.settings.optimize import OptimizeSettings
+from compound.settings.references import references
+
+FOR_MEMORY = (
+    "optimize.*.optimizer.micro_tokens",
+    "optimize.*.rollouts.max_length",
+)  # settings that an out-of-memory error suggests lowering
+MAY_CHANGE = (
+    "optimize.budget.",
+    "optimize.concurrency",
+    "optimize.baselines",
+    "versions.",
+    *FOR_MEMORY,
+)
+VERSIONS = ("compound-ai", "torch", "transformers", "litellm", "optuna", "gepa", "bm25s", "numpy", "pydantic")
+
+
+def describe(problem: Problem) -> dict[str, Any]:
+    """Return the resolved configuration of a run, which must be equal for the run to be resumed."""
+    splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
+    return {
+        "format": changes.FORMAT,
+        "system": problem.system.name,
+        "signature": problem.system.signature,
+        "defaults": dict(problem.system.defaults),
+        "settings": dict(problem.system.settings),
+        "start": problem.system.configuration.to_json(),
+        "graph": as_document(problem.system),
+        "structure": changes.describe_structure(problem.system),
+        "engines": engine_names(problem),
+        "data": {
+            role: {
+                "n": len(rows),
+                "digest": digest(to_readable_json([[e.id, e.inputs, e.gold] for e in rows])),
+            }
+            for role, rows in splits.items()
+        },
+        "metric": describe_code(problem.metric),
+        "optimize": resolved_settings(problem),
+        **_referenced_digests(problem.method.sections, problem.folder),
+        "versions": library_versions(),
+    }
+
+
+def resolved_settings(problem: Problem) -> dict[str, Any]:
+    """Return the common settings and those of the method, including defaults, as JSON."""
+    common = {name: value for name, value in problem.settings if name not in problem.settings.sections}
+    sections = {name: own.model_dump(mode="json") for name, own in problem.method.sections.items()}
+    return {**OptimizeSettings.model_validate(common).model_dump(mode="json"), **sections}
+
+
+def _referenced_digests(sections: Mapping[str, Settings], folder: Path) -> dict[str, Any]:
+    """Return digests of the code and configuration files named in the method's settings."""
+    found: dict[str, dict[str, Any]] = {}
+    for section in sections.values():
+        for each in references(section):
+            if each.kind == "code" and each.name:
+                found.setdefault("code", {})[each.name] = describe_code(find_code(each.name, folder))
+            elif each.kind == "configuration" and each.name:
+                path = folder / each.name
+                digest_of = load(path).digest if path.exists() else None
+                found.setdefault("configurations", {})[each.name] = digest_of
+    return found
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of Python and of libraries that can affect a result."""
+    found = {"python": platform.python_version()}
+    for name in VERSIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def open_run(path: Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
+    """Create a run directory, or open one with the same configuration.
+
+    Raises:
+        RunDirectoryError: the directory belongs to another configuration; the message names the keys.
+    """
+    if UntrustedFolder(path).kind("config.json") is None:
+        return RunDirectory.create(path, text, config)
+    keys = list_changes(path, config)
+    if keys:
+        raise RunDirectoryError(
+            f"{path} belongs to another configuration; changed: {'; '.join(keys)}",
+            hint=FRESH,
+        )
+    run = RunDirectory.open(path)
+    try:
+        # models that the run did not use before, for example because its budget was smaller
+        engines, stored = config.get("engines", {}), read_json(run.path, "config.json")
+        if "engines" in stored and (more := {k: v for k, v in engines.items() if k not in stored["engines"]}):
+            run.write_json("config.json", {**stored, "engines": {**stored["engines"], **more}})
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+def list_changes(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...] = MAY_CHANGE) -> list[str]:
+    """Return the differences between a configuration and that of a run directory."""
+    return changes.list_changes(path, config, ignoring)

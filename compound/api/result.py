@@ -1,0 +1,127 @@
+"""Results of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compound.errors import RunDirectoryError
+from compound.evaluation.evaluate import Evaluation, gain_interval
+from compound.evaluation.statistics import Interval
+from compound.formatting import format_repr
+from compound.graph.configuration import Configuration
+from compound.loop.loop import final_configuration
+from compound.runs.directory import (
+    baselines,
+    inconsistency_errors,
+    load_checkpoint,
+    read_records,
+)
+from compound.runs.recorder import MEMORY_FOLDER
+from compound.security.untrusted import UntrustedFolder
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """Result of a run.
+
+    Attributes:
+        best: the best configuration.
+        before, after: evaluations on the validation split, before the search and for ``best``.
+        test_before, test_after: the same on the test split; ``None`` if there is none or the budget ended.
+        accepted: number of accepted proposals.
+        spent: system runs, calls, tokens, cost and seconds, including the test split.
+        path: the run directory.
+        baselines: results of the baselines, by method.
+    """
+
+    best: Configuration
+    before: Evaluation
+    after: Evaluation
+    test_before: Evaluation | None
+    test_after: Evaluation | None
+    accepted: int
+    spent: Mapping[str, Any]
+    path: Path
+    baselines: Mapping[str, Result] = field(default_factory=dict)
+
+    @property
+    def report(self) -> str:
+        """The report as Markdown."""
+        return UntrustedFolder(self.path).read("report.md").decode(errors="replace")
+
+    @property
+    def test_gain(self) -> Interval | None:
+        """Mean gain on the test split with its 95 % confidence interval, paired by example."""
+        before, after = self.test_before, self.test_after
+        return None if before is None or after is None else gain_interval(before, after)
+
+    def __repr__(self) -> str:
+        def mean(of: Evaluation | None) -> str:
+            return "" if of is None else f"{of.mean:.4g}"
+
+        return format_repr(
+            "Result",
+            before=mean(self.before),
+            after=mean(self.after),
+            test_before=mean(self.test_before),
+            test_after=mean(self.test_after),
+            accepted=str(self.accepted),
+            system_runs=f"{self.spent.get('system_runs', 0.0):g}",
+            path=repr(str(self.path)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as JSON."""
+        spent = self.spent
+        return {
+            "before": self.before.summary(),
+            "after": self.after.summary(),
+            "test_before": self.test_before.summary() if self.test_before else None,
+            "test_after": self.test_after.summary() if self.test_after else None,
+            "test_gain": self.test_gain.to_json() if self.test_gain else None,
+            "system_runs": spent.get("system_runs", 0.0),
+            "test_runs": spent.get("test_runs", 0.0),
+            "calls": spent.get("calls", 0),
+            "tokens": spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0),
+            "cost": spent.get("cost", 0.0),
+            "unpriced_calls": spent.get("unpriced", 0),
+            "seconds": spent.get("seconds", 0.0),
+            "accepted": self.accepted,
+            "configuration": self.best.to_json(),
+            "run": str(self.path),
+            "baselines": {name: result.to_json() for name, result in self.baselines.items()},
+        }
+
+
+def read_result(path: str | Path) -> Result:
+    """Read the result of a run from its directory.
+
+    Raises:
+        RunDirectoryError: it is not a run directory, has no result yet, or one of its files is damaged.
+    """
+    return _read_result(UntrustedFolder(path))
+
+
+def _read_result(folder: UntrustedFolder) -> Result:
+    stored = load_checkpoint(folder)
+    if stored is None or stored.state.before is None or stored.state.search is None:
+        raise RunDirectoryError(
+            f"{folder} has no result yet", hint="resume it with the command that started it"
+        )
+    state, search = stored.state, stored.state.search
+    with inconsistency_errors(folder):
+        events = [e for e in read_records(folder, "events.jsonl") if "spent" in e]
+        return Result(
+            best=final_configuration(state, folder.path / MEMORY_FOLDER),
+            before=stored.state.before,
+            after=search.incumbent,
+            test_before=state.test_before.evaluation if state.test_before else None,
+            test_after=state.test_after.evaluation if state.test_after else None,
+            accepted=sum(bool(e.get("accepted")) for e in events if e["event"] == "decision"),
+            spent=events[-1]["spent"],
+            path=folder.path,
+            baselines={b.path.name: _read_result(b) for b in baselines(folder) if load_checkpoint(b)},
+        )
