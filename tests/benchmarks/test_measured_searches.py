@@ -1,0 +1,109 @@
+"""Comparison of methods on a real system: shared completions, resumption, and the summary."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compound.benchmarks.measure.completions import StoredCompletions
+from compound.benchmarks.measure.searches import main, summarize
+from compound.engine import Message, Request
+from compound.execution.cache import DiskCache
+from compound.testing import ScriptedLM
+
+SYSTEM = """
+system: letters
+lm: scripted
+inputs: {question: str}
+components:
+  answerer:
+    llm: {prompt: {tune: "Answer."}}
+    in: {question: $question}
+    out: {answer: str}
+outputs: {answer: $answerer}
+data: {path: ., train: train, valid: valid, test: test}
+metric: {exact_match: {output: answer}}
+engines: {scripted: {class: "engine:make"}}
+optimize: {minibatch: 4, candidates: 3, valid_size: 20}
+"""
+ENGINE = """
+from compound.testing import ScriptedLM
+
+def make():
+    return ScriptedLM(lambda message: "no" if message.startswith("Answer.\\n") else "yes", remote=False)
+"""
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Path:
+    for split, count in (("train", 40), ("valid", 20), ("test", 12)):
+        rows = [{"id": f"{split}{i}", "question": f"{split} {i}?", "answer": "yes"} for i in range(count)]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    (tmp_path / "engine.py").write_text(ENGINE, encoding="utf-8")
+    (tmp_path / "letters.yaml").write_text(SYSTEM, encoding="utf-8")
+    return tmp_path / "letters.yaml"
+
+
+def ask(text: str, **how: Any) -> Request:
+    return Request((Message("user", text),), **how)
+
+
+def test_greedy_completions_are_shared_whatever_the_seed(tmp_path: Path) -> None:
+    lm = ScriptedLM(lambda message: message[::-1], price=1.0)
+    engine = StoredCompletions(lm, DiskCache(tmp_path / "completions.sqlite"))
+    first = asyncio.run(engine.generate(ask("abc", seed=1)))
+    again = asyncio.run(engine.generate(ask("abc", seed=2, timeout=3.0)))
+    assert first == again
+    assert (first.text, len(lm.requests)) == ("cba", 1)
+    for other in (ask("abd"), ask("abc", stop=("b",)), ask("abc", max_tokens=3), ask("abc", cue="x")):
+        asyncio.run(engine.generate(other))
+    assert len(lm.requests) == 5
+
+
+def test_sampled_completions_are_not_stored(tmp_path: Path) -> None:
+    lm = ScriptedLM(lambda message: message)
+    engine = StoredCompletions(lm, DiskCache(tmp_path / "completions.sqlite"))
+    for request in (ask("abc", temperature=0.5), ask("abc", want_tokens=True)):
+        for _ in range(2):
+            asyncio.run(engine.generate(request))
+    assert len(lm.requests) == 4
+
+
+def test_methods_are_compared_on_the_same_examples_and_the_file_is_resumable(
+    system: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "found.json"
+    command = [
+        str(system), "--runs", str(tmp_path / "runs"), "--output", str(output),
+        "--methods", "search,random", "--budgets", "60,90", "--seeds", "2", "--examples", "10",
+    ]  # fmt: skip
+    main(command)
+    found = json.loads(output.read_text(encoding="utf-8"))
+    assert (found["start"], found["test_examples"], found["seeds"]) == (0.0, 10, 2)
+    assert found["controls"] == {"constant": 1.0, "direct call": 1.0}
+    for method in ("search", "random"):
+        assert list(found["methods"][method]) == ["60", "90"]
+        for row in found["methods"][method].values():
+            assert len(row["scores"]) == 2
+            assert row["system_runs"] <= 90
+    assert found["methods"]["search"]["90"]["scores"] == [1.0, 1.0]
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/checkpoint.json")}
+    assert len(before) == 8
+    main([*command[:-1], "12"])  # the configurations are evaluated on the other examples
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert json.loads(output.read_text(encoding="utf-8"))["test_examples"] == 12
+    assert "0 60 search" in capsys.readouterr().out
+
+
+def test_the_gain_is_paired_by_example_over_the_seeds() -> None:
+    common = {"accepted": 1, "system_runs": 10.0, "calls": 20, "seconds": 1.0}
+    runs = [{"scores": [1.0, 0.0, 1.0, 1.0], **common}, {"scores": [1.0, 1.0, 0.0, 1.0], **common}]
+    found: Any = summarize(runs, [0.0, 0.0, 0.0, 1.0])
+    assert found["scores"] == [0.75, 0.75]
+    assert found["gain"]["mean"] == pytest.approx((1 + 0.5 + 0.5 + 0) / 4)
+    assert found["mean"]["mean"] == 0.75
+    assert summarize(runs[:1], [0.0] * 4)["mean"] is None
