@@ -20,7 +20,7 @@ demo: $(VENV)/demo.stamp ## Set up, fetch the embedded model, and optimize a sma
 	$(BIN)/compound optimize benchmarks/atlas.yaml --new
 
 test: $(VENV)/dev.stamp ## Set up and run the tests
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
 
 test-vllm: $(VENV)/dev.stamp $(VLLM)/vllm.stamp ## Set up a real vLLM on the CPU (3.5 GB) and run the tests with it
 	HF_HUB_OFFLINE=1 REAL_VLLM=$(abspath $(VLLM))/bin/vllm $(BIN)/python -m pytest tests/real_vllm

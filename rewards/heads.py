@@ -14,14 +14,14 @@ if the features tell nothing, each input is ordered right with probability one h
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compound.concurrency.matrix_threads import one_matrix_thread
 from compound.errors import DataError, MissingExtra
 from compound.execution.rng import generator
 from compound.formatting import plural
@@ -102,7 +102,7 @@ def fit(
         DataError: there are fewer than `MIN_INPUTS` inputs with pairs, or a number is not finite.
     """
     pairs = _standardized(chosen, rejected, inputs, gaps, recency, soft)
-    with _one_thread():
+    with one_matrix_thread():
         if roles is None:
             folds_ = _Folds(pairs, folds(inputs, seed))
             best, margins = folds_.choose(folds_.all), folds_.nested_margins()
@@ -152,7 +152,7 @@ def forward_margins(
     pairs = _standardized(chosen, rejected, inputs, gaps, recency, soft)
     fold = folds(inputs, seed)
     found = np.full(len(fold), np.nan)
-    with _one_thread():
+    with one_matrix_thread():
         folds_ = _Folds(pairs, fold)
         for number in range(1, len(folds_.all)):
             past = set(range(number))
@@ -184,7 +184,7 @@ def fit_head(
     scale[scale < 1e-8] = 1.0
     emphasized = np.where(np.asarray(soft, bool), emphasis, 1.0)
     differences = (chosen.astype(np.float64) - rejected) / scale * emphasized
-    with _one_thread():
+    with one_matrix_thread():
         fitted = _logistic(differences, weights, strength)
     return Head(emphasized * fitted, center, scale)
 
@@ -341,18 +341,6 @@ def _check_inputs(distinct: Collection[str]) -> None:
             "held-out inputs",
             hint=f"at least {MIN_INPUTS} inputs need outputs that lead to different scores",
         )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Limit matrix products to one thread, which is faster because the matrices are small."""
-    try:
-        from threadpoolctl import threadpool_limits
-    except ImportError:  # part of scikit-learn, whose absence `_logistic` reports
-        yield
-        return
-    with threadpool_limits(1):
-        yield
 
 
 def _logistic(differences: Vector, weights: Vector, strength: float) -> Vector:

@@ -41,7 +41,8 @@ def lower_limit(values: Vector, level: float) -> float:
 
     Args:
         values: The values.
-        level: Confidence level: the probability that the limit is below the true mean.
+        level: Confidence level: the probability that the limit is below the true mean. For levels below 0.64,
+            a limit above the mean of the values and the imaginary 0 is replaced by that mean.
 
     >>> round(lower_limit(np.array([1.0, 1.0, 1.0]), 0.95), 4)  # the cube root of 0.05
     0.3684
@@ -61,7 +62,7 @@ def _solve(points: Vector, share: float) -> float:
     from scipy import optimize
 
     low, mean = float(points.min()), float(points.mean())
-    if weighted_mean_cdf(points, mean) <= share:  # only for levels far below those used
+    if weighted_mean_cdf(points, mean) <= share:  # only for levels below 1 - 1 / e
         return mean
     least = low + (mean - low) * _CLOSE
 
@@ -75,7 +76,8 @@ def mean_p_value(values: Vector, mean: float) -> float:
     """Return the p-value of the hypothesis that the true mean of values in [0, 1] is at most ``mean``.
 
     The p-value is the probability that the randomly weighted mean of the values and the imaginary 0 is at
-    most ``mean``. It is at most ``1 - level`` if and only if `lower_limit` at ``level`` is at least ``mean``.
+    most ``mean``. For levels from 0.64 it is at most ``1 - level`` if and only if `lower_limit` at
+    ``level`` is at least ``mean``.
 
     Args:
         values: The values, at least one.

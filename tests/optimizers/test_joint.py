@@ -17,7 +17,7 @@ from compound.benchmarks.simulated.search import world
 from compound.benchmarks.simulated.systems import Simulated
 from compound.graph.space import Choice, Demos, Float, Int, Space, Text
 from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.search.gain_model import GainModel, Observation, similarity
+from compound.optimizers.search.gain_model import GainModel, Observation, similarities
 from compound.optimizers.search.joint import JointProgress, JointSearch, balanced_design
 from compound.optimizers.search.levels import starting_levels
 from compound.optimizers.search.prompts import PromptSearch
@@ -126,8 +126,7 @@ class TestGainModel:
     ],
 )
 def test_similarity(space: Space, one: object, other: object, expected: float) -> None:
-    assert similarity(space, one, other) == pytest.approx(expected)
-    assert similarity(space, other, one) == pytest.approx(expected)
+    assert similarities(space, [one, other]) == pytest.approx(np.array([[1.0, expected], [expected, 1.0]]))
 
 
 class TestDesign:

@@ -93,9 +93,12 @@ class TestByHand:
         }
         RaceMemory(races=races).store(assignment.memory)
         assert rewards.gaps() == {"a": pytest.approx(0.4), "b": 0.3}
-        record = JobRecord(job=0, optimizer="local", keys=("a.option",), facts={"gaps": rewards.gaps()})
+        records = [
+            JobRecord(job=i, optimizer="local", keys=(f"{name}.option",), facts={"gaps": rewards.gaps()})
+            for i, name in enumerate("abc")
+        ]
         jobs = [Job("local", (f"{name}.option",)) for name in "abc"]
-        chosen = [RewardGapScheduler().choose(jobs, [record], seed) for seed in range(60)]
+        chosen = [RewardGapScheduler().choose(jobs, records, seed) for seed in range(60)]
         gaps = {job.keys[0][0]: job.reason["gap"] for job in chosen}
         assert gaps == {
             "a": pytest.approx(0.4),
