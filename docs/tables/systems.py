@@ -1,4 +1,4 @@
-"""Tables of settings of benchmark systems, scored without a search."""
+"""Tables of benchmark systems: settings scored without a search, and system runs of searches."""
 
 from __future__ import annotations
 
@@ -34,4 +34,24 @@ def stark() -> str:
     return markdown(["ranking", "MRR", *hits], rows)
 
 
-TABLES = (settings, stark)
+def predicted_runs() -> str:
+    """Tabulate the system runs that jobs were predicted to take, and those that they took."""
+    rows = []
+    for title, jobs in results("predicted_runs")["jobs"].items():
+        system, method = title.split(", ")
+        first = [job for job in jobs if job["predicted"] is not None]
+        limited = [job for job in jobs if job["ended"] == "share"]
+        share, spent = (sum(job[key] for job in limited) for key in ("share", "spent"))
+        rows.append([
+            system, f"`{method}`", str(len(first)),
+            *(f"{sum(job[key] for job in first):.1f}" for key in ("predicted", "spent")),
+            f"{len(limited)} of {len(jobs)}", f"{spent / share:.1%}",
+        ])  # fmt: skip
+    headings = [
+        "system", "method", "jobs of the first round", "predicted runs", "spent runs",
+        "jobs limited by their share", "spent part of it",
+    ]  # fmt: skip
+    return markdown(headings, rows)
+
+
+TABLES = (settings, stark, predicted_runs)
