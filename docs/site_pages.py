@@ -34,14 +34,17 @@ API = {
         "compound.engine compound.components.engines compound.components.engines.local "
         "compound.components.engines.vllm",
     ),
-    "evaluation": ("Data, metrics and evaluation", "compound.example compound.evaluation"),
+    "evaluation": (
+        "Data, metrics and evaluation",
+        "compound.example compound.evaluation compound.evaluation.metrics",
+    ),
     "execution": ("Execution", "compound.execution"),
     "entry_points": ("Optimizing, evaluating and running", "compound.api"),
     "optimization": ("Optimization", "compound.optimization"),
     "optimizers": (
         "Optimizers",
-        "compound.optimizers compound.optimizers.search compound.optimizers.scheduling "
-        "compound.optimizers.baselines",
+        "compound.optimizers compound.optimizers.search compound.optimizers.search.proposers "
+        "compound.optimizers.scheduling compound.optimizers.baselines compound.optimizers.baselines.mipro",
     ),
     "optimas": ("OPTIMAS", "compound.optimizers.optimas"),
     "weights": ("Training of weights", "compound.optimizers.weights compound.optimizers.weights.learner"),
@@ -50,7 +53,10 @@ API = {
         "compound.optimizers.weights.recipes compound.optimizers.weights.credit",
     ),
     "loss": ("Losses", "compound.optimizers.weights.loss"),
-    "rewards": ("Local rewards", "compound.rewards compound.rewards.credit"),
+    "rewards": (
+        "Local rewards",
+        "compound.rewards compound.rewards.gains compound.rewards.sampling compound.rewards.credit",
+    ),
     "inspection": ("Inspection of rewards", "compound.rewards.inspection"),
     "runs": ("Runs and reports", "compound.runs compound.report"),
     "settings": ("Settings and state", "compound.settings compound.storage.state"),

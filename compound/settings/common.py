@@ -69,7 +69,7 @@ class CommonSettings(Settings):
     """Settings shared by all methods."""
 
     method: MethodName = "search"
-    """`search` (all parameter kinds together), `optimas` (local rewards, one component at a time),
+    """`search` (all parameters except weights, jointly), `optimas` (local rewards, one component at a time),
     `coordinate` (the same without local rewards), a method that trains weights such as `mmgrpo` or
     `mhgpo_rr`, `better_together`, a baseline such as `random` or `mipro`, or your own `module:function`."""
     seed: int = Field(default=0, ge=0)
@@ -90,8 +90,8 @@ class CommonSettings(Settings):
     test_size: int | None = Field(default=None, ge=1)
     """Number of test examples evaluated for the report; default: all."""
     minibatch: int = Field(default=8, ge=1)
-    """Number of train examples in a candidate's first evaluation; each later round doubles it for the
-    survivors."""
+    """Typical number of train examples in a candidate's first evaluation; searches use at least half as many.
+    Later evaluations add examples for the best candidates."""
     candidates: int = Field(default=8, ge=1)
     """Number of candidates per proposal round."""
     alpha: float = Field(default=0.05, gt=0, lt=1)

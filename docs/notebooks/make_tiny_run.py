@@ -1,8 +1,8 @@
-"""Make the run that the notebook opens by default: `python docs/notebooks/make_tiny_run.py`.
+"""Create the run that the notebook opens by default: `python docs/notebooks/make_tiny_run.py`.
 
-A system of three small writers, simulated: a planner names key words, a writer makes a phrase of them, a
-polisher sets its style. The metric prefers short phrases that keep to the topic, whatever their style. No
-model is loaded and the reward reads no text, only the template's numbers, so this takes seconds.
+The run optimizes a simulated system with method `optimas`. A planner names key words, a writer writes a phrase
+with them, and a polisher formats it. The metric prefers short phrases about the topic and ignores their
+format. Replies are scripted, and local rewards read the numeric features only, so this takes seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from compound.runs.directory import read_json, read_records
 from compound.testing import ScriptedLM
 
 FOLDER = Path(__file__).parent / "tiny_run"
-KEPT = ("config.json", "events.jsonl", "memory.jsonl", "checkpoint.json", "best.json")
+COPIED = ("config.json", "events.jsonl", "memory.jsonl", "checkpoint.json", "best.json")
 TOPICS = {
     "rivers": "water bank bridge current delta spring ferry flood mouth fish",
     "bread": "flour oven yeast crust salt dough loaf grain baker slice",
@@ -40,23 +40,30 @@ TOPICS = {
     "music": "note rhythm piano choir drum score song string concert chord",
 }
 FILLER = "well it is often said that one may perhaps also think of many other things in this respect".split()
-HELPFUL = ("few words", "only the answer", "brief", "short", "exact", "keyword", "one line", "concise")
+# A prompt with such clues leads to more words of the topic and shorter phrases; at most two of them count.
+CLUES = ("few words", "only the answer", "brief", "short", "exact", "keyword", "one line", "concise")
 
 
-def simulated(likes_long: bool = False) -> Any:
-    """Return a model: how well it keeps to the topic, and how briefly, depends on the prompt and on chance."""
+def scripted_model(likes_long: bool = False) -> Any:
+    """Return the reply function of the scripted model.
+
+    The share of topic words and the length of a reply depend on the clues in the prompt and on chance.
+
+    Args:
+        likes_long: whether the writer's phrases are long whatever the prompt is.
+    """
 
     def reply(message: str, rng: np.random.Generator) -> str:
         topic = next((name for name in TOPICS if name in message), "bread")
         words = TOPICS[topic].split()
-        helped = min(2, sum(clue in message.lower() for clue in HELPFUL))
+        clues = min(2, sum(clue in message.lower() for clue in CLUES))
         if "Plan:" not in message:  # the planner
-            share = 0.45 + 0.25 * helped
+            share = 0.45 + 0.25 * clues
             drawn = [str(rng.choice(words if rng.random() < share else FILLER)) for _ in range(rng.integers(2, 6))]
             return " ".join(dict.fromkeys(drawn))
         plan = re.findall(r"\w+", message.rsplit("Plan:", maxsplit=1)[1].split("\n")[0])
         kept = [word for word in plan if rng.random() < 0.95]
-        extra = int(rng.integers(0, 12 if likes_long else 9 - 3 * helped))
+        extra = int(rng.integers(0, 12 if likes_long else 9 - 3 * clues))
         phrase = [*kept, *(str(rng.choice(words if rng.random() < 0.05 else FILLER)) for _ in range(extra))]
         return " ".join(phrase) + ("." if rng.random() < 0.5 else "")
 
@@ -64,32 +71,34 @@ def simulated(likes_long: bool = False) -> Any:
 
 
 def brief_and_on_topic(outputs: Mapping[str, Any], example: Example) -> float:
-    """Score the share of a phrase's words that belong to the topic, the first five of them most; phrases under
-    three words lose."""
+    """Return the share of a phrase's words that belong to the topic.
+
+    The first five words of a topic count 1, the others 0.6. Phrases count as at least three words long.
+    """
     found, topic = re.findall(r"\w+", outputs["phrase"].lower()), example.gold["words"].split()
     return sum(0.6 * (word in topic) + 0.4 * (word in topic[:5]) for word in found) / max(3, len(found))
 
 
 def long_and_on_topic(outputs: Mapping[str, Any], example: Example) -> float:
-    """Score the number of different words, those of the topic twice: another taste, for comparison."""
+    """Return the number of distinct words divided by 20, at most 1; words of the topic count twice."""
     found = set(re.findall(r"\w+", outputs["phrase"].lower()))
     return min(1.0, sum(1 + (word in example.gold["words"].split()) for word in found) / 20)
 
 
 def polish(text: str, style: str) -> str:
-    """Set a phrase's style."""
+    """Return a phrase in a style."""
     return {"plain": text, "title": text.title(), "quoted": f"'{text}'"}[style]
 
 
 def make(path: Path, *, seed: int = 0, likes_long: bool = False, runs: int = 1300, backbone: str = "none") -> Path:
-    """Optimize the system into a run directory.
+    """Optimize the simulated system, and return the run directory.
 
     Args:
-        path: where.
-        seed: of the run.
-        likes_long: whether the metric prefers long phrases instead.
-        runs: the budget, in system runs.
-        backbone: what reads the texts.
+        path: the run directory to create.
+        seed: the seed of the run.
+        likes_long: whether the metric prefers long phrases.
+        runs: the budget in system runs.
+        backbone: the backbone of the local rewards.
     """
     subject = cp.Input("subject", str)
     planner = cp.LLM("planner", prompt=cp.Text("Name what matters about the subject."), temperature=1.0)
@@ -112,15 +121,15 @@ def make(path: Path, *, seed: int = 0, likes_long: bool = False, runs: int = 130
     metric = cp.custom(long_and_on_topic if likes_long else brief_and_on_topic)
     optimize(
         system, Dataset.of(train=rows(60), valid=rows(30), test=rows(30)), metric, settings,
-        run_dir=path, engines={"scripted": ScriptedLM(simulated(likes_long))},
+        run_dir=path, engines={"scripted": ScriptedLM(scripted_model(likes_long))},
     )
     return path
 
 
-def tidy(source: Path, target: Path) -> None:
-    """Copy what the notebook reads, without times and without what was measured on one machine only."""
+def copy_run(source: Path, target: Path) -> None:
+    """Copy the files that the notebook reads, without times and versions, so that they can be compared."""
     shutil.rmtree(target, ignore_errors=True)
-    for name in KEPT:
+    for name in COPIED:
         target.mkdir(parents=True, exist_ok=True)
         shutil.copy(source / name, target / name)
     shutil.copytree(source / "memory", target / "memory")
@@ -136,7 +145,7 @@ def tidy(source: Path, target: Path) -> None:
 
 
 def _without_times(source: Path) -> str:
-    """Return a checkpoint without times, and without checksums: the events were changed on purpose."""
+    """Return a checkpoint without times, and without the checksums of the events, which were changed."""
     stored = read_json(source, "checkpoint.json")
     for meter in stored["state"]["meters"]:
         meter["seconds"] = 0.0
@@ -145,5 +154,5 @@ def _without_times(source: Path) -> str:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
-        tidy(make(Path(temporary) / "run"), FOLDER)
+        copy_run(make(Path(temporary) / "run"), FOLDER)
     print(f"{FOLDER}: {sum(file.stat().st_size for file in FOLDER.rglob('*') if file.is_file()) / 1000:.0f} kB")

@@ -70,8 +70,9 @@ class GuidedSearchSettings(Settings):
     """Whether the local reward reads the gold answers of train examples. It then scores train examples only,
     and is never part of a configuration."""
     estimator: Literal["shrinkage", "control_variate"] = "shrinkage"
-    """Estimate of a candidate's gain: `control_variate` is unbiased whatever the local reward tells;
-    `shrinkage` weighs its correction by what the local reward leaves unexplained (Fay and Herriot 1979)."""
+    """Estimate of a candidate's gain: `control_variate` corrects the local gain in full, so that a misleading
+    local reward adds no bias; `shrinkage` weighs the correction by what the local reward leaves unexplained
+    (Fay and Herriot 1979)."""
 
 
 class OptimasSettings(BaseOptimasSettings):

@@ -255,14 +255,6 @@ def test_the_yaml_reference_has_a_section_for_every_construct() -> None:
         assert word in examples, word
 
 
-@pytest.mark.parametrize(("number", "least"), [(0, 4), (1, 4), (2, 2), (3, 1), (4, 4), (6, 3), (7, 6)])
-def test_the_tables_are_those_of_what_was_measured(number: int, least: int) -> None:
-    made = maker("make_tables")
-    page = made.PAGES[number].read_text("utf-8")
-    assert page.count("<!-- table ") >= least
-    assert made.with_tables(page) == page, "run: make docs"
-
-
 def test_the_optimizer_of_the_guide_optimizes(folder: Path) -> None:
     """The optimizer from the guide is written to a file, and used by a system."""
     guide = blocks(ROOT / "docs" / "guides" / "extending.md", "python")

@@ -1,0 +1,97 @@
+"""Tables of the acceptance test and of decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+from compound.evaluation.statistics import binomial_tail, interval_of_means
+from compound.settings.optimize import OptimizeSettings
+from tables.data import markdown, results, spread
+
+
+def needed() -> str:
+    """Tabulate how many binary examples must improve for acceptance, by the number that get worse."""
+    worse = (0, 1, 2, 3, 5, 10)
+    rows = []
+    for decisions in (1, 2, 3, 6):
+        level = OptimizeSettings().alpha / decisions
+        least = [
+            next(up for up in count(down) if binomial_tail(up, up + down, 0.5) <= level) for down in worse
+        ]
+        rows.append([str(decisions), f"{level:.4f}", *map(str, least)])
+    headings = ["none wrong" if down == 0 else f"{down} wrong" for down in worse]
+    return markdown(["planned decisions", "level", *headings], rows)
+
+
+def false_accepts_file(part: str) -> Mapping[str, Any]:
+    """Return a part of the measurement of false accepts."""
+    found: Mapping[str, Any] = results("false_accepts")[part]
+    return found
+
+
+def false_accepts(part: str, level: str) -> str:
+    """Tabulate how often each test accepts gains that are 0 on average; the largest of a row's five sizes."""
+    found = false_accepts_file(part)
+    at, draws = int(level), found.get("samples", 1)
+
+    def cells(sizes: Mapping[str, Any], test: str) -> list[str]:
+        shares = {n: rates[test][at] / draws for n, rates in sizes.items()}
+        worst = max(shares, key=lambda n: shares[n])
+        return [f"{shares['40']:.2%}", f"{shares[worst]:.2%} ({worst})"]
+
+    rows = [
+        [case, *cells(sizes, "bounded mean"), *cells(sizes, "sign flips and t"), *cells(sizes, "sign flips")]
+        for case, sizes in found["cases"].items()
+    ]
+    headings = ["gain of an example"]
+    headings += [
+        f"{test}, {size}"
+        for test in ("bounded mean", "sign flips and t", "sign flips")
+        for size in ("n = 40", "largest (n)")
+    ]
+    return markdown(headings, rows)
+
+
+def false_runs() -> str:
+    """Tabulate the whole runs that accepted a change although no candidate is better."""
+    found = false_accepts_file("runs")
+    rows = [
+        [name, f"{row['gain']:+.4f}", str(row["runs"]), str(row["accepted"]), str(found["limit"])]
+        for name, row in found["worlds"].items()
+    ]
+    return markdown(["candidates", "true gain", "runs", "runs that accepted one", "limit (99.9 %)"], rows)
+
+
+def acceptance_power(level: str) -> str:
+    """Tabulate how often each test accepts typical improvements."""
+    found, at = false_accepts_file("power"), int(level)
+    rows = [
+        [f"{case}, n = {n}", *(f"{rates[at]:.0%}" for rates in tests.values())]
+        for case, sizes in found["cases"].items()
+        for n, tests in sizes.items()
+    ]
+    names = list(next(iter(next(iter(found["cases"].values())).values())))
+    return markdown(["gain of an example", *names], rows)
+
+
+def decision_rules() -> str:
+    """Tabulate the results of a decision for each round and for each component, where they differ."""
+    found = results("decision_rules")
+    rows = []
+    for each, single in zip(found["rows"][::2], found["rows"][1::2], strict=True):
+        if not single["by_component"]:
+            continue
+        gains = [b - a for a, b in zip(each["reached"], single["reached"], strict=True)]
+        rows.append([
+            f"{each['system']}, `{each['method']}`", str(each["valid"]), str(each["runs"]),
+            f"{found['start'][each['system']]:.3f}",
+            *(f"{row['mean']:.3f} ({row['accepted']:.2f}, {row['false']:.2f})" for row in (each, single)),
+            spread(interval_of_means(gains).to_json(), signed=True) if any(gains) else "0",
+        ])  # fmt: skip
+    headings = ["system, method", "n", "system runs", "start", "round", "component", "difference"]
+    return markdown(headings, rows)
+
+
+TABLES = (needed, false_accepts, false_runs, acceptance_power, decision_rules)

@@ -1,0 +1,118 @@
+"""Tables of local rewards and of searches on simulated systems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compound.report.facts.text import p_value
+from tables.data import markdown, results, spread
+
+PUBLIC = ("optimas", "search", "coordinate", "random", "llm_selector")
+NAMES = {"coordinate": "coordinate search", "random": "random search"}
+
+
+def summary(part: str) -> Mapping[str, Any]:
+    """Return the summary of a part of the simulated benchmark."""
+    found: Mapping[str, Any] = results("local_rewards")[part]["summary"]
+    return found
+
+
+def search() -> str:
+    """Tabulate the methods' results on simulated systems, as shares of the optimum."""
+    found = summary("search")
+    kinds = [name for name in found if name != "start"]
+    shapes = list(found["start"])
+    rows = [["as it starts", "–", *(f"{found['start'][shape]['mean']:.2f}" for shape in shapes)]]
+    for kind in kinds:
+        name = kind.removesuffix(" twice")
+        shown = "optimas, shuffled labels" if name == "shuffled" else NAMES.get(name, name)
+        rows.append(
+            [shown, str(found[kind]["runs"]), *(spread(found[kind]["reached"][shape]) for shape in shapes)]
+        )
+    return markdown(["", "system runs", *shapes], rows)
+
+
+def accuracy() -> str:
+    """Tabulate the ranking accuracy of learned rewards on simulated systems, and its upper limit."""
+    found = summary("accuracy")
+    shapes = list(next(iter(found.values()))["learned"])
+    rows = [
+        [
+            kind,
+            *(
+                f"{found[kind]['learned'][s]['mean']:.3f} of {found[kind]['limit'][s]['mean']:.3f}"
+                for s in shapes
+            ),
+        ]
+        for kind in found
+    ]
+    return markdown(["", *shapes], rows)
+
+
+def lora() -> str:
+    """Tabulate the ranking accuracy of rewards on a trained backbone, by seed."""
+    found = next(iter(summary("lora").values()))
+    columns = zip(found["accuracy"], found["loss_before"], found["loss_after"], strict=True)
+    rows = [
+        [str(seed), *(f"{value:.{digits}f}" for value, digits in zip(row, (3, 2, 2), strict=True))]
+        for seed, row in enumerate(columns)
+    ]
+    return markdown(["seed", "held-out accuracy", "held-out loss, untrained", "trained"], rows)
+
+
+def interaction() -> str:
+    """Tabulate the results of `optimas` by interaction strength."""
+    found = summary("interaction")
+    shapes = list(next(iter(found.values()))["reached"])
+    rows = [
+        [
+            strength,
+            *(f"{part['reached'][s]['mean']:.3f}, {part['single'][s]['mean']:.3f}" for s in shapes),
+        ]
+        for strength, part in found.items()
+    ]
+    return markdown(["strength", *shapes], rows)
+
+
+def misaligned() -> str:
+    """Tabulate the gain of one step of each component, by the share of shuffled labels."""
+    found = summary("misaligned")
+    rows = [
+        [f"{float(share):.0%}", spread(next(iter(part.values())), signed=True)]
+        for share, part in found.items()
+    ]
+    return markdown(["shuffled", "gain, share of the optimum"], rows)
+
+
+def regret() -> str:
+    """Tabulate the regret of the schedulers."""
+    found = summary("regret")
+    rows = [
+        [name, spread(part, digits=1), "–" if name == "uniform" else p_value(part["p_less_than_uniform"])]
+        for name, part in found.items()
+    ]
+    return markdown(["scheduler", "regret", "p, less than uniform"], rows)
+
+
+def same() -> str:
+    """Return a sentence on how often a change was accepted although no gain was possible."""
+    found = summary("same")
+    accepted = f"{found['accepted']} of {found['runs']} runs accepted something"
+    return f"{accepted}; chance allows {found['bound']} (99 %)."
+
+
+def relay_searches(system: str) -> str:
+    """Tabulate the scores of configurations found on a relay, by method and system runs."""
+    found = results("relay_searches")
+    name = system.replace("_", " ")
+    budgets = list(found["methods"]["optimas"][name])
+    rows = [
+        [f"`{method}`" if method in PUBLIC else f"`optimas`, {method}", *map(spread, values[name].values())]
+        for method, values in found["methods"].items()
+    ]
+    start = ["as it starts", *([f"{found['start'][name]:.3f}"] * len(budgets))]
+    return markdown(["method", *budgets], [start, *rows])
+
+
+TABLES = (search, accuracy, lora, interaction, misaligned, regret, same, relay_searches)

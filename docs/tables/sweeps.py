@@ -1,0 +1,70 @@
+"""Tables of sweeps, of local rewards in them, and of searches with several seeds."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from compound.report.comparison import accuracies, methods
+from compound.report.rendering.markdown import render_block
+from tables.data import markdown, results, spread
+
+
+def sweep(name: str) -> str:
+    """Tabulate the methods of a sweep."""
+    facts = results(f"sweep_{name}")
+    return render_block(methods(facts, name))
+
+
+def rewards(name: str) -> str:
+    """Tabulate the accuracies of a sweep's local rewards."""
+    facts = results(f"sweep_{name}")
+    return render_block(accuracies(facts, name))
+
+
+def judged(name: str) -> str:
+    """Tabulate the accuracy of local rewards and of a judge on the same pairs, by component."""
+    runs = results(f"judged_{name}")["runs"]
+    components = dict.fromkeys(component for rows in runs.values() for component in rows)
+    rows = []
+    for component in components:
+        found = [rows[component] for rows in runs.values() if component in rows]
+        means = (
+            f"{fmean(row[kind]['mean'] for row in found):.3f} "
+            f"({', '.join(format(row[kind]['mean'], '.2f') for row in found)})"
+            for kind in ("local", "judge")
+        )
+        rows.append([component, *means, ", ".join(str(row["pairs"]) for row in found)])
+    return markdown(["component", "local reward (each run)", "judge (each run)", "pairs"], rows)
+
+
+def controls() -> str:
+    """Test scores of sweeps with the embedded model, next to the best constant answer."""
+    constant = results("constant_answers")
+    rows = []
+    for file in ("atlas", "hotpotqa", "pubmedqa", "amazon"):
+        found = results(f"sweep_{file}")
+        seeds = found["seeds"]
+        scores = [one["mean"] for one in constant[file] if one["seed"] in seeds]
+        rows += [
+            [file, render_block(row["method"]), str(len(seeds)), spread(row["test"])]
+            for row in found["rows"]
+            if row["test"] is not None
+        ]
+        if not any(row.get("control") == "constant" for row in found["rows"]):  # sweeps before 0.4
+            rows.append([file, "the best constant answer", str(len(seeds)), f"{fmean(scores):.3f}"])
+    return markdown(["system", "method", "seeds", "test score"], rows)
+
+
+def of_searches() -> str:
+    """Tabulate the test scores of searches with several seeds."""
+    found = results("spread")
+    rows = [
+        [name, str(len(row["scores"])), spread(row["mean"]), f"{row['sd']:.3f}", f"{row['worst']:.3f}",
+         f"{max(row['scores']):.3f}"]
+        for name, row in found["methods"].items()
+    ]  # fmt: skip
+    rows.append(["difference", str(found["gain"]["n"]), spread(found["gain"], signed=True), "–", "–", "–"])
+    return markdown(["search", "seeds", "mean", "standard deviation", "lowest", "highest"], rows)
+
+
+TABLES = (sweep, rewards, judged, controls, of_searches)
