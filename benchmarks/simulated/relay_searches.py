@@ -42,6 +42,7 @@ from compound.settings.optimize import OptimizeSettings, make_settings
 OUTPUT = Path(__file__).parents[1] / "data" / "relay_searches.json"
 SEEDS, TRAIN, VALID = 20, 200, 5
 BUDGETS = (50, 100, 130, 200, 400, 800)
+BUDGETS_OF_ABLATIONS = (100, 200, 400)
 SYSTEMS: Mapping[str, tuple[int, int]] = {
     "4 calls, 1 tuned": (4, 1),
     "4 calls, 2 tuned": (4, 2),
@@ -102,7 +103,7 @@ def rows_of(name: str) -> dict[str, dict[str, object]]:
     found: dict[str, dict[str, object]] = {}
     with ProcessPoolExecutor() as pool:
         for system in SYSTEMS:
-            for runs in BUDGETS:
+            for runs in BUDGETS if name == METHODS[name][0] else BUDGETS_OF_ABLATIONS:
                 values = list(pool.map(partial(share, system, name, runs), range(SEEDS)))
                 summary = interval_of_means(values, bounds=UNIT)
                 rounded = [round(value, 4) for value in values]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from compound.benchmarks.measure.completions import StoredCompletions
-from compound.benchmarks.measure.searches import main, summarize
+from compound.benchmarks.measure.searches.compare import main, summarize
+from compound.benchmarks.measure.searches.completions import StoredCompletions
 from compound.engine import Message, Request
 from compound.execution.cache import DiskCache
 from compound.testing import ScriptedLM

@@ -1,6 +1,6 @@
 """Measure how much the result of a search depends on its seed.
 
-    python -m compound.benchmarks.measure.spread benchmarks/atlas.yaml --runs FOLDER
+    python -m compound.benchmarks.measure.searches.spread benchmarks/atlas.yaml --runs FOLDER
 
 Each method optimizes the system once per seed, with the budget in the file. All configurations found are
 then evaluated on the same test examples, the whole test split. `joint` is the method `search`; `separate`
@@ -31,11 +31,11 @@ from compound.settings.optimize import OptimizeSettings
 from compound.spec import Program
 from compound.spec import load as load_program
 
-OUTPUT = Path(__file__).parents[1] / "data" / "spread.json"
+OUTPUT = Path(__file__).parents[2] / "data" / "spread.json"
 SEEDS = 10
 METHODS: Mapping[str, str] = {
     "joint": "search",
-    "separate": "compound.benchmarks.measure.spread:separate",
+    "separate": "compound.benchmarks.measure.searches.spread:separate",
 }
 PROMPTS_WEIGHT = 3.0  # prompt jobs spend system runs on bootstrapping before scoring any candidate
 

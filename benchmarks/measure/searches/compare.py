@@ -1,11 +1,11 @@
 """Compare methods on a system by the score of the configurations that they find, by system runs.
 
-    python -m compound.benchmarks.measure.searches benchmarks/atlas.yaml --runs FOLDER --output FILE
+    python -m compound.benchmarks.measure.searches.compare benchmarks/atlas.yaml --runs FOLDER --output FILE
 
 Each method optimizes the system once per budget and seed. All configurations found are then evaluated on the
 same test examples, as are the initial configuration and two controls: the constant answer that is best on the
 train split, and one direct call of the system's model. Greedy completions are shared by all runs
-(`compound.benchmarks.measure.completions`). Finished runs are kept, so an interrupted measurement can be
+(`compound.benchmarks.measure.searches.completions`). Finished runs are kept, so an interrupted measurement can be
 resumed; the file is rewritten after each seed.
 """
 
@@ -24,7 +24,7 @@ from compound.api.controls import CONSTANT, DIRECT, Control
 from compound.api.optimize import optimize
 from compound.api.result import read_result
 from compound.api.sync import evaluate
-from compound.benchmarks.measure.completions import StoredCompletions
+from compound.benchmarks.measure.searches.completions import StoredCompletions
 from compound.engine import Engine
 from compound.evaluation.statistics import UNIT, interval_of_means, paired_interval
 from compound.execution.cache import DiskCache

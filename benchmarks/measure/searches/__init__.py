@@ -1,0 +1,1 @@
+"""Searches compared on real systems, by system runs and by seed."""
