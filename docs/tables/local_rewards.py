@@ -108,7 +108,10 @@ def relay_searches(system: str) -> str:
     name = system.replace("_", " ")
     budgets = list(found["methods"]["optimas"][name])
     rows = [
-        [f"`{method}`" if method in PUBLIC else f"`optimas`, {method}", *map(spread, values[name].values())]
+        [
+            f"`{method}`" if method in PUBLIC else f"`optimas`, {method}",
+            *(spread(values[name][runs]) if runs in values[name] else "–" for runs in budgets),
+        ]
         for method, values in found["methods"].items()
     ]
     start = ["as it starts", *([f"{found['start'][name]:.3f}"] * len(budgets))]

@@ -67,4 +67,22 @@ def of_searches() -> str:
     return markdown(["search", "seeds", "mean", "standard deviation", "lowest", "highest"], rows)
 
 
-TABLES = (sweep, rewards, judged, controls, of_searches)
+def by_runs(system: str) -> str:
+    """Tabulate the test scores of the configurations that methods find on a real system, by system runs."""
+    found = results(f"searches_{system}")
+    budgets = list(next(iter(found["methods"].values())))
+    blank = ["–"] * len(budgets)
+    rows = [["as it starts", f"{found['start']:.3f}", *blank]]
+    rows += [
+        [f"control: {name}", f"{score:.3f}", *blank]
+        for name, score in found["controls"].items()
+        if score is not None
+    ]
+    rows += [
+        [f"`{name}`", "–", *(spread(row["mean"]) for row in budgeted.values())]
+        for name, budgeted in found["methods"].items()
+    ]
+    return markdown(["method", "without a search", *(f"{budget} runs" for budget in budgets)], rows)
+
+
+TABLES = (sweep, rewards, judged, controls, of_searches, by_runs)

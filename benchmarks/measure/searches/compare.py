@@ -4,9 +4,9 @@
 
 Each method optimizes the system once per budget and seed. All configurations found are then evaluated on the
 same test examples, as are the initial configuration and two controls: the constant answer that is best on the
-train split, and one direct call of the system's model. Greedy completions are shared by all runs
-(`compound.benchmarks.measure.searches.completions`). Finished runs are kept, so an interrupted measurement can be
-resumed; the file is rewritten after each seed.
+train split, and one direct call of the system's model. All runs share greedy completions
+(`compound.benchmarks.measure.searches.completions`). Finished runs are kept, so an interrupted measurement
+can be resumed; the file is rewritten after each seed.
 """
 
 from __future__ import annotations
