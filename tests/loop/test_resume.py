@@ -454,15 +454,15 @@ def test_the_uninterrupted_run_has_every_phase(site: Site) -> None:
 
 
 def plans(site: Site, seed: int) -> list[list[dict[str, Any]]]:
-    """Return what to do to 24 runs: kill at requests and at writes spread over the whole run."""
+    """Return what to do to 13 runs: kill at requests and at writes spread over the whole run."""
     draw = random.Random(seed)
     total, writes = site.asked.total(), site.writes
     found: list[list[dict[str, Any]]] = []
-    for i in range(9):
-        low, high = total * i // 9, total * (i + 1) // 9
+    for i in range(5):
+        low, high = total * i // 5, total * (i + 1) // 5
         found.append([{"request": draw.randrange(low + 1, high + 1)}])
-    for i in range(12):
-        low, high = writes * i // 12, writes * (i + 1) // 12
+    for i in range(6):
+        low, high = writes * i // 6, writes * (i + 1) // 6
         when = ("before", "torn", "after")[i % 3]
         found.append([{"write": draw.randrange(low + 1, high + 1), "when": when}])
     several: list[list[dict[str, Any]]] = [
@@ -472,7 +472,7 @@ def plans(site: Site, seed: int) -> list[list[dict[str, Any]]]:
             {"request": draw.randrange(1, total // 4)},
             {"request": 2},
         ]
-        for _ in range(3)
+        for _ in range(2)
     ]
     return found + several
 
@@ -490,7 +490,7 @@ def test_killed_at_any_instant_a_run_goes_on_to_the_same_end(site: Site) -> None
     with ThreadPoolExecutor(WORKERS) as pool:
         ended = list(pool.map(check, enumerate(every)))
     killed = [statuses.count(-signal.SIGKILL) for statuses in ended]
-    assert sum(count > 0 for count in killed) >= 20
+    assert sum(count > 0 for count in killed) >= 10
     assert max(killed) >= 3
 
 
