@@ -3,9 +3,9 @@
     python -m compound.benchmarks.measure.searches.spread benchmarks/atlas.yaml --runs FOLDER
 
 Each method optimizes the system once per seed, with the budget in the file. All configurations found are
-then evaluated on the same test examples, the whole test split. `joint` is the method `search`; `separate`
-searches prompts and numbers in two jobs, each with sequential halving, as `search` did before it became
-joint. Finished runs are kept, so an interrupted measurement can be resumed.
+then evaluated on the same test examples, as in `compound.benchmarks.measure.searches.compare`. `joint` is the
+method `search`; `separate` searches prompts and numbers in two jobs, each with sequential halving, as
+`search` did before it became joint.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from compound.api.optimize import optimize
-from compound.api.sync import evaluate
+from compound.benchmarks.measure.searches.compare import EXAMPLES, Measurement
 from compound.evaluation.statistics import UNIT, interval_of_means, paired_interval
-from compound.graph.configuration import Configuration, load
 from compound.graph.space import Choice, Demos, Float, Int, Text
 from compound.graph.system import System
 from compound.optimization.method import Job, Method, Optimizer
@@ -52,34 +50,6 @@ def separate(system: System, optimize: OptimizeSettings) -> Method:
     return Method("separate", optimizers, jobs, Uniform())
 
 
-def found(program: Program, name: str, seed: int, folder: Path) -> Configuration:
-    """Return the configuration that a method finds with a seed."""
-    best = folder / "best.json"
-    if not best.exists():
-        assert program.data is not None
-        assert program.metric is not None
-        settings = program.optimize.model_copy(
-            update={"method": METHODS[name], "seed": seed, "baselines": (), "test_size": 2}
-        )
-        optimize(
-            program.system, program.data, program.metric, settings,
-            run_dir=folder, engines=program.find_engine, folder=program.folder, text=program.text,
-        )  # fmt: skip
-    return load(best)
-
-
-def score(program: Program, configuration: Configuration) -> list[float]:
-    """Return the test scores of a configuration."""
-    assert program.data is not None
-    assert program.metric is not None
-    system = program.system.bind(configuration)
-    evaluation = evaluate(
-        system, program.data, program.metric, "test",
-        settings=program.optimize, engines=program.find_engine,
-    )  # fmt: skip
-    return list(evaluation.scores)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run all methods with all seeds, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -88,11 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"number of seeds (default {SEEDS})")
     args = parser.parse_args(arguments)
     program = load_program(args.system)
-    start = score(program, program.system.configuration)
+    budget = program.optimize.budget.system_runs
+    measured = Measurement(program, args.runs, EXAMPLES)
+    start = measured.score(program.system.configuration)
     means: dict[str, list[float]] = {name: [] for name in METHODS}
     for seed in range(args.seeds):
-        for name in METHODS:
-            scores = score(program, found(program, name, seed, args.runs / name / str(seed)))
+        for name, method in METHODS.items():
+            scores = measured.run(method, budget, seed)["scores"]
             means[name].append(statistics.fmean(scores))
             print(seed, name, round(means[name][-1], 4), flush=True)
         if seed:
