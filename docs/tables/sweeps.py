@@ -1,4 +1,4 @@
-"""Tables of sweeps, of local rewards in them, and of searches with several seeds."""
+"""Tables of sweeps, and of local rewards in them."""
 
 from __future__ import annotations
 
@@ -55,34 +55,4 @@ def controls() -> str:
     return markdown(["system", "method", "seeds", "test score"], rows)
 
 
-def of_searches() -> str:
-    """Tabulate the test scores of searches with several seeds."""
-    found = results("spread")
-    rows = [
-        [name, str(len(row["scores"])), spread(row["mean"]), f"{row['sd']:.3f}", f"{row['worst']:.3f}",
-         f"{max(row['scores']):.3f}"]
-        for name, row in found["methods"].items()
-    ]  # fmt: skip
-    rows.append(["difference", str(found["gain"]["n"]), spread(found["gain"], signed=True), "–", "–", "–"])
-    return markdown(["search", "seeds", "mean", "standard deviation", "lowest", "highest"], rows)
-
-
-def by_runs(system: str) -> str:
-    """Tabulate the test scores of the configurations that methods find on a real system, by system runs."""
-    found = results(f"searches_{system}")
-    budgets = list(next(iter(found["methods"].values())))
-    blank = ["–"] * len(budgets)
-    rows = [["as it starts", f"{found['start']:.3f}", *blank]]
-    rows += [
-        [f"control: {name}", f"{score:.3f}", *blank]
-        for name, score in found["controls"].items()
-        if score is not None
-    ]
-    rows += [
-        [f"`{name}`", "–", *(spread(row["mean"]) for row in budgeted.values())]
-        for name, budgeted in found["methods"].items()
-    ]
-    return markdown(["method", "without a search", *(f"{budget} runs" for budget in budgets)], rows)
-
-
-TABLES = (sweep, rewards, judged, controls, of_searches, by_runs)
+TABLES = (sweep, rewards, judged, controls)

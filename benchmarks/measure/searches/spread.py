@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"number of seeds (default {SEEDS})")
     args = parser.parse_args(arguments)
     program = load_program(args.system)
-    budget = program.optimize.budget.system_runs
+    budget = program.optimize.budget.system_runs or math.inf
     measured = Measurement(program, args.runs, EXAMPLES)
     start = measured.score(program.system.configuration)
     means: dict[str, list[float]] = {name: [] for name in METHODS}
