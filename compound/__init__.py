@@ -81,6 +81,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.settings.base import Settings as Settings
     from compound.settings.optimize import OptimizeSettings as OptimizeSettings
     from compound.storage.state import State as State
+    from compound.tracing.setup import trace_with as trace_with
 
     LiteLLM = LiteLLMEngine  # `import … as` under another name would not export it to type checkers
     Transformers = TransformersEngine
@@ -143,6 +144,7 @@ _HOME = {
     "optimize": "compound.api.sync",
     "recall_at_k": "compound.evaluation.metrics.built_in",
     "run": "compound.api.sync",
+    "trace_with": "compound.tracing.setup",
     "token_f1": "compound.evaluation.metrics.built_in",
     "RunFailed": "compound.errors",
     "LiteLLM": "compound.components.engines.litellm:LiteLLMEngine",

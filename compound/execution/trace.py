@@ -181,6 +181,11 @@ def _outcome(failure: Failure | None, outputs: Mapping[str, object]) -> dict[str
     return {"failure": short_repr(f"{failure.kind}: {failure.message}")}
 
 
+def without_messages(trace: Trace) -> Trace:
+    """Return a copy of a trace without the messages of its calls."""
+    return replace(trace, calls=tuple(replace(call, exchanges=()) for call in trace.calls))
+
+
 def as_text(trace: Trace) -> str:
     """Format a trace as text: each call with its inputs, messages, outputs and usage."""
     return "\n\n".join(map(_call_as_text, trace.calls))

@@ -12,7 +12,8 @@ from compound.evaluation.evaluate import OnTrace
 from compound.example import Example
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache, DiskCache
-from compound.execution.trace import Call, Trace, to_json
+from compound.execution.exchange import is_stored
+from compound.execution.trace import Call, Trace, to_json, without_messages
 from compound.runs.directory import RunDirectory
 from compound.runs.state import RunState
 
@@ -53,7 +54,7 @@ class Recorder:
         self.cache: Cache = own if parent is None else _Layered(own, parent.cache)
         self._parent = parent
         self._disk = own
-        self._listener = listener
+        self._listeners = [listener] if listener is not None else []
         self._stop = False
         self._reported_problems = 0
         self.resumed = stored is not None
@@ -75,16 +76,24 @@ class Recorder:
     def event(self, event: str, **facts: object) -> None:
         """Record an event and checkpoint the state, after notes about damaged cache entries."""
         spent = self._spent()
-        for problem in self._disk.problems[self._reported_problems :]:
-            self.run.append(
-                "events.jsonl", {"event": "note", "note": problem, "spent": spent, "at": time.time()}
-            )
+        problems = self._disk.problems[self._reported_problems :]
+        rows: list[dict[str, object]] = [{"event": "note", "note": problem} for problem in problems]
+        rows.append({"event": event, **facts})
+        for row in rows:
+            self.run.append("events.jsonl", {**row, "spent": spent, "at": time.time()})
         self._reported_problems = len(self._disk.problems)
-        self.run.append("events.jsonl", {"event": event, **facts, "spent": spent, "at": time.time()})
         self.save()
-        if self._listener is not None:
-            self._listener({"event": event, **facts, "spent": spent})
+        for row in rows:
+            self._notify({**row, "spent": spent})
         self._stop_if_requested()
+
+    def subscribe(self, listener: Listener) -> None:
+        """Add a listener of all further events."""
+        self._listeners.append(listener)
+
+    def _notify(self, event: Mapping[str, Any]) -> None:
+        for listener in self._listeners:
+            listener(event)
 
     def save(self) -> None:
         """Checkpoint the current state."""
@@ -125,20 +134,21 @@ class Recorder:
                 for k, v in example.gold.items()
                 if isinstance(v, str | int | float) and len(str(v)) <= 300
             }
-            self.run.append("traces.jsonl", {**kind, "gold": gold, **to_json(trace)})
+            row = to_json(trace if is_stored() else without_messages(trace))
+            self.run.append("traces.jsonl", {**kind, "gold": gold, **row})
 
         return record
 
     def on_call(self, call: Call) -> None:
         """Notify the listener of a finished call."""
         self._calls += 1
-        if self._listener is not None:
-            self._listener({"event": "call", "component": call.component, "spent": self._spent()})
+        if self._listeners:
+            self._notify({"event": "call", "component": call.component, "spent": self._spent()})
 
     def on_notice(self, note: str) -> None:
         """Notify the listener of something outside of the record, such as a wait for a rate limit."""
-        if self._listener is not None:
-            self._listener({"event": "notice", "note": note, "spent": self._spent()})
+        if self._listeners:
+            self._notify({"event": "notice", "note": note, "spent": self._spent()})
 
     def _spent(self) -> dict[str, Any]:
         if not self._meters:

@@ -83,6 +83,7 @@ ACTIONS = [
         "program = cp.CodeRunner('c')(code=question).stdout; "
         "cp.run(cp.System('s', outputs={'y': program}), {'question': 'print(1)'})",
     ),
+    ("opentelemetry", "cp.trace_with()"),
     ("peft", "from compound.rewards.backbone import _peft; _peft()"),
 ]
 NEVER_IMPORTED = {"accelerate"}  # transformers imports it
