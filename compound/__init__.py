@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # static counterpart of `__getattr__`
+    from compound.api.inspect_calls import inspect_calls as inspect_calls
     from compound.api.result import Result as Result
     from compound.api.sync import evaluate as evaluate
     from compound.api.sync import load_result as load_result
@@ -137,6 +138,7 @@ _HOME = {
     "custom": "compound.evaluation.metrics.custom",
     "evaluate": "compound.api.sync",
     "exact_match": "compound.evaluation.metrics.built_in",
+    "inspect_calls": "compound.api.inspect_calls",
     "load": "compound.graph.configuration",
     "load_result": "compound.api.sync",
     "load_system": "compound.api.sync",
