@@ -28,6 +28,8 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "sklearn": ("scikit-learn", "rewards"),
     "peft": ("peft", "train"),
     "opentelemetry": ("opentelemetry-sdk", "otel"),
+    "mlflow": ("mlflow-skinny", "mlflow"),
+    "wandb": ("wandb", "wandb"),
     "pyseccomp": ("pyseccomp", "sandbox"),
 }
 """Maps a module to the library's name on PyPI and the extra that installs it."""

@@ -140,6 +140,21 @@ def trace(
         print(f"no recorded system run of {run} matches", file=sys.stderr)
 
 
+@app.command(epilog=format_examples("track runs/demo --to mlflow", "track runs/demo --to wandb"))
+def track(
+    run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
+    to: Annotated[str, typer.Option(help="Tracker: mlflow or wandb.", show_default=False)],
+) -> None:
+    """Send the record of a run to an experiment tracker.
+
+    Sends what the tracker does not have yet: all of a run that was not tracked, or the rest of one during
+    which the tracker was not reachable. Baselines become nested runs. optimize.trackers tracks runs live.
+    """
+    from compound.trackers.tracking import send, tracker_name
+
+    send(tracker_name(to), run)
+
+
 @app.command(epilog=format_examples("runs", "runs --dir results", "runs --verify", "runs runs/demo --verify"))
 def runs(
     paths: Annotated[

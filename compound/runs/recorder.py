@@ -38,6 +38,7 @@ class Recorder:
 
     Attributes:
         resumed: whether the state was restored from a checkpoint.
+        on_record: called with each further record of the method's memory.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Recorder:
         self._parent = parent
         self._disk = own
         self._listeners = [listener] if listener is not None else []
+        self.on_record: list[Listener] = []
         self._stop = False
         self._reported_problems = 0
         self.resumed = stored is not None
@@ -87,9 +89,11 @@ class Recorder:
             self._notify({**row, "spent": spent})
         self._stop_if_requested()
 
-    def subscribe(self, listener: Listener) -> None:
-        """Add a listener of all further events."""
+    def subscribe(self, listener: Listener, *, on_record: Listener | None = None) -> None:
+        """Add a listener of all further events, and of further records of the method's memory."""
         self._listeners.append(listener)
+        if on_record is not None:
+            self.on_record.append(on_record)
 
     def _notify(self, event: Mapping[str, Any]) -> None:
         for listener in self._listeners:
@@ -202,6 +206,8 @@ class RunMemory:
     def append(self, record: Mapping[str, Any]) -> None:
         """Append a record; it is durable from the next checkpoint on."""
         self._recorder.run.append(MEMORY, record)
+        for listener in self._recorder.on_record:
+            listener(record)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the records so far."""
