@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,30 +22,20 @@ from compound.runs.directory import read_records
 from compound.testing import ScriptedLM
 from compound.trackers.mlflow_tracker import PARENT, MLflowTracker
 from compound.trackers.tracking import FILE
+from local_mlflow import empty_store, local_store
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
+    with local_store(tmp_path, monkeypatch) as client:
+        yield client
+
 
 ROWS = [{"id": str(i), "question": f"What is {i}?", "answer": str(i)} for i in range(40)]
 DATA = {"train": ROWS[:12], "valid": ROWS[12:28], "test": ROWS[28:]}
 GOOD = "Answer with the number."
-
-
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with MLflow's tables, which take a second to create."""
-    path = tmp_path_factory.mktemp("mlflow") / "empty.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty: Path) -> Iterator[MlflowClient]:
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.chdir(tmp_path)  # artifacts are stored in mlruns
-    shutil.copy(empty, tmp_path / "mlflow.db")
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    yield MlflowClient()
-    mlflow.set_tracking_uri(None)  # type: ignore[arg-type]
 
 
 def system() -> cp.System:
@@ -212,9 +201,9 @@ def test_a_run_that_was_not_tracked_can_be_sent_once(store: MlflowClient, tmp_pa
     )
 
 
-def test_another_store_gets_a_whole_run(store: MlflowClient, tmp_path: Path, empty: Path, cli: Any) -> None:
+def test_another_store_gets_a_whole_run(store: MlflowClient, tmp_path: Path, cli: Any) -> None:
     optimize(tmp_path / "run")
-    shutil.copy(empty, tmp_path / "other.db")
+    empty_store(tmp_path / "other.db")
     uri = f"sqlite:///{tmp_path / 'other.db'}"
     mlflow.set_tracking_uri(uri)
     assert cli("track", str(tmp_path / "run"), "--to", "mlflow").code == 0
