@@ -21,7 +21,6 @@ with warnings.catch_warnings():
 @contextlib.contextmanager
 def local_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
     """Make an empty store in a folder the one that MLflow uses, and the folder the working directory."""
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.chdir(folder)
     empty_store(folder / "mlflow.db")
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
