@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -70,7 +71,9 @@ def log_model(
     except ImportError as error:
         raise_missing_extra(error, "a model of MLflow")
         raise
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+        # an example would be run; the signature is known from the ports
+        warnings.filterwarnings("ignore", ".*input example was not provided")
         folder = Path(place) / "system"
         folder.mkdir()
         _fill(folder, Path(run), system, files)

@@ -76,6 +76,7 @@ class Follower:
         self._seen = 0
         self._steps: list[Mapping[str, Any]] = []  # training steps that no event has covered yet
         self._problem = ""
+        self._started = False
 
     def start(self) -> None:
         """Start or continue the tracker's run, and log what the record has so far."""
@@ -90,7 +91,15 @@ class Follower:
         found = self._tracker.start(run, stored.id)
         self.position = stored if found == stored.id else Position(id=found)
         self._store()
+        self._started = True
         self.catch_up()
+
+    def start_if_possible(self) -> None:
+        """Start, or after a failure try again at the end of the run."""
+        try:
+            self.start()
+        except Exception as error:  # noqa: BLE001 - a tracker must not end a run
+            self._give_up(error)
 
     def catch_up(self) -> None:
         """Log the events of the record that were not logged yet."""
@@ -110,10 +119,11 @@ class Follower:
         try:
             self._follow(event)
         except Exception as error:  # noqa: BLE001 - a tracker must not end a run
-            self._problem = _describe(error)
-            _log.warning(
-                "%s: not reachable, trying again at the end of the run: %s", self.name, self._problem
-            )
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._problem = _describe(error)
+        _log.warning("%s: not reachable, trying again at the end of the run: %s", self.name, self._problem)
 
     @property
     def folder(self) -> UntrustedFolder:
@@ -123,7 +133,10 @@ class Follower:
     def finish(self, status: Status) -> None:
         """Log what is missing, upload the files, and end the tracker's run."""
         try:
-            self.catch_up()
+            if self._started:
+                self.catch_up()
+            else:
+                self.start()
             files = [self._folder.path / n for n in ARTIFACTS if self._folder.kind(n) == "file"]
             self._tracker.finish(status, files)
         except Exception as error:  # noqa: BLE001 - a tracker must not end a run
@@ -201,12 +214,12 @@ def tracked(
         parent: tracking of the main run, if this run is a baseline.
 
     Raises:
-        DeclarationError: a tracker cannot be reached at the start.
+        DeclarationError: a tracker cannot be reached at the start of the main run.
         MissingExtra: the library of a tracker is not installed.
     """
     tracking = Tracking(_followers(names, recorder.run.path, parent), _worker(parent))
     try:
-        _wait(tracking.worker.submit(_start, tracking.followers))
+        _wait(tracking.worker.submit(_start, tracking.followers, required=parent is None))
         if tracking.followers:
             recorder.subscribe(tracking.listen, on_record=tracking.record)
         status: Status = "failed"
@@ -283,9 +296,9 @@ def _worker(parent: Tracking | None) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="compound-trackers")
 
 
-def _start(followers: Sequence[Follower]) -> None:
+def _start(followers: Sequence[Follower], *, required: bool = True) -> None:
     for follower in followers:
-        follower.start()
+        follower.start() if required else follower.start_if_possible()
 
 
 def _wait(starting: Future[None]) -> None:
