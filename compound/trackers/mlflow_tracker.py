@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, Run
-from mlflow.exceptions import MlflowException
+from typing import TYPE_CHECKING
 
 from compound.security.sanitize import sanitize_text
 from compound.trackers.tracker import Status, TrackedRun
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 PARENT = "mlflow.parentRunId"  # shows the run below its parent
 STATUSES: Mapping[Status, str] = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
@@ -26,11 +26,15 @@ class MLflowTracker:
     """Logs to a run of the experiment ``MLFLOW_EXPERIMENT_NAME``, by default named like the system."""
 
     def __init__(self) -> None:
+        from mlflow import MlflowClient
+
         self._client = MlflowClient()
         self._id = ""
 
     def start(self, run: TrackedRun, previous: str) -> str:
         """Start or continue a run."""
+        from mlflow.entities import Param
+
         found = self._find(previous)
         if found is None:
             tags = {"compound.run": str(run.folder.absolute())}
@@ -48,6 +52,8 @@ class MLflowTracker:
 
     def log(self, metrics: Mapping[str, float], system_runs: float, at: float) -> None:
         """Log metrics at a step, the rounded number of system runs."""
+        from mlflow.entities import Metric
+
         step = round(system_runs)
         rows = [Metric(name, value, int(1000 * at), step) for name, value in metrics.items()]
         for first in range(0, len(rows), BATCH):
@@ -61,6 +67,8 @@ class MLflowTracker:
 
     def _find(self, previous: str) -> Run | None:
         """Return the run with an id, unless it was deleted or belongs to another server."""
+        from mlflow.exceptions import MlflowException
+
         if not previous:
             return None
         try:

@@ -276,18 +276,14 @@ def tracker_name(name: str) -> TrackerName:
 
 
 def tracker_class(name: TrackerName) -> Callable[[], Tracker]:
-    """Import the library of a tracker, and return a function that opens a connection."""
+    """Return the class of a tracker; its library is imported when it is opened."""
     module, _, made = TRACKERS[name].partition(":")
     return cast("Callable[[], Tracker]", getattr(importlib.import_module(module), made))
 
 
 def _followers(names: Sequence[TrackerName], folder: Path, parent: Tracking | None) -> list[Follower]:
     mains = {f.name: f for f in parent.followers} if parent is not None else {}
-    try:
-        return [Follower(name, folder, mains.get(name)) for name in dict.fromkeys(names)]
-    except ImportError as error:
-        raise_missing_extra(error, f"optimize.trackers: {', '.join(names)}")
-        raise
+    return [Follower(name, folder, mains.get(name)) for name in dict.fromkeys(names)]
 
 
 def _worker(parent: Tracking | None) -> ThreadPoolExecutor:
@@ -306,12 +302,14 @@ def _wait(starting: Future[None]) -> None:
 
     Raises:
         DeclarationError: a tracker cannot be started.
+        MissingExtra: the library of a tracker is not installed.
     """
     try:
         starting.result()
     except DeclarationError:
         raise
     except Exception as error:
+        raise_missing_extra(error, "optimize.trackers")
         raise DeclarationError(
             f"optimize.trackers: the run cannot be tracked: {_describe(error)}",
             hint="check the tracker's environment variables, or remove it from optimize.trackers",

@@ -6,10 +6,12 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import wandb
+from typing import TYPE_CHECKING
 
 from compound.trackers.tracker import Status, TrackedRun
+
+if TYPE_CHECKING:
+    import wandb
 
 AXIS = "budget/system_runs"
 EXIT_CODES: Mapping[Status, int] = {"finished": 0, "interrupted": 130, "failed": 1}
@@ -23,6 +25,8 @@ class WandbTracker:
 
     def start(self, run: TrackedRun, previous: str) -> str:
         """Start or continue a run; baselines are in the group of their main run."""
+        import wandb
+
         identity = previous or secrets.token_hex(4)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or run.system,
@@ -46,6 +50,8 @@ class WandbTracker:
 
     def finish(self, status: Status, files: Sequence[Path]) -> None:
         """Upload files as an artifact of type ``compound-run``, and end the run."""
+        import wandb
+
         run = self._open
         if files:
             artifact = wandb.Artifact(f"run-{run.id}", type="compound-run")

@@ -12,14 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.errors import RunDirectoryError
+from compound.api.verify import verify
+from compound.errors import DeclarationError, RunDirectoryError, SpecError
 from compound.execution.rng import derive_seed
 from compound.runs.directory import RunDirectory
 from compound.runs.recorder import Recorder
 from compound.settings.common import TrackerName
+from compound.spec import loads
 from compound.trackers.metrics import budget_metrics, event_metrics, training_metrics
 from compound.trackers.tracker import Status, TrackedRun
-from compound.trackers.tracking import TRACKERS, send, tracked
+from compound.trackers.tracking import FILE, TRACKERS, send, tracked
 
 CONFIG = {"system": "demo", "optimize": {"seed": 3, "method": "mmgrpo"}}
 
@@ -203,6 +205,28 @@ def test_a_tracker_that_fails_for_a_baseline_does_not_end_the_run(
     send("mlflow", tmp_path / "run")
     assert [m["valid/mean"] for m, _ in Notebook.logs if "valid/mean" in m] == [0.5, 0.25]
     assert ("random (mmgrpo)", "run-0") in [(name, parent) for _, name, parent in Notebook.runs]
+
+
+def test_a_damaged_position_is_found_and_named(tmp_path: Path) -> None:
+    logged([SCRIPT], tmp_path / "run")
+    path = tmp_path / "run" / FILE
+    path.write_text(path.read_text().replace('"run-0"', '"run-9"'))
+    assert any(FILE in problem for problem in verify(tmp_path / "run"))
+    recorder = open_run(tmp_path / "run")
+    with pytest.raises(DeclarationError, match=FILE), tracked(("mlflow",), recorder):
+        pass
+    recorder.close()
+
+
+def test_a_file_from_someone_else_names_no_tracker() -> None:
+    text = "system: s\nlm: smollm2\ninputs: {q: str}\ncomponents: {a: {llm: {prompt: Say.}, in: {q: $q}}}\n"
+    text += "outputs: {y: $a}\noptimize: {trackers: [mlflow]}\n"
+    assert loads(text, path="f.yaml").optimize.trackers == ("mlflow",)
+    with pytest.raises(SpecError) as caught:
+        loads(text, path="f.yaml", allow_import=False)
+    (problem,) = caught.value.problems
+    assert problem.startswith("f.yaml:6:")
+    assert "optimize.trackers: the file sends the record of the run to a tracker" in problem
 
 
 def test_the_setting_names_the_trackers_that_exist() -> None:
