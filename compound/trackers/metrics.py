@@ -16,7 +16,8 @@ DECISION = ("decision", "p", "level", "accepted")
 def event_metrics(event: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of an event; empty if it has none but the budget.
 
-    ``best/valid`` is the score of the best configuration on the validation split.
+    ``best/valid`` is the score of the best configuration on the validation split. A decision evaluates it
+    again, with fresh samples if the system is stochastic.
 
     >>> event_metrics({"event": "start", "mean": 0.25, "low": None, "high": None, "n": 40, "failed": 0})
     {'valid/mean': 0.25, 'valid/failed': 0, 'valid/n': 40, 'best/valid': 0.25}
