@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # static counterpart of `__getattr__`
+    from compound.api.inspect_calls import inspect_calls as inspect_calls
     from compound.api.result import Result as Result
     from compound.api.sync import evaluate as evaluate
     from compound.api.sync import load_result as load_result
@@ -81,6 +82,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.settings.base import Settings as Settings
     from compound.settings.optimize import OptimizeSettings as OptimizeSettings
     from compound.storage.state import State as State
+    from compound.tracing.setup import trace_with as trace_with
 
     LiteLLM = LiteLLMEngine  # `import … as` under another name would not export it to type checkers
     Transformers = TransformersEngine
@@ -136,6 +138,7 @@ _HOME = {
     "custom": "compound.evaluation.metrics.custom",
     "evaluate": "compound.api.sync",
     "exact_match": "compound.evaluation.metrics.built_in",
+    "inspect_calls": "compound.api.inspect_calls",
     "load": "compound.graph.configuration",
     "load_result": "compound.api.sync",
     "load_system": "compound.api.sync",
@@ -143,6 +146,7 @@ _HOME = {
     "optimize": "compound.api.sync",
     "recall_at_k": "compound.evaluation.metrics.built_in",
     "run": "compound.api.sync",
+    "trace_with": "compound.tracing.setup",
     "token_f1": "compound.evaluation.metrics.built_in",
     "RunFailed": "compound.errors",
     "LiteLLM": "compound.components.engines.litellm:LiteLLMEngine",

@@ -27,6 +27,9 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "pyarrow": ("pyarrow", "hub"),
     "sklearn": ("scikit-learn", "rewards"),
     "peft": ("peft", "train"),
+    "opentelemetry": ("opentelemetry-sdk", "otel"),
+    "mlflow": ("mlflow-skinny", "mlflow"),
+    "wandb": ("wandb", "wandb"),
     "pyseccomp": ("pyseccomp", "sandbox"),
 }
 """Maps a module to the library's name on PyPI and the extra that installs it."""

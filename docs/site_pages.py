@@ -59,6 +59,7 @@ API = {
     ),
     "inspection": ("Inspection of rewards", "compound.rewards.inspection"),
     "runs": ("Runs and reports", "compound.runs compound.report"),
+    "tracing": ("Tracing and trackers", "compound.tracing compound.trackers"),
     "settings": ("Settings and state", "compound.settings compound.storage.state"),
     "testing": ("Testing", "compound.testing"),
     "errors": ("Errors", "compound.errors"),
@@ -68,7 +69,7 @@ GROUPS = {
     "BM25 Dense PassageIndex",
     "Spaces": "Text Demos Choice Int Float LoRA",
     "Run and optimize": "run evaluate optimize load load_result load_system Executor Result Budget "
-    "OptimizeSettings",
+    "OptimizeSettings inspect_calls trace_with",
     "Data and metrics": "Dataset Example Score exact_match token_f1 accuracy mrr recall_at_k custom",
     "Engines": "LiteLLM Transformers VLLM",
     "Values": "Configuration Trace Usage Component Operation CompoundError RunFailed",

@@ -33,6 +33,7 @@ MAY_CHANGE = (
     "optimize.budget.",
     "optimize.concurrency",
     "optimize.baselines",
+    "optimize.trackers",
     "versions.",
     *FOR_MEMORY,
 )

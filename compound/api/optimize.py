@@ -38,6 +38,7 @@ from compound.settings.optimize import OptimizeSettings
 from compound.storage.artifacts import is_reference, leads_outside
 from compound.storage.paths import run_folder
 from compound.storage.state import StateError
+from compound.trackers.tracking import Tracking, tracked
 
 
 def optimize(
@@ -119,13 +120,14 @@ def _run(
                 f"{recorder.run.path} holds a finished run",
                 hint=FRESH,
             )
-        if not recorder.state.done:
-            _search(problem, recorder, recorder)
-            for name in problem.settings.baselines:
-                _baseline(name, problem, recorder, listener, on_start)
-            recorder.state.done = True
-            recorder.event("done")
-        report(recorder)
+        with tracked(problem.settings.trackers, recorder) as tracking:
+            if not recorder.state.done:
+                _search(problem, recorder, recorder)
+                for name in problem.settings.baselines:
+                    _baseline(name, problem, recorder, tracking, listener, on_start)
+                recorder.state.done = True
+                recorder.event("done")
+            report(recorder)
     except CompoundError as error:
         if new and recorder.has_no_calls and not isinstance(error, Interrupted):
             recorder.discard()
@@ -209,6 +211,7 @@ def _baseline(
     name: str,
     problem: Problem,
     parent: Recorder,
+    tracking: Tracking,
     listener: Listener | None,
     on_start: Callable[[Recorder], None] | None,
 ) -> None:
@@ -218,9 +221,10 @@ def _baseline(
         on_start(recorder)
     try:
         if not recorder.state.done:
-            _search(other, recorder, parent)
-            recorder.state.done = True
-            recorder.event("done")
+            with tracked(problem.settings.trackers, recorder, tracking):
+                _search(other, recorder, parent)
+                recorder.state.done = True
+                recorder.event("done")
     finally:
         recorder.close()
 
@@ -244,15 +248,18 @@ def _retry(problem: Problem, recorder: Recorder, listener: Listener | None) -> N
                 f"{recorder.run.path} is not finished: there are no rows to rerun",
                 hint="resume it first: run the same command without --retry-failed",
             )
-        with resume_errors(recorder):
-            run_blocking(retry_rows(problem, recorder))
-        for name in problem.settings.baselines:
-            other, other_recorder = _open_baseline(name, problem, recorder, listener)
-            try:
-                run_blocking(retry_rows(other, other_recorder))
-            finally:
-                other_recorder.close()
-        report(recorder)
+        trackers = problem.settings.trackers
+        with tracked(trackers, recorder) as tracking:
+            with resume_errors(recorder):
+                run_blocking(retry_rows(problem, recorder))
+            for name in problem.settings.baselines:
+                other, other_recorder = _open_baseline(name, problem, recorder, listener)
+                try:
+                    with tracked(trackers, other_recorder, tracking):
+                        run_blocking(retry_rows(other, other_recorder))
+                finally:
+                    other_recorder.close()
+            report(recorder)
     finally:
         recorder.close()
 

@@ -36,6 +36,7 @@ from compound.security.limits import LINE
 from compound.security.untrusted import UntrustedFolder
 from compound.storage.artifacts import is_reference, verify_reference
 from compound.storage.records import Damaged, parse
+from compound.trackers.tracking import FILE as TRACKERS
 
 SHOWN = 5  # maximum number of damaged cache entries to report
 BEST = "best.json"
@@ -90,6 +91,8 @@ def _run_problems(folder: UntrustedFolder) -> list[str]:
     attempt(lambda: problems.extend(_cache_problems(folder, stored)))
     attempt(lambda: baselines(folder))
     attempt(lambda: _check_rewards(folder))
+    if folder.kind(TRACKERS) is not None:
+        attempt(lambda: read_json(folder, TRACKERS))
     return problems
 
 

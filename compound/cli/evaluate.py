@@ -19,6 +19,7 @@ from compound.cli.options import (
     Config,
     File,
     NoImport,
+    Otel,
     Quiet,
     Sets,
     TrustOption,
@@ -27,6 +28,7 @@ from compound.cli.options import (
     load_program,
     print_json,
     require_data,
+    tracing,
 )
 
 
@@ -47,6 +49,7 @@ def evaluate(
     ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")] = False,
     sets: Sets = None,
+    otel: Otel = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     no_import: NoImport = False,
@@ -61,7 +64,7 @@ def evaluate(
 
     program = load_program(file, sets, no_import, config, trust)
     data, metric = require_data(program, "evaluate")
-    with count_display(quiet=quiet) as count:
+    with tracing(otel), count_display(quiet=quiet) as count:
         evaluation = run_evaluation(
             program.system, data, metric, _role(data, split),
             limit=limit, repeats=repeats, settings=program.optimize, engines=program.find_engine,
@@ -99,6 +102,7 @@ def evaluate(
         "run system.yaml question='Who wrote Emma?'",
         "run system.yaml --config runs/demo/best.json question='…' --json",
         "run system.yaml question='…' --trace",
+        "run system.yaml question='…' --otel",
     )
 )
 def run(
@@ -110,6 +114,7 @@ def run(
     ] = 0,
     trace: Annotated[bool, typer.Option("--trace", help="Print every call with its messages.")] = False,
     sets: Sets = None,
+    otel: Otel = False,
     as_json: AsJson = False,
     no_import: NoImport = False,
     trust: TrustOption = None,
@@ -124,7 +129,8 @@ def run(
 
     program = load_program(file, sets, no_import, config, trust)
     values = read_inputs(program.system, inputs or [])
-    result = run_system(program.system, values, engines=program.find_engine, sample=sample, check=False)
+    with tracing(otel):
+        result = run_system(program.system, values, engines=program.find_engine, sample=sample, check=False)
     if as_json:
         print_json(to_json(result))
     else:

@@ -105,6 +105,56 @@ def report(
     print(terminal_summary(run))
 
 
+@app.command(
+    epilog=format_examples(
+        "trace runs/demo",
+        "trace runs/demo --failed --limit 1",
+        "trace runs/demo --split test --example 17 --component answerer",
+        "trace runs/demo/baselines/random --json",
+    )
+)
+def trace(
+    run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
+    example: Annotated[str, typer.Option(help="Id of an example. [default: all]")] = "",
+    component: Annotated[str, typer.Option(help="Name of a component. [default: all]")] = "",
+    split: Annotated[str, typer.Option(help="valid or test. [default: both]")] = "",
+    failed: Annotated[bool, typer.Option("--failed", help="Only failed runs.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of system runs, the last ones.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Print the calls of recorded system runs, with their messages.
+
+    Runs on validation and test examples are recorded. The last ones are printed, oldest first.
+    """
+    from compound.api.inspect_calls import format_recorded, select_recorded
+
+    found = select_recorded(
+        run, example=example, component=component, split=split, failed=failed, limit=limit
+    )
+    if as_json:
+        print_json(found)
+        return
+    for recorded in found:
+        print(format_recorded(recorded), end="\n\n")
+    if not found:
+        print(f"no recorded system run of {run} matches", file=sys.stderr)
+
+
+@app.command(epilog=format_examples("track runs/demo --to mlflow", "track runs/demo --to wandb"))
+def track(
+    run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
+    to: Annotated[str, typer.Option(help="Tracker: mlflow or wandb.", show_default=False)],
+) -> None:
+    """Send the record of a run to an experiment tracker.
+
+    Sends what the tracker does not have yet: all of a run that was not tracked, or the rest of one during
+    which the tracker was not reachable. Baselines become nested runs. optimize.trackers tracks runs live.
+    """
+    from compound.trackers.tracking import send, tracker_name
+
+    send(tracker_name(to), run)
+
+
 @app.command(epilog=format_examples("runs", "runs --dir results", "runs --verify", "runs runs/demo --verify"))
 def runs(
     paths: Annotated[

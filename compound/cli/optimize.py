@@ -24,6 +24,7 @@ from compound.cli.options import (
     Config,
     File,
     NoImport,
+    Otel,
     Quiet,
     Sets,
     Strict,
@@ -33,6 +34,7 @@ from compound.cli.options import (
     load_program,
     print_json,
     require_data,
+    tracing,
 )
 
 
@@ -56,6 +58,7 @@ def optimize(
         typer.Option("--dry-run", help="Print the plan and upper bounds of the cost; run nothing."),
     ] = False,
     strict: Strict = False,
+    otel: Otel = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     no_import: NoImport = False,
@@ -86,7 +89,7 @@ def optimize(
             print("continuing the run from its last checkpoint", file=sys.stderr)
         _stop_on_interrupt(recorder)
 
-    with progress_display(program.optimize.budget.limits(), quiet=quiet) as listener:
+    with tracing(otel), progress_display(program.optimize.budget.limits(), quiet=quiet) as listener:
         result = run_optimization(
             program.system, data, metric, program.optimize,
             run_dir=path, engines=program.find_engine, folder=program.folder, text=program.text,
@@ -119,6 +122,7 @@ def sweep(
     no_controls: Annotated[
         bool, typer.Option("--no-controls", help="Do not evaluate a constant answer and a direct model call.")
     ] = False,
+    otel: Otel = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     no_import: NoImport = False,
@@ -150,12 +154,13 @@ def sweep(
     print(f"sweep directory: {run}", file=sys.stderr)
     stopper = Stopper()
     _stop_on_interrupt(stopper)
-    facts = run_sweep(
-        planned, run,
-        watch=lambda limits: progress_display(limits, quiet=quiet),
-        log=lambda line: None if quiet else print(line, file=sys.stderr, flush=True),
-        stopper=stopper, controls=not no_controls,
-    )  # fmt: skip
+    with tracing(otel):
+        facts = run_sweep(
+            planned, run,
+            watch=lambda limits: progress_display(limits, quiet=quiet),
+            log=lambda line: None if quiet else print(line, file=sys.stderr, flush=True),
+            stopper=stopper, controls=not no_controls,
+        )  # fmt: skip
     if as_json:
         print_json(facts)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -60,7 +61,24 @@ Config = Annotated[
     typer.Option("--config", help="Configuration to use, such as the best.json of a run."),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Reject data whose splits share examples.")]
+Otel = Annotated[
+    bool,
+    typer.Option(
+        "--otel",
+        envvar="COMPOUND_OTEL",
+        help="Export OpenTelemetry spans; the variables OTEL_* state where, and what they contain.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
+
+
+def tracing(otel: bool) -> AbstractContextManager[object]:
+    """Return a context manager that exports OpenTelemetry spans of its block, if requested."""
+    if not otel:
+        return nullcontext()
+    from compound.tracing.setup import trace_with
+
+    return trace_with()
 
 
 def load_program(

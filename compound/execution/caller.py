@@ -26,6 +26,7 @@ from compound.execution.cache import Cache
 from compound.execution.exchange import Exchange, record_exchange
 from compound.execution.outcomes import CallResult, CallResultRow, from_row, read_outputs, to_row
 from compound.execution.sender import Engines, Notify, Sender
+from compound.execution.spans import active_tracer, within
 from compound.execution.throttle import FIRST_WAIT, LONGEST_WAIT
 from compound.execution.trace import Call, Failure
 from compound.extras import raise_missing_extra
@@ -213,6 +214,13 @@ class Caller:
 
     async def call(self, attempt: Attempt) -> CallResult:
         """Make a call, or reuse the result from the cache or from an equal call in flight."""
+        tracer = active_tracer()
+        if tracer is None:
+            return await self._call(attempt)
+        span = tracer.call(attempt.component, attempt.address, attempt.inputs)
+        return await within(span, self._call(attempt))
+
+    async def _call(self, attempt: Attempt) -> CallResult:
         if self._cache is None or attempt.bypass or not attempt.component.cacheable:
             return await self._recorded(attempt, "")
         try:

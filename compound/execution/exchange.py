@@ -1,7 +1,8 @@
-"""Verbatim messages of model calls, as recorded in traces and caches.
+"""Messages of model calls, as recorded in traces and caches.
 
-Long texts are truncated to keep traces readable. ``COMPOUND_RECORD_MESSAGES=0`` disables the recording:
-prompts and answers are then not stored in addition to the inputs and outputs of components.
+Long texts are truncated to keep traces readable, and known keys are removed. ``COMPOUND_RECORD_MESSAGES``
+limits the recording: with ``memory``, messages are in the traces that functions return, but not in files;
+with ``0``, they are recorded nowhere. The inputs and outputs of components are always recorded.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from compound.engine import Completion, Message, Request, Role
+from compound.security.sanitize import redact_secrets
 
 MAX_CHARACTERS = 20_000  # maximum characters per text
 SWITCH = "COMPOUND_RECORD_MESSAGES"
+NOWHERE, IN_MEMORY = "0", "memory"  # values of the variable; any other value records messages in files, too
 
 
 class MessageDocument(TypedDict):
@@ -70,15 +73,20 @@ class Exchange:
 
 def record_exchange(model: str, request: Request, completion: Completion) -> tuple[Exchange, ...]:
     """Return the exchange to record; empty if recording is disabled."""
-    if os.environ.get(SWITCH, "1") == "0":
+    if os.environ.get(SWITCH) == NOWHERE:
         return ()
-    messages = tuple(Message(message.role, _truncated(message.content)) for message in request.cued)
-    return (Exchange(model, messages, _truncated(completion.text), completion.finish_reason),)
+    messages = tuple(Message(message.role, truncate_text(message.content)) for message in request.cued)
+    return (Exchange(model, messages, truncate_text(completion.text), completion.finish_reason),)
 
 
-def _truncated(text: str) -> str:
-    """Return an encodable text, with the middle omitted if it is too long."""
-    whole = text.encode(errors="replace").decode()
+def is_stored() -> bool:
+    """Return whether messages may be written to files."""
+    return os.environ.get(SWITCH) not in (NOWHERE, IN_MEMORY)
+
+
+def truncate_text(text: str) -> str:
+    """Return an encodable text without known keys, with the middle omitted if it is too long."""
+    whole = redact_secrets(text.encode(errors="replace").decode())
     if len(whole) <= MAX_CHARACTERS:
         return whole
     half = MAX_CHARACTERS // 2

@@ -39,6 +39,7 @@ from compound.execution.schedule import (
     setting_values,
     skipped_output,
 )
+from compound.execution.spans import RunFacts, active_tracer, within
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Node, Operation, Value, merge_addresses
 from compound.graph.composite import Composite
@@ -252,6 +253,14 @@ class Executor:
         await self._caller.aclose()
 
     async def _traced(self, run: _Run, inputs: Mapping[str, object]) -> Trace:
+        tracer = active_tracer()
+        if tracer is None:
+            return await self._run(run, inputs)
+        fork = run.fork.address if run.fork is not None else ""
+        facts = RunFacts(run.system, inputs, run.example, run.sample, run.seed, fork)
+        return await within(tracer.run(facts), self._run(run, inputs))
+
+    async def _run(self, run: _Run, inputs: Mapping[str, object]) -> Trace:
         values = {name: Value(inputs[name]) for name in run.system.inputs}
         results = await self._graph(run, run.system, "", (), values)
         calls = _in_order(run.calls)
@@ -330,7 +339,7 @@ class Executor:
             call = Call(address, node.name, node.component.name, parents, given, {}, Failure("type", wrong),
                         sample=run.sample)  # fmt: skip
         elif isinstance(node.component, Composite):
-            driven = await self._drive(run, node.component, address, here, arguments, values)
+            driven = await self._composite(run, node.component, address, here, arguments, values)
             if not isinstance(driven, Failure):
                 return driven or {name: Value(FAILED, parents) for name in outputs}
             given = {port: value.data for port, value in arguments.items()}
@@ -344,6 +353,20 @@ class Executor:
         if call.failure is not None:
             return {name: Value(FAILED, (address,)) for name in outputs}
         return {name: Value(call.outputs[name], (address,)) for name in outputs}
+
+    async def _composite(
+        self,
+        run: _Run,
+        component: Composite,
+        address: str,
+        place: Place,
+        arguments: Mapping[str, Value],
+        values: Mapping[str, object],
+    ) -> Mapping[str, Value] | Failure | None:
+        """Run a composite like `_drive`, in a span if a tracer is active."""
+        work = self._drive(run, component, address, place, arguments, values)
+        tracer = active_tracer()
+        return await work if tracer is None else await within(tracer.body(component, address), work)
 
     async def _drive(
         self,

@@ -10,7 +10,7 @@ from typing import NotRequired, TypedDict
 from pydantic import BaseModel
 
 from compound.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument, UsageRow
-from compound.execution.exchange import Exchange, ExchangeDocument
+from compound.execution.exchange import Exchange, ExchangeDocument, is_stored
 from compound.execution.trace import Failure, FailureRow
 from compound.graph.component import Component
 from compound.graph.types import convert
@@ -73,7 +73,7 @@ def to_row(result: CallResult) -> CallResultRow | None:
         "usage": usage.to_json(),
         "tokens": [record.row for record in result.tokens],
         "attempts": result.attempts,
-        "exchanges": [exchange.to_json() for exchange in result.exchanges],
+        "exchanges": [exchange.to_json() for exchange in result.exchanges if is_stored()],
     }
 
 

@@ -14,6 +14,7 @@ from typing import Protocol
 from compound.engine import NO_USAGE, Completion, Engine, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, RateLimited, suggest_name
 from compound.execution.budget import Meter, clip_usage
+from compound.execution.spans import active_tracer, within
 from compound.execution.throttle import NeverAdmitted, Throttle
 from compound.registry.engine_checks import checked_engine, worst_case
 from compound.registry.engine_checks import completion as completion_of
@@ -110,7 +111,9 @@ class Sender:
                 if engine.remote:
                     clock.resume()
                 try:
-                    completion = await completion_of(engine, request)
+                    tracer, answer = active_tracer(), completion_of(engine, request)
+                    traced = answer if tracer is None else within(tracer.request(engine, lm, request), answer)
+                    completion = await traced
                 except RateLimited as error:
                     used.append(NO_USAGE)
                     meter.incidents["rate_limited"] += 1

@@ -181,21 +181,36 @@ def _outcome(failure: Failure | None, outputs: Mapping[str, object]) -> dict[str
     return {"failure": short_repr(f"{failure.kind}: {failure.message}")}
 
 
+def without_messages(trace: Trace) -> Trace:
+    """Return a copy of a trace without the messages of its calls."""
+    return replace(trace, calls=tuple(replace(call, exchanges=()) for call in trace.calls))
+
+
 def as_text(trace: Trace) -> str:
     """Format a trace as text: each call with its inputs, messages, outputs and usage."""
     return "\n\n".join(map(_call_as_text, trace.calls))
 
 
 def _call_as_text(call: Call) -> str:
-    usage = call.usage
-    facts = [f"{call.seconds:.2f} s", *([f"{usage.tokens} tokens"] if usage.tokens else [])]
-    lines = [f"== {call.address} ({', '.join([*facts, *['from the cache'] * call.reused])})"]
+    facts = [f"{call.seconds:.2f} s", *_usage_as_text(call.usage), *["from the cache"] * call.reused]
+    facts += [f"{call.attempts} attempts"] if call.attempts > 1 else []
+    lines = [f"== {call.address} ({', '.join(facts)})"]
     lines += [f"{name} <- {to_readable_json(value)}" for name, value in call.inputs.items()]
     lines += [str(exchange) for exchange in call.exchanges]
     lines += [f"{name} -> {to_readable_json(value)}" for name, value in call.outputs.items()]
     if call.failure is not None:
         lines.append(f"failed: {call.failure.kind}: {call.failure.message}")
     return "\n".join(lines)
+
+
+def _usage_as_text(usage: Usage) -> list[str]:
+    """Return the nonzero amounts with their names."""
+    facts = [f"{usage.calls} requests"] if usage.calls > 1 else []
+    if usage.tokens:
+        facts.append(f"{usage.prompt_tokens} prompt and {usage.completion_tokens} completion tokens")
+    if usage.cost:
+        facts.append(f"${usage.cost:.6f}")
+    return facts + (["unknown cost"] if usage.unpriced else [])
 
 
 class CallDocument(TypedDict):

@@ -12,7 +12,8 @@ from compound.evaluation.evaluate import OnTrace
 from compound.example import Example
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache, DiskCache
-from compound.execution.trace import Call, Trace, to_json
+from compound.execution.exchange import is_stored
+from compound.execution.trace import Call, Trace, to_json, without_messages
 from compound.runs.directory import RunDirectory
 from compound.runs.state import RunState
 
@@ -37,6 +38,7 @@ class Recorder:
 
     Attributes:
         resumed: whether the state was restored from a checkpoint.
+        on_record: called with each further record of the method's memory.
     """
 
     def __init__(
@@ -53,7 +55,8 @@ class Recorder:
         self.cache: Cache = own if parent is None else _Layered(own, parent.cache)
         self._parent = parent
         self._disk = own
-        self._listener = listener
+        self._listeners = [listener] if listener is not None else []
+        self.on_record: list[Listener] = []
         self._stop = False
         self._reported_problems = 0
         self.resumed = stored is not None
@@ -75,16 +78,26 @@ class Recorder:
     def event(self, event: str, **facts: object) -> None:
         """Record an event and checkpoint the state, after notes about damaged cache entries."""
         spent = self._spent()
-        for problem in self._disk.problems[self._reported_problems :]:
-            self.run.append(
-                "events.jsonl", {"event": "note", "note": problem, "spent": spent, "at": time.time()}
-            )
+        problems = self._disk.problems[self._reported_problems :]
+        rows: list[dict[str, object]] = [{"event": "note", "note": problem} for problem in problems]
+        rows.append({"event": event, **facts})
+        for row in rows:
+            self.run.append("events.jsonl", {**row, "spent": spent, "at": time.time()})
         self._reported_problems = len(self._disk.problems)
-        self.run.append("events.jsonl", {"event": event, **facts, "spent": spent, "at": time.time()})
         self.save()
-        if self._listener is not None:
-            self._listener({"event": event, **facts, "spent": spent})
+        for row in rows:
+            self._notify({**row, "spent": spent})
         self._stop_if_requested()
+
+    def subscribe(self, listener: Listener, *, on_record: Listener | None = None) -> None:
+        """Add a listener of all further events, and of further records of the method's memory."""
+        self._listeners.append(listener)
+        if on_record is not None:
+            self.on_record.append(on_record)
+
+    def _notify(self, event: Mapping[str, Any]) -> None:
+        for listener in self._listeners:
+            listener(event)
 
     def save(self) -> None:
         """Checkpoint the current state."""
@@ -125,20 +138,21 @@ class Recorder:
                 for k, v in example.gold.items()
                 if isinstance(v, str | int | float) and len(str(v)) <= 300
             }
-            self.run.append("traces.jsonl", {**kind, "gold": gold, **to_json(trace)})
+            row = to_json(trace if is_stored() else without_messages(trace))
+            self.run.append("traces.jsonl", {**kind, "gold": gold, **row})
 
         return record
 
     def on_call(self, call: Call) -> None:
         """Notify the listener of a finished call."""
         self._calls += 1
-        if self._listener is not None:
-            self._listener({"event": "call", "component": call.component, "spent": self._spent()})
+        if self._listeners:
+            self._notify({"event": "call", "component": call.component, "spent": self._spent()})
 
     def on_notice(self, note: str) -> None:
         """Notify the listener of something outside of the record, such as a wait for a rate limit."""
-        if self._listener is not None:
-            self._listener({"event": "notice", "note": note, "spent": self._spent()})
+        if self._listeners:
+            self._notify({"event": "notice", "note": note, "spent": self._spent()})
 
     def _spent(self) -> dict[str, Any]:
         if not self._meters:
@@ -192,6 +206,8 @@ class RunMemory:
     def append(self, record: Mapping[str, Any]) -> None:
         """Append a record; it is durable from the next checkpoint on."""
         self._recorder.run.append(MEMORY, record)
+        for listener in self._recorder.on_record:
+            listener(record)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the records so far."""

@@ -21,6 +21,9 @@ COUNTS: Mapping[str, str] = {
 }  # unit that each limit of a budget counts
 
 
+TrackerName = Literal["mlflow", "wandb"]
+
+
 class BudgetSettings(Settings):
     """Hard limits of a run; an omitted limit means unlimited."""
 
@@ -100,6 +103,9 @@ class CommonSettings(Settings):
     """Number of runs per example when a stochastic system is evaluated."""
     baselines: tuple[MethodName, ...] = ()
     """Methods to run in addition to the main one, each with the same budget, for comparison in the report."""
+    trackers: tuple[TrackerName, ...] = ()
+    """Experiment trackers that receive the run: `mlflow`, `wandb`. Their own environment variables, such as
+    `MLFLOW_TRACKING_URI` or `WANDB_PROJECT`, state where."""
     concurrency: int = Field(default=64, ge=1)
     """Maximum number of examples in flight."""
     failure_score: float = 0.0

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, ModelWrapValidatorHandler, ValidationError, mod
 
 from compound.errors import DeclarationError
 from compound.settings.base import S, Settings
-from compound.settings.common import BudgetSettings, CommonSettings
+from compound.settings.common import BudgetSettings, CommonSettings, TrackerName
 from compound.settings.sections import describe_errors, validate_sections
 
 
@@ -47,6 +47,7 @@ class OptimizeSettings(CommonSettings):
             alpha: float = ...,
             repeats: int = ...,
             baselines: tuple[str, ...] = ...,
+            trackers: tuple[TrackerName, ...] = ...,
             concurrency: int = ...,
             failure_score: float = ...,
             max_failed: float = ...,

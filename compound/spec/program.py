@@ -282,6 +282,10 @@ def _optimize(context: Context, own: UserSections) -> OptimizeSettings:
     unknown = [name for name, model in own if model is None]
     settings = OptimizeSettings.model_validate({k: v for k, v in given.items() if k not in unknown})
     _check_references(context, found, address)
+    if settings.trackers and not context.allow_import:
+        reason = "the file sends the record of the run to a tracker, and imports are not allowed"
+        hint = "remove it; `compound track RUN` sends a run afterwards"
+        context.document.report((*address, "trackers"), reason, hint)
     return settings
 
 

@@ -83,6 +83,9 @@ ACTIONS = [
         "program = cp.CodeRunner('c')(code=question).stdout; "
         "cp.run(cp.System('s', outputs={'y': program}), {'question': 'print(1)'})",
     ),
+    ("opentelemetry", "cp.trace_with()"),
+    ("mlflow", "optimize(llm(), 'random', engines=lm, trackers=('mlflow',))"),
+    ("wandb", "optimize(llm(), 'random', engines=lm, trackers=('wandb',))"),
     ("peft", "from compound.rewards.backbone import _peft; _peft()"),
 ]
 NEVER_IMPORTED = {"accelerate"}  # transformers imports it

@@ -82,9 +82,13 @@ def export(run: str | Path, log: Callable[[dict[str, float], int], object]) -> N
     step = 0
     for number, steps in _jobs(Record.read(run)):
         for record in steps:
-            measured = {name: value for name, value in record.items() if name not in ABOUT}
-            log({"job": number, **dict(_flat(measured))}, step)
+            log({"job": number, **step_metrics(record)}, step)
             step += 1
+
+
+def step_metrics(record: Mapping[str, object]) -> dict[str, float]:
+    """Return the finite numbers of a training step's record, by path."""
+    return dict(_flat({name: value for name, value in record.items() if name not in ABOUT}))
 
 
 def _flat(value: object, name: str = "") -> Iterator[tuple[str, float]]:

@@ -1,0 +1,1 @@
+"""OpenTelemetry spans of system runs, component calls and requests to models."""

@@ -1,0 +1,168 @@
+"""Switch OpenTelemetry tracing on and off."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import metadata
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from compound.errors import DeclarationError, MissingExtra
+from compound.execution.spans import Tracer, activate, active_tracer
+from compound.extras import raise_missing_extra
+from compound.security.sanitize import remember_environment
+from compound.tracing.spans import SpanRecorder
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import TracerProvider
+
+CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+EXPORTER, PROTOCOL = "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+ANY_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+WITH_CONTENT = ("true", "1", "span_only", "span_and_event")
+FLUSH_MILLISECONDS = 10_000
+
+
+class Tracing:
+    """Active tracing; leaving it as a context manager, or `close`, ends it.
+
+    Attributes:
+        provider: the tracer provider that receives the spans.
+        content: whether spans contain messages, inputs and outputs.
+    """
+
+    def __init__(self, provider: TracerProvider, *, content: bool, owned: SdkTracerProvider | None) -> None:
+        self.provider, self.content = provider, content
+        self._owned = owned
+        self._tracer: Tracer = SpanRecorder(provider.get_tracer("compound", _version()), content=content)
+        self._previous = activate(self._tracer)
+
+    def close(self) -> None:
+        """End tracing and send the remaining spans; return to the tracing that was active before."""
+        if active_tracer() is self._tracer:
+            activate(self._previous)
+        if self._owned is not None:
+            self._owned.force_flush(FLUSH_MILLISECONDS)
+            self._owned.shutdown()
+            self._owned = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def trace_with(
+    provider: TracerProvider | None = None, *, endpoint: str | None = None, content: bool | None = None
+) -> Tracing:
+    """Record OpenTelemetry spans of every run, component call and model request of this process.
+
+    Tracing is off until this function is called. Without arguments, the application's own tracer provider
+    receives the spans if one is set globally; otherwise they are exported as the variables ``OTEL_*`` state,
+    by default over OTLP/HTTP to ``http://localhost:4318``.
+
+    Args:
+        provider: tracer provider that receives the spans.
+        endpoint: base address of an OTLP/HTTP receiver, such as ``http://localhost:4318``.
+        content: whether spans contain messages, inputs, outputs and error messages; default: the variable
+            ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT``, and otherwise no.
+
+    Returns:
+        The active tracing, which can be used as a context manager. Spans that are not sent yet are sent when
+        it is closed, or when the process exits.
+
+    Raises:
+        DeclarationError: both a provider and an endpoint are given, or the exporter that the environment
+            names is unknown.
+        MissingExtra: OpenTelemetry is not installed.
+    """
+    if provider is not None and endpoint is not None:
+        raise DeclarationError(
+            "trace_with accepts a provider or an endpoint, but got both",
+            hint="the exporter of a provider has an endpoint of its own",
+        )
+    if content is None:
+        content = os.environ.get(CONTENT, "").strip().lower() in WITH_CONTENT
+    remember_environment()  # so that no key named in the environment is exported
+    try:
+        found = provider or (_global_provider() if endpoint is None else None)
+        owned = _new_provider(endpoint) if found is None else None
+    except ImportError as error:
+        raise_missing_extra(error, "tracing")
+        raise
+    return Tracing(found or _present(owned), content=content, owned=owned)
+
+
+def _version() -> str | None:
+    try:
+        return metadata.version("compound-ai")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _present(provider: SdkTracerProvider | None) -> TracerProvider:
+    if provider is None:
+        raise MissingExtra("tracing", "opentelemetry-sdk", "otel")
+    return provider
+
+
+def _global_provider() -> TracerProvider | None:
+    """Return the application's provider, or None if it has set none."""
+    from opentelemetry import trace
+
+    found: TracerProvider = trace.get_tracer_provider()
+    return None if isinstance(found, trace.ProxyTracerProvider) else found
+
+
+def _new_provider(endpoint: str | None) -> SdkTracerProvider:
+    """Return a provider that exports as the environment states."""
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider as SdkProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    # arguments would replace the service name of the environment
+    named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get(
+        "OTEL_RESOURCE_ATTRIBUTES", ""
+    )
+    made = SdkProvider(resource=Resource.create({} if named else {"service.name": "compound"}))
+    exporter = _exporter(endpoint)
+    if exporter is not None:
+        made.add_span_processor(BatchSpanProcessor(exporter))
+    return made
+
+
+def _exporter(endpoint: str | None) -> SpanExporter | None:
+    """Return the exporter to an endpoint, or the one that the environment names; None for ``none``.
+
+    Raises:
+        DeclarationError: the environment names an exporter or protocol that is not supported.
+    """
+    chosen = os.environ.get(EXPORTER, "otlp").strip().lower() if endpoint is None else "otlp"
+    if chosen == "none":
+        return None
+    if chosen == "console":
+        from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+
+        return ConsoleSpanExporter(out=sys.stderr)  # results go to stdout
+    if chosen != "otlp":
+        raise DeclarationError(
+            f"{EXPORTER}={chosen} is not supported; possible: otlp, console, none",
+            hint="for another exporter, pass a tracer provider to compound.trace_with",
+        )
+    protocol = os.environ.get(PROTOCOL) or os.environ.get(ANY_PROTOCOL) or "http/protobuf"
+    if endpoint is None and protocol != "http/protobuf":
+        raise DeclarationError(
+            f"{PROTOCOL}={protocol} is not supported; possible: http/protobuf",
+            hint="for another protocol, pass a tracer provider to compound.trace_with",
+        )
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    if endpoint is None:
+        return OTLPSpanExporter()
+    return OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")

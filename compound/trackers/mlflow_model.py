@@ -1,0 +1,194 @@
+"""Log an optimized system as an MLflow model, and run it as a Python function.
+
+The folder of the model contains the YAML file of the system, the configuration with its adapters, and further
+files such as Python modules. Nothing is pickled: MLflow loads it through `_load_pyfunc`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compound.concurrency.background import run_in_background
+from compound.concurrency.blocking import run_blocking
+from compound.errors import DeclarationError, RunDirectoryError
+from compound.execution.executor import Executor
+from compound.execution.trace import Trace
+from compound.extras import raise_missing_extra
+from compound.graph.configuration import load
+from compound.graph.system import System
+from compound.registry.engines import for_system
+from compound.spec import load as load_program
+from compound.spec.dump import dump
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from mlflow.models import ModelSignature
+    from mlflow.models.model import ModelInfo
+
+SYSTEM, BEST = "system.yaml", "best.json"
+IN_FLIGHT = 64  # rows in flight
+COLUMNS: Mapping[object, str] = {str: "string", int: "long", float: "double", bool: "boolean"}
+
+
+def log_model(
+    run: str | Path,
+    *,
+    name: str = "system",
+    system: System | str | Path | None = None,
+    files: Sequence[str | Path] = (),
+    registered_model_name: str | None = None,
+    trust: Collection[str] = (),
+    pip_requirements: Sequence[str] | None = None,
+) -> ModelInfo:
+    """Log the best configuration of a run with its system as an MLflow model.
+
+    ``mlflow.pyfunc.load_model(info.model_uri).predict(rows)`` runs it: a row per input, a column per output.
+
+    Args:
+        run: the run directory.
+        name: name of the model.
+        system: the system, or its YAML file; default: the file that the run stored.
+        files: files and folders that the system's file names, such as Python modules; they are placed next to
+            it.
+        registered_model_name: registers the model under this name, too.
+        trust: servers and keys that the file names and the user trusts, such as ``KEY@llm.example.com``.
+        pip_requirements: requirements of the model; default: this version of compound.
+
+    Raises:
+        DeclarationError: the system cannot be written as a file.
+        MissingExtra: MLflow is not installed.
+        RunDirectoryError: the run has no best configuration, or it stored no file and none is given.
+    """
+    try:
+        import mlflow.pyfunc
+    except ImportError as error:
+        raise_missing_extra(error, "a model of MLflow")
+        raise
+    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+        # an example would be run; the signature is known from the ports
+        warnings.filterwarnings("ignore", ".*input example was not provided")
+        folder = Path(place) / "system"
+        folder.mkdir()
+        _fill(folder, Path(run), system, files)
+        loaded = load_program(folder / SYSTEM, trust=trust).system.bind(load(folder / BEST))
+        requirements = pip_requirements if pip_requirements is not None else _requirements()
+        return mlflow.pyfunc.log_model(
+            name=name,
+            loader_module=__name__,
+            data_path=str(folder),
+            signature=_signature(loaded),
+            registered_model_name=registered_model_name,
+            pip_requirements=list(requirements),
+            model_config={"trust": list(trust)},
+            metadata={"system": loaded.name, "configuration": loaded.configuration.digest},
+        )
+
+
+class SystemModel:
+    """A system with a configuration as a Python function of MLflow.
+
+    Engines stay open between predictions.
+
+    Args:
+        folder: folder with the system's file and its configuration.
+        trust: trusted servers and keys of the file.
+    """
+
+    def __init__(self, folder: Path, trust: Collection[str] = ()) -> None:
+        program = load_program(folder / SYSTEM, trust=trust)
+        self.system = program.system.bind(load(folder / BEST))
+        self._executor = Executor(for_system(program.find_engine, self.system), folder=folder)
+
+    def predict(self, model_input: object, params: Mapping[str, object] | None = None) -> pd.DataFrame:
+        """Run the system on each row and return its outputs.
+
+        Raises:
+            DeclarationError: a column is missing or has a value of a wrong type.
+            RunFailed: the run of a row failed.
+        """
+        import pandas as pd
+
+        frame = model_input if isinstance(model_input, pd.DataFrame) else pd.DataFrame(_rows(model_input))
+        rows = [self._inputs(row) for row in frame.to_dict(orient="records")]
+        traces = run_blocking(run_in_background(self._run(rows)))
+        outputs = [dict(trace.check().outputs) for trace in traces]
+        return pd.DataFrame(outputs, index=frame.index, columns=list(self.system.outputs))
+
+    async def _run(self, rows: Sequence[Mapping[str, object]]) -> list[Trace]:
+        slots = asyncio.Semaphore(IN_FLIGHT)
+
+        async def one(number: int, row: Mapping[str, object]) -> Trace:
+            async with slots:
+                return await self._executor.run(self.system, row, example=str(number))
+
+        return list(await asyncio.gather(*(one(number, row) for number, row in enumerate(rows))))
+
+    def _inputs(self, row: Mapping[Any, Any]) -> dict[str, object]:
+        """Return the inputs of a row as Python values; other columns are ignored."""
+        found = {name: row[name] for name in self.system.inputs if name in row}
+        return {name: value.item() if hasattr(value, "item") else value for name, value in found.items()}
+
+
+def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> SystemModel:
+    """Load a logged model; called by MLflow."""
+    return SystemModel(Path(path), (model_config or {}).get("trust", ()))
+
+
+def _rows(given: object) -> list[object]:
+    return given if isinstance(given, list) else [given]
+
+
+def _fill(folder: Path, run: Path, system: System | str | Path | None, files: Sequence[str | Path]) -> None:
+    """Write the files of a model."""
+    (folder / SYSTEM).write_text(_text(run, system), encoding="utf-8")
+    if not (run / BEST).is_file():
+        raise RunDirectoryError(
+            f"{run} has no {BEST}", hint="it is not a run directory, or the run is not finished"
+        )
+    load(run / BEST).located(run).save(folder / BEST)
+    for file in map(Path, files):
+        if file.is_dir():
+            shutil.copytree(file, folder / file.name)
+        elif file.is_file():
+            shutil.copy(file, folder / file.name)
+        else:
+            raise DeclarationError(f"files: {file} does not exist")
+
+
+def _text(run: Path, system: System | str | Path | None) -> str:
+    if isinstance(system, System):
+        return dump(system)
+    path = run / SYSTEM if system is None else Path(system)
+    if not path.is_file():
+        where = "the run was started in Python" if system is None else "there is no such file"
+        raise RunDirectoryError(f"{path} is missing: {where}", hint="pass system=, the system or its file")
+    return path.read_text(encoding="utf-8")
+
+
+def _signature(system: System) -> ModelSignature | None:
+    """Return the signature of MLflow, if all inputs and outputs have simple types."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema
+
+    outputs = {name: source.type for name, source in system.outputs.items()}
+    kinds = [*system.inputs.values(), *outputs.values()]
+    if not all(isinstance(kind, type) and kind in COLUMNS for kind in kinds):
+        return None
+    return ModelSignature(
+        Schema([ColSpec(COLUMNS[kind], name) for name, kind in system.inputs.items()]),
+        Schema([ColSpec(COLUMNS[kind], name) for name, kind in outputs.items()]),
+    )
+
+
+def _requirements() -> list[str]:
+    try:
+        return [f"compound-ai[all]=={metadata.version('compound-ai')}"]
+    except metadata.PackageNotFoundError:
+        return ["compound-ai[all]"]

@@ -1,0 +1,327 @@
+"""Send the record of a run to trackers, while it runs or afterwards.
+
+Trackers follow the run directory: its events and training steps are logged in order, and ``trackers.json``
+stores how many were. A resumed run therefore continues the same run of the tracker without gaps or
+repetitions, and what a tracker missed because it was not reachable is sent at the end or by a later call.
+A tracker that fails never ends a run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from compound.errors import DeclarationError, suggest_name
+from compound.execution.rng import derive_seed
+from compound.extras import raise_missing_extra
+from compound.report.training.steps import KIND
+from compound.runs.directory import (
+    CONFIG,
+    RunDirectory,
+    baselines,
+    load_checkpoint,
+    read_json,
+    read_records,
+)
+from compound.runs.recorder import MEMORY, Interrupted, Recorder
+from compound.security.untrusted import UntrustedFolder
+from compound.settings.common import TrackerName
+from compound.storage.records import to_document
+from compound.trackers.metrics import budget_metrics, event_metrics, training_metrics
+from compound.trackers.parameters import run_parameters
+from compound.trackers.tracker import Status, TrackedRun, Tracker
+
+FILE = "trackers.json"
+ARTIFACTS = ("report.md", "report.html", "best.json", "system.yaml", CONFIG, "events.jsonl")
+UNRECORDED = ("call", "notice")  # events that are not part of the record
+TRACKERS: Mapping[TrackerName, str] = {
+    "mlflow": "compound.trackers.mlflow_tracker:MLflowTracker",
+    "wandb": "compound.trackers.wandb_tracker:WandbTracker",
+}
+_log = logging.getLogger("compound")
+
+
+class Position(BaseModel):
+    """What a tracker has received: the id of its run, and the number of logged events."""
+
+    id: str = ""
+    events: int = 0
+
+
+class Follower:
+    """Logs the record of a run directory to one tracker.
+
+    Args:
+        name: name of the tracker.
+        folder: the run directory.
+        parent: follower of the main run, if this run is a baseline.
+    """
+
+    def __init__(self, name: TrackerName, folder: Path, parent: Follower | None = None) -> None:
+        self.name = name
+        self._folder = UntrustedFolder(folder)
+        self._parent = parent
+        self._open = tracker_class(name)
+        self.position = Position()
+        self._seed = 0
+        self._seen = 0
+        self._steps: list[Mapping[str, Any]] = []  # training steps that no event has covered yet
+        self._problem = ""
+        self._started = False
+
+    def start(self) -> None:
+        """Start or continue the tracker's run, and log what the record has so far."""
+        self._tracker = self._open()
+        config = read_json(self._folder, CONFIG)
+        self._seed = int(config["optimize"]["seed"])
+        stored = _read_positions(self._folder).get(self.name, Position())
+        parent = self._parent.position.id if self._parent is not None else ""
+        folder = self._folder.path
+        name = f"{folder.name} ({config['optimize']['method']})" if parent else folder.name
+        run = TrackedRun(name, str(config["system"]), folder, run_parameters(config), parent)
+        found = self._tracker.start(run, stored.id)
+        self.position = stored if found == stored.id else Position(id=found)
+        self._store()
+        self._started = True
+        self.catch_up()
+
+    def start_if_possible(self) -> None:
+        """Start, or after a failure try again at the end of the run."""
+        try:
+            self.start()
+        except Exception as error:  # noqa: BLE001 - a tracker must not end a run
+            self._give_up(error)
+
+    def catch_up(self) -> None:
+        """Log the events of the record that were not logged yet."""
+        self._seen = 0
+        self._steps = [r for r in read_records(self._folder, MEMORY) if r.get("kind") == KIND]
+        for event in read_records(self._folder, "events.jsonl"):
+            self._follow(event)
+
+    def add_step(self, record: Mapping[str, Any]) -> None:
+        """Add a training step; it is logged with the next event of its job."""
+        self._steps.append(record)
+
+    def follow(self, event: Mapping[str, Any]) -> None:
+        """Log an event; after a failure, wait for the end of the run."""
+        if self._problem:
+            return
+        try:
+            self._follow(event)
+        except Exception as error:  # noqa: BLE001 - a tracker must not end a run
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._problem = _describe(error)
+        _log.warning("%s: not reachable, trying again at the end of the run: %s", self.name, self._problem)
+
+    @property
+    def folder(self) -> UntrustedFolder:
+        """The run directory."""
+        return self._folder
+
+    def finish(self, status: Status) -> None:
+        """Log what is missing, upload the files, and end the tracker's run."""
+        try:
+            if self._started:
+                self.catch_up()
+            else:
+                self.start()
+            files = [self._folder.path / n for n in ARTIFACTS if self._folder.kind(n) == "file"]
+            self._tracker.finish(status, files)
+        except Exception as error:  # noqa: BLE001 - a tracker must not end a run
+            where = f"`compound track {self._folder.path} --to {self.name}` sends the rest"
+            _log.warning("%s: the run is not completely logged: %s; %s", self.name, _describe(error), where)
+
+    def _follow(self, event: Mapping[str, Any]) -> None:
+        self._seen += 1
+        steps = self._covered(event)
+        if self._seen <= self.position.events:
+            return
+        at = float(event.get("at") or time.time())
+        budget = budget_metrics(event)
+        runs = budget.get("budget/system_runs", 0.0)
+        for step in steps:
+            self._tracker.log({**training_metrics(step), **budget}, runs, at)
+        if (metrics := event_metrics(event)) or not steps:
+            self._tracker.log({**metrics, **budget}, runs, at)
+        self.position.events = self._seen
+        self._store()
+
+    def _covered(self, event: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return the training steps recorded before an event: one for its progress, all at its end."""
+        kind = event["event"]
+        if kind not in ("progress", "job") or (kind == "progress" and "evaluation" in event):
+            return []
+        seed = derive_seed(self._seed, "job", int(event["job"]))
+        own = [step for step in self._steps if step.get("seed") == seed]
+        covered = own[:1] if kind == "progress" else own
+        self._steps = [step for step in self._steps if not any(step is other for other in covered)]
+        return covered
+
+    def _store(self) -> None:
+        positions = {**_read_positions(self._folder), self.name: self.position}
+        document = {name: position.model_dump() for name, position in positions.items()}
+        self._folder.write(FILE, to_document(document))
+
+
+@dataclass
+class Tracking:
+    """Followers of one run; they work in one thread, so that a slow tracker does not delay the run."""
+
+    followers: Sequence[Follower]
+    worker: ThreadPoolExecutor
+
+    def listen(self, event: Mapping[str, Any]) -> None:
+        """Log a recorded event in the background."""
+        if event["event"] not in UNRECORDED:
+            stamped = {**event, "at": time.time()}
+            for follower in self.followers:
+                self.worker.submit(follower.follow, stamped)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Receive a record of the method's memory."""
+        if record.get("kind") == KIND:
+            for follower in self.followers:
+                self.worker.submit(follower.add_step, record)
+
+    def finish(self, status: Status) -> None:
+        """End the runs of all trackers, and wait for them."""
+        waiting = [self.worker.submit(follower.finish, status) for follower in self.followers]
+        for each in waiting:
+            each.result()
+
+
+@contextmanager
+def tracked(
+    names: Sequence[TrackerName], recorder: Recorder, parent: Tracking | None = None
+) -> Iterator[Tracking]:
+    """Send the record of a run to trackers during the block.
+
+    Args:
+        names: names of trackers.
+        recorder: recorder of the run.
+        parent: tracking of the main run, if this run is a baseline.
+
+    Raises:
+        DeclarationError: a tracker cannot be reached at the start of the main run.
+        MissingExtra: the library of a tracker is not installed.
+    """
+    tracking = Tracking(_followers(names, recorder.run.path, parent), _worker(parent))
+    try:
+        _wait(tracking.worker.submit(_start, tracking.followers, required=parent is None))
+        if tracking.followers:
+            recorder.subscribe(tracking.listen, on_record=tracking.record)
+        status: Status = "failed"
+        try:
+            yield tracking
+            status = "finished"
+        except (Interrupted, KeyboardInterrupt):
+            status = "interrupted"
+            raise
+        finally:
+            tracking.finish(status)
+    finally:
+        if parent is None:
+            tracking.worker.shutdown()
+
+
+def send(name: TrackerName, folder: Path) -> None:
+    """Send the record of a run directory and of its baselines to a tracker, as far as it lacks them.
+
+    Raises:
+        DeclarationError: the tracker cannot be reached.
+        MissingExtra: the library of the tracker is not installed.
+        RunDirectoryError: the folder is not a run directory.
+    """
+    run = RunDirectory.open(folder)  # rejects a run that is being written
+    try:
+        main = Follower(name, folder)
+        others = [Follower(name, other.path, main) for other in baselines(run.folder)]
+        _start([main, *others])
+        for follower in (*others, main):
+            follower.finish(_status(follower.folder))
+    except ImportError as error:
+        raise_missing_extra(error, f"the tracker {name!r}")
+        raise
+    finally:
+        run.close()
+
+
+def _status(folder: UntrustedFolder) -> Status:
+    stored = load_checkpoint(folder)
+    return "finished" if stored is not None and stored.state.done else "interrupted"
+
+
+def tracker_name(name: str) -> TrackerName:
+    """Return the name of a tracker.
+
+    Raises:
+        DeclarationError: it is unknown.
+    """
+    for known in TRACKERS:
+        if name == known:
+            return known
+    raise DeclarationError(f"unknown tracker {name!r}", hint=suggest_name(name, TRACKERS))
+
+
+def tracker_class(name: TrackerName) -> Callable[[], Tracker]:
+    """Return the class of a tracker; its library is imported when it is opened."""
+    module, _, made = TRACKERS[name].partition(":")
+    return cast("Callable[[], Tracker]", getattr(importlib.import_module(module), made))
+
+
+def _followers(names: Sequence[TrackerName], folder: Path, parent: Tracking | None) -> list[Follower]:
+    mains = {f.name: f for f in parent.followers} if parent is not None else {}
+    return [Follower(name, folder, mains.get(name)) for name in dict.fromkeys(names)]
+
+
+def _worker(parent: Tracking | None) -> ThreadPoolExecutor:
+    if parent is not None:
+        return parent.worker
+    return ThreadPoolExecutor(1, thread_name_prefix="compound-trackers")
+
+
+def _start(followers: Sequence[Follower], *, required: bool = True) -> None:
+    for follower in followers:
+        follower.start() if required else follower.start_if_possible()
+
+
+def _wait(starting: Future[None]) -> None:
+    """Wait for the start of trackers; name the setting in the error of a library.
+
+    Raises:
+        DeclarationError: a tracker cannot be started.
+        MissingExtra: the library of a tracker is not installed.
+    """
+    try:
+        starting.result()
+    except DeclarationError:
+        raise
+    except Exception as error:
+        raise_missing_extra(error, "optimize.trackers")
+        raise DeclarationError(
+            f"optimize.trackers: the run cannot be tracked: {_describe(error)}",
+            hint="check the tracker's environment variables, or remove it from optimize.trackers",
+        ) from error
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+def _read_positions(folder: UntrustedFolder) -> dict[str, Position]:
+    if folder.kind(FILE) is None:
+        return {}
+    stored = read_json(folder, FILE)
+    return {name: Position.model_validate(value) for name, value in stored.items()}

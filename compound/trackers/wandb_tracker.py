@@ -1,0 +1,67 @@
+"""Weights & Biases tracker. ``WANDB_PROJECT``, ``WANDB_MODE`` and the other variables of W&B apply."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compound.trackers.tracker import Status, TrackedRun
+
+if TYPE_CHECKING:
+    import wandb
+
+AXIS = "budget/system_runs"
+EXIT_CODES: Mapping[Status, int] = {"finished": 0, "interrupted": 130, "failed": 1}
+
+
+class WandbTracker:
+    """Logs to a run of the project ``WANDB_PROJECT``, by default named like the system."""
+
+    def __init__(self) -> None:
+        self._run: wandb.Run | None = None
+
+    def start(self, run: TrackedRun, previous: str) -> str:
+        """Start or continue a run; baselines are in the group of their main run."""
+        import wandb
+
+        identity = previous or secrets.token_hex(4)
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or run.system,
+            id=identity,
+            name=run.name,
+            group=run.parent or identity,
+            job_type="baseline" if run.parent else "optimize",
+            config=dict(run.parameters),
+            resume="allow",
+            reinit="create_new",  # baselines run while the main run is open
+            save_code=False,
+            dir=os.environ.get("WANDB_DIR"),
+            settings=wandb.Settings(console="off", disable_git=True, silent=True),
+        )
+        self._run.define_metric("*", step_metric=AXIS)
+        return str(self._run.id)
+
+    def log(self, metrics: Mapping[str, float], system_runs: float, at: float) -> None:
+        """Log metrics over system runs."""
+        self._open.log({**metrics, AXIS: system_runs, "_timestamp": at})
+
+    def finish(self, status: Status, files: Sequence[Path]) -> None:
+        """Upload files as an artifact of type ``compound-run``, and end the run."""
+        import wandb
+
+        run = self._open
+        if files:
+            artifact = wandb.Artifact(f"run-{run.id}", type="compound-run")
+            for path in files:
+                artifact.add_file(str(path))
+            run.log_artifact(artifact)
+        run.finish(exit_code=EXIT_CODES[status])
+
+    @property
+    def _open(self) -> wandb.Run:
+        if self._run is None:
+            raise RuntimeError("the run was not started")
+        return self._run

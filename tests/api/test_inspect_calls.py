@@ -1,0 +1,150 @@
+"""Printed calls of traces and run directories, and what recordings leave out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compound as cp
+from compound.errors import DeclarationError, RunDirectoryError
+from compound.execution.exchange import SWITCH
+from compound.security.sanitize import remember_secret
+from compound.testing import ScriptedLM
+
+ROWS = [{"id": str(i), "question": f"What is {i}?", "answer": str(i)} for i in range(24)]
+SECRET = "sk-a-key-for-the-test-of-inspection"
+
+
+def system() -> cp.System:
+    llm = cp.LLM("answerer", prompt=cp.Text("Answer."), system="Be brief.", retries=0)
+    reply = llm(question=cp.Input("question"))
+    return cp.System("qa", outputs={"answer": cp.Function("strip", strip)(text=reply)}, lm="lm")
+
+
+def strip(text: str) -> str:
+    if text == "broken":
+        raise ValueError("nothing to strip")
+    return text.strip(" .")
+
+
+def reply(message: str) -> str:
+    number = message.split("What is ")[1].split("?", maxsplit=1)[0]
+    return "broken" if number == "3" else f"{number}."
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return optimize(tmp_path_factory.mktemp("inspected") / "run").path
+
+
+def optimize(folder: Path) -> cp.Result:
+    data = {"train": ROWS[:8], "valid": ROWS[:16], "test": ROWS[16:]}
+    return cp.optimize(
+        system(), data, "exact_match", method="random", budget=40, run_dir=folder,
+        engines={"lm": ScriptedLM(reply)}, progress=False,
+    )  # fmt: skip
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: Any, **options: Any) -> str:
+    capsys.readouterr()
+    cp.inspect_calls(*arguments, **options)
+    return capsys.readouterr().out
+
+
+def test_a_trace_is_printed_with_messages_and_named_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = ScriptedLM(["7."], price=0.001)
+    trace = cp.run(system(), {"question": "What is 7?"}, engines={"lm": engine})
+    text = printed(capsys, trace)
+    assert "8 prompt and 1 completion tokens, $0.009000)" in text
+    assert "[system]\nBe brief.\n[user]\nAnswer.\n\nQuestion: What is 7?\nAnswer:\n[lm: stop]\n7." in text
+    assert text.endswith("text <- 7.\noutput -> 7\n")
+    only = printed(capsys, [trace, trace], component="strip", limit=1)
+    assert only.count("== strip") == 1
+    assert "[user]" not in only
+
+
+def test_a_run_directory_shows_its_last_system_runs(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(capsys, finished, limit=2)
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        line for line in text.splitlines() if line.startswith("# example ") and ", test, " in line
+    ]
+    assert text.count("# example") == 2
+    assert text.count("[user]") == 2
+
+
+def test_system_runs_are_selected(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failed = printed(capsys, finished, failed=True, limit=1)
+    assert failed.startswith("# example 3, valid, ")
+    assert "failed: error: ValueError: nothing to strip" in failed
+    one = printed(capsys, finished, example="17", split="test", component="answerer", limit=1)
+    assert "Question: What is 17?" in one
+    assert "score 1\n" in one
+    assert "== strip" not in one
+    assert printed(capsys, finished, example="999") == "no system run matches\n"
+
+
+def test_mistakes_are_named(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(DeclarationError, match="no traces of the split 'train'"):
+        cp.inspect_calls(finished, split="train")
+    with pytest.raises(DeclarationError, match="no component 'answer'") as caught:
+        cp.inspect_calls(finished, component="answer")
+    assert "answerer" in caught.value.hint
+    with pytest.raises(RunDirectoryError, match="is not a run directory"):
+        cp.inspect_calls(tmp_path)
+
+
+def test_the_command_prints_text_or_json(finished: Path, cli: Any) -> None:
+    ran = cli("trace", str(finished), "--example", "17", "--split", "test", "--limit", "1")
+    assert ran.code == 0
+    assert "Question: What is 17?" in ran.out
+    (recorded,) = json.loads(cli("trace", str(finished), "--failed", "--limit", "1", "--json").out)
+    assert recorded["failure"] == ["error", recorded["failure"][1]]
+    assert {"calls", "prompt_tokens", "completion_tokens", "cost", "unpriced"} == set(
+        recorded["calls"][0]["usage"]
+    )
+    nothing = cli("trace", str(finished), "--example", "999")
+    assert (nothing.code, nothing.out) == (0, "")
+    assert cli("trace", str(finished), "--component", "x").code == 2
+
+
+def test_keys_in_messages_are_not_recorded() -> None:
+    remember_secret(SECRET)
+    trace = cp.run(system(), {"question": f"What is 7? {SECRET}"}, engines={"lm": ScriptedLM([SECRET])})
+    (exchange,) = trace.calls[0].exchanges
+    assert SECRET not in str(exchange)
+    assert "What is 7? [key removed]" in str(exchange)
+
+
+def test_messages_can_be_kept_out_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "memory")
+    trace = cp.run(system(), {"question": "What is 7?"}, engines={"lm": ScriptedLM(reply)})
+    assert trace.calls[0].exchanges
+    result = optimize(tmp_path / "run")
+    files = [path for path in result.path.rglob("*") if path.is_file()]
+    assert {"traces.jsonl", "cache.sqlite"} <= {path.name for path in files}
+    assert not [
+        path.name for path in files if b"Be brief." in path.read_bytes() and path.name != "config.json"
+    ]
+
+
+def test_usage_has_names_in_every_file_of_a_run(finished: Path) -> None:
+    def usages(value: object) -> Any:
+        if isinstance(value, dict):
+            for name, item in value.items():
+                if name in ("usage", "spent"):
+                    yield item
+                yield from usages(item)
+        elif isinstance(value, list):
+            for item in value:
+                yield from usages(item)
+
+    for name in ("events.jsonl", "traces.jsonl", "checkpoint.json"):
+        for line in (
+            (finished / name).read_text().splitlines() if "jsonl" in name else [(finished / name).read_text()]
+        ):
+            assert all(isinstance(usage, dict) for usage in usages(json.loads(line))), (name, line[:200])

@@ -1,0 +1,258 @@
+"""What trackers receive: every event and training step once and in order, however often a run is interrupted."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compound.api.verify import verify
+from compound.errors import DeclarationError, RunDirectoryError, SpecError
+from compound.execution.rng import derive_seed
+from compound.runs.directory import RunDirectory
+from compound.runs.recorder import Recorder
+from compound.settings.common import TrackerName
+from compound.spec import loads
+from compound.trackers.metrics import budget_metrics, event_metrics, training_metrics
+from compound.trackers.tracker import Status, TrackedRun
+from compound.trackers.tracking import FILE, TRACKERS, send, tracked
+
+CONFIG = {"system": "demo", "optimize": {"seed": 3, "method": "mmgrpo"}}
+
+
+class Notebook:
+    """A tracker in memory."""
+
+    logs: ClassVar[list[tuple[Mapping[str, float], float]]] = []
+    runs: ClassVar[list[tuple[str, str, str]]] = []
+    ended: ClassVar[list[tuple[Status, list[str]]]] = []
+    failing: ClassVar[list[str]] = []
+
+    def start(self, run: TrackedRun, previous: str) -> str:
+        self._fail("start")
+        identity = previous or f"run-{len(self.runs)}"
+        self.runs.append((identity, run.name, run.parent))
+        return identity
+
+    def log(self, metrics: Mapping[str, float], system_runs: float, at: float) -> None:
+        self._fail("log")
+        assert at > 0
+        self.logs.append((metrics, system_runs))
+
+    def finish(self, status: Status, files: Sequence[Path]) -> None:
+        self._fail("finish")
+        self.ended.append((status, [path.name for path in files]))
+
+    def _fail(self, where: str) -> None:
+        if where in self.failing:
+            raise ConnectionError(f"{where}: the server is gone")
+
+
+@pytest.fixture(autouse=True)
+def _notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "compound.trackers.tracking.TRACKERS",
+        {"mlflow": f"{__name__}:Notebook", "wandb": f"{__name__}:Notebook"},
+    )
+    monkeypatch.setattr("compound.trackers.tracking.tracker_class", lambda _: Notebook)
+    clear()
+
+
+def clear() -> None:
+    for kept in (Notebook.logs, Notebook.runs, Notebook.ended, Notebook.failing):
+        kept.clear()
+
+
+def training(job: int, steps: int) -> list[tuple[str, dict[str, Any]]]:
+    """Return what a training job records: a record and an event for each step, then its end."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    for step in range(steps):
+        seed = derive_seed(3, "job", job)
+        found.append(("memory", {"kind": "training", "seed": seed, "step": step, "reward": job + step / 10}))
+        if step == 1:
+            found.append(("progress", {"job": job, "note": "", "step": step, "evaluation": {}}))
+        found.append(("progress", {"job": job, "note": "", "step": step + 1, "of": steps}))
+    return [*found, ("job", {"job": job, "tried": 1, "runs": 2.0, "train_before": 0.1, "train_after": 0.2})]
+
+
+def search(job: int) -> list[tuple[str, dict[str, Any]]]:
+    return [
+        ("memory", {"kind": "pairs", "seed": 1}),
+        ("progress", {"job": job, "note": "8 candidates", "step": 1, "of": 2}),
+        ("job", {"job": job, "tried": 8, "runs": 9.5, "train_before": None, "train_after": None}),
+    ]
+
+
+def write(recorder: Recorder, kind: str, facts: dict[str, Any]) -> None:
+    if kind == "memory":
+        recorder.memory.append(facts)
+    else:
+        recorder.event(kind, **facts)
+
+
+def open_run(folder: Path) -> Recorder:
+    run = RunDirectory.open(folder) if folder.exists() else RunDirectory.create(folder, "", CONFIG)
+    return Recorder(run)
+
+
+SCRIPT = [
+    ("start", {"mean": 0.5, "n": 4, "failed": 0}),
+    *training(0, 3),
+    *search(1),
+    *training(2, 2),
+    ("done", {}),
+]
+
+
+def logged(
+    sessions: Sequence[Sequence[tuple[str, dict[str, Any]]]], folder: Path
+) -> list[Mapping[str, float]]:
+    """Return what is logged of a run in several sessions."""
+    clear()
+    for session in sessions:
+        recorder = open_run(folder)
+        with tracked(("mlflow",), recorder):
+            for kind, facts in session:
+                write(recorder, kind, facts)
+        recorder.close()
+    return [metrics for metrics, _ in Notebook.logs]
+
+
+def durable(position: int) -> bool:
+    """Whether a session may end before a position: what follows the last event is not recorded."""
+    return position == 0 or SCRIPT[position - 1][0] != "memory"
+
+
+@given(cuts=st.lists(st.integers(0, len(SCRIPT)).filter(durable), max_size=4))
+def test_interruptions_change_nothing_of_what_is_logged(cuts: list[int]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        whole = logged([SCRIPT], Path(place) / "whole")
+        bounds = [0, *sorted(cuts), len(SCRIPT)]
+        parts = [SCRIPT[a:b] for a, b in itertools.pairwise(bounds)]
+        assert logged(parts, Path(place) / "parts") == whole
+        assert len({identity for identity, *_ in Notebook.runs}) == 1
+
+
+def test_each_training_step_is_logged_with_its_event(tmp_path: Path) -> None:
+    found = logged([SCRIPT], tmp_path / "run")
+    rewards = [metrics["training/reward"] for metrics in found if "training/reward" in metrics]
+    assert rewards == [0.0, 0.1, 0.2, 2.0, 2.1]
+    assert [m["training/step"] for m in found if "training/step" in m] == [0, 1, 2, 0, 1]
+    assert [m["job/job"] for m in found if "job/job" in m] == [0, 1, 2]
+
+
+def test_a_run_that_was_not_tracked_is_sent_as_it_would_have_been_logged(tmp_path: Path) -> None:
+    whole = logged([SCRIPT], tmp_path / "whole")
+    clear()
+    recorder = open_run(tmp_path / "later")
+    for kind, facts in SCRIPT:
+        write(recorder, kind, facts)
+    with pytest.raises(RunDirectoryError):  # it is being written
+        send("mlflow", tmp_path / "later")
+    recorder.close()
+    send("mlflow", tmp_path / "later")
+    assert [metrics for metrics, _ in Notebook.logs] == whole
+    send("mlflow", tmp_path / "later")
+    assert len(Notebook.logs) == len(whole)
+
+
+def test_trackers_have_positions_of_their_own(tmp_path: Path) -> None:
+    logged([SCRIPT[:5]], tmp_path / "run")
+    clear()
+    recorder = open_run(tmp_path / "run")
+    with tracked(("mlflow", "wandb"), recorder):
+        recorder.event("done")
+    recorder.close()
+    assert [identity for identity, *_ in Notebook.runs] == ["run-0", "run-1"]
+    starts = [metrics for metrics, _ in Notebook.logs if "valid/mean" in metrics]
+    assert len(starts) == 1  # only the second tracker lacked it
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("x")])
+def test_the_status_says_how_a_run_ended(tmp_path: Path, error: BaseException) -> None:
+    recorder = open_run(tmp_path / "run")
+    with pytest.raises(type(error)), tracked(("mlflow",), recorder):
+        raise error
+    recorder.close()
+    status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    assert Notebook.ended == [(status, ["config.json"])]
+
+
+@pytest.mark.parametrize("where", ["start", "log", "finish"])
+def test_a_tracker_that_fails_for_a_baseline_does_not_end_the_run(
+    tmp_path: Path, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    main = open_run(tmp_path / "run")
+    baseline = Recorder(
+        RunDirectory.create(tmp_path / "run" / "baselines" / "random", "", CONFIG), parent=main
+    )
+    with tracked(("mlflow",), main) as tracking:
+        main.event("start", mean=0.5)
+        Notebook.failing.append(where)
+        with tracked(("mlflow",), baseline, tracking):
+            baseline.event("start", mean=0.25)
+        Notebook.failing.clear()
+        main.event("done")
+    baseline.close()
+    main.close()
+    assert "compound track" in caplog.text
+    send("mlflow", tmp_path / "run")
+    assert [m["valid/mean"] for m, _ in Notebook.logs if "valid/mean" in m] == [0.5, 0.25]
+    assert ("random (mmgrpo)", "run-0") in [(name, parent) for _, name, parent in Notebook.runs]
+
+
+def test_a_damaged_position_is_found_and_named(tmp_path: Path) -> None:
+    logged([SCRIPT], tmp_path / "run")
+    path = tmp_path / "run" / FILE
+    path.write_text(path.read_text().replace('"run-0"', '"run-9"'))
+    assert any(FILE in problem for problem in verify(tmp_path / "run"))
+    recorder = open_run(tmp_path / "run")
+    with pytest.raises(DeclarationError, match=FILE), tracked(("mlflow",), recorder):
+        pass
+    recorder.close()
+
+
+def test_a_file_from_someone_else_names_no_tracker() -> None:
+    text = "system: s\nlm: smollm2\ninputs: {q: str}\ncomponents: {a: {llm: {prompt: Say.}, in: {q: $q}}}\n"
+    text += "outputs: {y: $a}\noptimize: {trackers: [mlflow]}\n"
+    assert loads(text, path="f.yaml").optimize.trackers == ("mlflow",)
+    with pytest.raises(SpecError) as caught:
+        loads(text, path="f.yaml", allow_import=False)
+    (problem,) = caught.value.problems
+    assert problem.startswith("f.yaml:6:")
+    assert "optimize.trackers: the file sends the record of the run to a tracker" in problem
+
+
+def test_the_setting_names_the_trackers_that_exist() -> None:
+    assert set(TRACKERS) >= {"mlflow", "wandb"} == set(get_args(TrackerName))
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["mean", "low", "high", "n", "failed"]), st.floats() | st.none() | st.booleans()
+    )
+)
+def test_metrics_are_finite_numbers(values: dict[str, Any]) -> None:
+    event = {"event": "test_after", **values, "spent": {"cost": float("nan"), "calls": 3}}
+    found = {**event_metrics(event), **budget_metrics(event), **training_metrics({"step": None, **values})}
+    assert found["budget/calls"] == 3
+    assert all(abs(value) < float("inf") and not isinstance(value, bool) for value in found.values())
+
+
+def test_a_decision_has_the_scores_that_it_compared() -> None:
+    event = {
+        "event": "decision", "decision": 2, "accepted": True, "level": 0.05, "p": 0.01,
+        "before": {"mean": 0.4}, "after": {"mean": 0.6}, "gain": {"mean": 0.2, "low": 0.1, "high": None},
+    }  # fmt: skip
+    assert event_metrics(event) == {
+        "decision/decision": 2, "decision/p": 0.01, "decision/level": 0.05, "decision/accepted": 1,
+        "decision/before": 0.4, "decision/after": 0.6, "best/valid": 0.6,
+        "decision/gain/mean": 0.2, "decision/gain/low": 0.1,
+    }  # fmt: skip
+    assert event_metrics({**event, "accepted": False})["best/valid"] == 0.4
