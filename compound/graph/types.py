@@ -209,10 +209,11 @@ def accepts(kind: object, value: object) -> bool:
     if kind is Any or (kind in EXACT and type(value) is kind):
         return True
     try:
-        _adapter(kind).validate_python(value, strict=True)
+        found = _adapter(kind).validate_python(value, strict=True)
     except ValidationError:
         return False
-    return True
+    # pydantic makes a model from a dict, too
+    return found is value or not _has_classes(kind) or bool(found == value)
 
 
 def convert(kind: object, value: object) -> object:
@@ -232,7 +233,11 @@ def as_declared(kind: object, value: object) -> object:
     Data sets and stored traces hold the JSON form of pydantic models and dataclasses. Plain types are not
     converted, and neither is a value that does not fit.
     """
-    if not isinstance(value, dict | list) or not _has_classes(kind) or accepts(kind, value):
+    if (
+        not isinstance(value, dict | list | str | int | float)
+        or not _has_classes(kind)
+        or accepts(kind, value)
+    ):
         return value
     try:
         return convert(kind, value)
