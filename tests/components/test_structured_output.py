@@ -180,7 +180,7 @@ def test_the_version_changes_with_the_fields_of_a_class_of_the_same_name() -> No
         cp.LLM("a", output=made(kind), format=f).version
         for kind in (int, str)
         for f in ("text", "fields", "json")
-    }  # type: ignore[arg-type]
+    }
     assert len(versions) == 6
 
 
