@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from compound.graph.space import LoRA
 from numerics import LOGPROBS
+from training_settings import plain
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("llguidance")
@@ -28,6 +31,7 @@ from compound.components.engines.local.engine import TransformersEngine  # noqa:
 from compound.components.engines.model_folder import load_causal  # noqa: E402
 from compound.engine import AnswerFormat, Completion, Message, Request, TokenRecord  # noqa: E402
 from compound.errors import CallError  # noqa: E402
+from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
 from compound.optimizers.weights.learner.forward import forward  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 
@@ -217,3 +221,20 @@ def compiler(folder: Path) -> ConstraintCompiler:
 @pytest.fixture(scope="module")
 def decode(folder: Path) -> Any:
     return loading.load(str(folder), "float32")[1].decode
+
+
+def test_the_trainer_learns_from_constrained_answers_of_its_own_distribution(folder: Path) -> None:
+    requests = [ask((schema(PERSON), LABELS)[i % 2], i) for i in range(4)]
+    samples = [
+        replace(sample(a.tokens), reward=float(i % 2), component="x").with_advantage(1.0 - 2.0 * (i % 2))
+        for i, a in enumerate(answers(folder, *requests))
+        if a.tokens is not None
+    ]
+    adapters = Adapters(str(folder), {"x": LoRA(rank=2)}, dtype="float32")
+    trainer = plain().trainer(adapters, {"x": "x"}, longest=120)
+    logps = trainer._logps(samples, base=False)
+    for one in samples:
+        assert logps[id(one)][: one.length].tolist() == pytest.approx(one.tokens.logprobs, abs=LOGPROBS)
+    facts = trainer.step(samples, 0)["components"]["x"]
+    assert facts["ratio"] == pytest.approx(1.0, abs=1e-3)
+    assert adapters.parameters("x")[1][1].abs().max() > 0
