@@ -27,7 +27,9 @@ PAGES = tuple(
         "evidence/local_rewards.md",
         "evidence/training.md",
         "adr/0024-intervals-stay-in-the-range.md",
+        "adr/0037-constrained-decoding.md",
         "guides/nothing_found.md",
+        "guides/structured_output.md",
         "evidence/reliability.md",
         "evidence/README.md",
         "evidence/benchmarks.md",
@@ -308,6 +310,52 @@ def prefill() -> str:
         for name, one in found.items()
     ]
     return markdown(["method", "prompt tokens of a step", "computed", "reused"], rows)
+
+
+def constrained() -> str:
+    """Tabulate the shares of valid answers with and without constrained decoding."""
+    found = json.loads((DATA / "constrained_decoding.json").read_text(encoding="utf-8"))["validity"]
+    rows = [
+        [name, f"{one['valid']} of {one['of']}", str(one["cut_at_max_tokens"]), f"{one['mean_tokens']:.0f}"]
+        for name, one in found.items()
+    ]
+    return markdown(["answers", "valid", "cut at `max_tokens`", "mean tokens"], rows)
+
+
+def constraint_cost() -> str:
+    """Tabulate the cost of constrained decoding, in interleaved pairs of batches."""
+    found = json.loads((DATA / "constrained_decoding.json").read_text(encoding="utf-8"))["speed"]
+    ratios = sorted(found["ratios"])
+    row = [
+        str(found["batch"]),
+        str(len(ratios)),
+        f"{found['median_ratio']:.2f}",
+        f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
+        f"{found['median_cpu_ratio']:.2f}",
+    ]
+    return markdown(
+        ["batch", "pairs", "tokens/s, relative to free answers", "range", "processor time per token"], [row]
+    )
+
+
+def grammars() -> str:
+    """Tabulate the times of grammar libraries on the schemas of the benchmark."""
+    found = json.loads((DATA / "constrained_decoding.json").read_text(encoding="utf-8"))["libraries"]
+    rows = [
+        [
+            f"{name.replace('_', '-')} {one['version']}",
+            f"{one['compiled']} of {one['compiled'] + one['rejected']}",
+            f"{one['compile_milliseconds_median']:.1f}",
+            f"{one['compile_milliseconds_longest']:.0f}",
+            f"{one['mask_microseconds_mean']:.0f}",
+        ]
+        for name, one in found.items()
+        if "version" in one
+    ]
+    return markdown(
+        ["library", "schemas compiled", "compiling, median ms", "longest, ms", "allowed tokens, mean µs"],
+        rows,
+    )
 
 
 def several() -> str:
@@ -621,7 +669,7 @@ def relay_searches(system: str) -> str:
 GENERATED: tuple[Callable[..., str], ...] = (
     search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged,
     trained, course, rollouts, learned, speed, several, batches, prefill, sampling,
-    coverage, of_seeds, needed, kills, faults, damages, disks, controls,
+    constrained, constraint_cost, grammars, coverage, of_seeds, needed, kills, faults, damages, disks, controls,
     settings, stark,
     false_accepts, false_runs, acceptance_power, decision_rules, of_searches, relay_searches,
 )  # fmt: skip

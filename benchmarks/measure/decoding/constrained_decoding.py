@@ -1,6 +1,6 @@
 """Measure constrained decoding: valid answers for generated schemas, and its cost in tokens per second.
 
-``python -m compound.benchmarks.measure.constrained_decoding`` prints and saves JSON.
+``python -m compound.benchmarks.measure.decoding.constrained_decoding`` prints and saves JSON.
 
 Validity: the embedded model answers at temperature 1 for each schema, once constrained and once free with the
 same prompt. Strings and arrays mostly have no length limits, so many answers end only because the engine
@@ -32,14 +32,14 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from compound.benchmarks.measure.grammar_libraries import compare
+from compound.benchmarks.measure.decoding.grammar_libraries import compare
 from compound.components.answer_types import describe, enforceable
 from compound.components.engines.local import loading
 from compound.components.engines.local.engine import TransformersEngine
 from compound.engine import AnswerFormat, Completion, Message, Request
 from compound.graph.json_types import json_type
 
-OUTPUT = Path(__file__).parents[1] / "data" / "constrained_decoding.json"
+OUTPUT = Path(__file__).parents[2] / "data" / "constrained_decoding.json"
 WORDS = (
     *("name", "age", "city", "color", "items", "price", "rating", "notes", "owner", "status", "tags"),
     *("title", "total", "active", "height", "parts", "summary", "country", "score", "friends"),
