@@ -669,7 +669,8 @@ def relay_searches(system: str) -> str:
 GENERATED: tuple[Callable[..., str], ...] = (
     search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged,
     trained, course, rollouts, learned, speed, several, batches, prefill, sampling,
-    constrained, constraint_cost, grammars, coverage, of_seeds, needed, kills, faults, damages, disks, controls,
+    constrained, constraint_cost, grammars,
+    coverage, of_seeds, needed, kills, faults, damages, disks, controls,
     settings, stark,
     false_accepts, false_runs, acceptance_power, decision_rules, of_searches, relay_searches,
 )  # fmt: skip

@@ -40,6 +40,7 @@ BASES: Mapping[object, object] = {
 # Keywords that only describe: a schema with no others is the plain type of its `type`.
 DESCRIPTIVE = frozenset({"type", "title", "description", "default", "examples", "$schema", "$id"})
 MOST_ERRORS = 3
+NAMED_PARTS = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})  # mappings by name
 LONGEST_SCHEMA = 100_000  # characters
 
 
@@ -235,10 +236,8 @@ def _check_keywords(part: object, schema: Document) -> None:
                 hint="use a regular expression without look-around and back-references",
             ) from None
     for keyword, inner in part.items():
-        if keyword in ("properties", "$defs", "definitions", "dependentSchemas") and isinstance(
-            inner, Mapping
-        ):
-            _check_keywords(list(inner.values()), schema)  # the keys are names
+        if keyword in NAMED_PARTS and isinstance(inner, Mapping):
+            _check_keywords(list(inner.values()), schema)
         elif keyword not in ("enum", "const", "default", "examples"):
             _check_keywords(inner, schema)
 
