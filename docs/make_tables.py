@@ -344,7 +344,7 @@ def grammars() -> str:
     rows = [
         [
             f"{name.replace('_', '-')} {one['version']}",
-            f"{one['compiled']} of {one['compiled'] + one['rejected']}",
+            f"{one['compiled']} of {one['compiled'] + one['rejected'] + one['not_tried']}",
             f"{one['compile_milliseconds_median']:.1f}",
             f"{one['compile_milliseconds_longest']:.0f}",
             f"{one['mask_microseconds_mean']:.0f}",
@@ -353,7 +353,13 @@ def grammars() -> str:
         if "version" in one
     ]
     return markdown(
-        ["library", "schemas compiled", "compiling, median ms", "longest, ms", "allowed tokens, mean µs"],
+        [
+            "library",
+            "schemas compiled within 20 s",
+            "compiling, median ms",
+            "longest, ms",
+            "allowed tokens, mean µs",
+        ],
         rows,
     )
 
