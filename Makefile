@@ -55,6 +55,7 @@ site: $(VENV)/dev.stamp ## Build the documentation site into site/; a broken lin
 bench: $(VENV)/dev.stamp ## Measure overheads and the embedded engine; results go to benchmarks/data
 	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.measure.overhead
 	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.measure.engine_throughput
+	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.measure.decoding.constrained_decoding
 
 clean: ## Remove the environment and what was built
 	rm -rf $(VENV) $(VLLM) build dist site *.egg-info

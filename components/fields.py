@@ -11,12 +11,13 @@ import math
 import re
 import textwrap
 import types
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from compound.components.answer_types import describe, is_plain, labels_of, ordered_json, without_annotation
 from compound.errors import ParseError
 from compound.evaluation.metrics.text import is_negated
-from compound.graph.configuration import canonical_json
+from compound.graph.configuration import canonical_json, to_json_types
 from compound.graph.space import Demo
 from compound.graph.types import Port, accepts, convert, format_type
 
@@ -52,7 +53,8 @@ def render(
     blocks = [part for part in head if part]
     for demo in demos:
         shown = format_inputs(_ordered(demo["inputs"], inputs))
-        blocks.append(f"{shown}\n{format_outputs(_ordered(demo['outputs'], outputs), layout)}")
+        written = _ordered(demo["outputs"], outputs)
+        blocks.append(f"{shown}\n{format_outputs(written, layout, outputs)}")
     blocks.append(format_inputs(inputs))
     return "\n\n".join(blocks)
 
@@ -60,10 +62,13 @@ def render(
 def answer_cue(outputs: Mapping[str, Port], layout: Layout) -> str:
     """Return the text that starts an answer: the field's label in layout ``text``, otherwise ``""``.
 
-    >>> answer_cue({"country": Port(str)}, "text")
-    'Country:'
+    An answer in JSON has no label.
+
+    >>> answer_cue({"country": Port(str)}, "text"), answer_cue({"ages": Port(dict[str, int])}, "text")
+    ('Country:', '')
     """
-    return f"{field_label(next(iter(outputs)))}:" if layout == "text" else ""
+    name, port = next(iter(outputs.items()))
+    return f"{field_label(name)}:" if layout == "text" and is_plain(port.type) else ""
 
 
 def _ordered(values: Mapping[str, object], like: Iterable[str]) -> dict[str, object]:
@@ -108,14 +113,25 @@ def format_value(value: object) -> str:
     return canonical_json(value)
 
 
-def format_outputs(outputs: Mapping[str, object], layout: Layout) -> str:
-    """Format outputs in the layout that the model is asked to use."""
-    if layout == "json":
+def format_outputs(
+    outputs: Mapping[str, object], layout: Layout, ports: Mapping[str, Port] | None = None
+) -> str:
+    """Format outputs in the layout that the model is asked to use; ``ports`` have the declared types."""
+    ports = ports or {}
+    kinds = {name: ports[name].type for name in outputs if name in ports and not is_plain(ports[name].type)}
+    if layout == "json" and not kinds:
         return canonical_json(dict(outputs))
+    written = {
+        name: ordered_json(kinds[name], to_json_types(value)) if name in kinds else canonical_json(value)
+        for name, value in outputs.items()
+    }
+    if layout == "json":
+        return f"{{{', '.join(f'{json.dumps(name)}: {text}' for name, text in written.items())}}}"
     if layout == "text":
-        return "\n".join(f"{field_label(name)}: {_answer(value)}" for name, value in outputs.items())
-    written = {n: value if isinstance(value, str) else canonical_json(value) for n, value in outputs.items()}
-    return "\n".join(f"{name}: {text}" for name, text in written.items())
+        shown = {name: written[name] if name in kinds else _answer(value) for name, value in outputs.items()}
+        return "\n".join(t if n in kinds else f"{field_label(n)}: {t}" for n, t in shown.items())
+    plain = {name: value if isinstance(value, str) else written[name] for name, value in outputs.items()}
+    return "\n".join(f"{name}: {text}" for name, text in plain.items())
 
 
 def _answer(value: object) -> str:
@@ -140,6 +156,15 @@ def type_note(outputs: Mapping[str, Port], layout: Layout) -> str:
     return f"The {field_label(name).lower()} must be {description}" if description else ""
 
 
+def json_note(outputs: Mapping[str, Port], layout: Layout) -> str:
+    """Return the descriptions of the outputs of structured types, or ``""`` if there are none.
+
+    They are part of a component's version, because the name of a class does not determine its fields.
+    """
+    found = {name: describe(port.type) for name, port in outputs.items() if not is_plain(port.type)}
+    return canonical_json(found) if found and layout != "text" else ""
+
+
 WORDS: Mapping[object, str] = {int: "a whole number", float: "a number", bool: "yes or no"}
 ITEMS: Mapping[object, str] = {int: " of whole numbers", float: " of numbers"}
 
@@ -148,6 +173,13 @@ def _describe_type(kind: object) -> str:
     """Describe a type in plain words; ``""`` if it accepts any text."""
     if accepts(kind, "any text"):
         return ""
+    if not is_plain(kind):
+        return f"JSON: {describe(kind) or format_type(kind)}"
+    if get_origin(kind) is Annotated:
+        plain, limits = _describe_type(without_annotation(kind)), describe(kind).partition(" ")[2]
+        return f"{plain.removesuffix('.')} {limits}".rstrip() + "."
+    if labels_of(kind):
+        return f"one of: {_choices(labels_of(kind))}"
     origin, arguments = get_origin(kind), get_args(kind)
     optional = type(None) in arguments and origin in (Union, types.UnionType)
     if optional and len(arguments) == 2:
@@ -156,18 +188,12 @@ def _describe_type(kind: object) -> str:
             return f"one of: {_choices([*get_args(inner), None])}"
         if inner in WORDS:
             return f"{WORDS[inner]} or none."
-    if origin is Literal:
-        return f"one of: {_choices(arguments)}"
     if kind in WORDS:
         return f"{WORDS[kind]}."
     if origin is list or kind is list:
         one = (arguments or (Any,))[0]
         item = "one" if one in ITEMS else "one item"
         return f"a list{ITEMS.get(one, '')}: {item} in each line, or a JSON array."
-    fields = getattr(kind, "model_fields", None)
-    if fields is not None:
-        shape = ", ".join(f'"{name}": {format_type(field.annotation)}' for name, field in fields.items())
-        return f"JSON: {{{shape}}}"
     return f"JSON: {format_type(kind)}"
 
 
@@ -181,10 +207,16 @@ def _format_note(outputs: Mapping[str, Port], layout: Layout) -> str:
     if layout == "text":
         return type_note(outputs, layout)
     if layout == "json":
-        shape = ", ".join(f'"{name}": {format_type(port.type)}' for name, port in outputs.items())
+        shape = ", ".join(f'"{name}": {_spelled(port.type)}' for name, port in outputs.items())
         return f"Reply with one JSON object: {{{shape}}}"
-    lines = "\n".join(f"{name}: <{format_type(port.type)}>" for name, port in outputs.items())
+    lines = "\n".join(f"{name}: <{_spelled(port.type, 'JSON: ')}>" for name, port in outputs.items())
     return f"Reply in this format:\n{lines}"
+
+
+def _spelled(kind: object, prefix: str = "") -> str:
+    """Spell a plain type by its name, and any other by the form of its JSON after a prefix."""
+    shape = "" if is_plain(kind) else describe(kind)
+    return f"{prefix}{shape}" if shape else format_type(kind)
 
 
 def parse(text: str, outputs: Mapping[str, Port], layout: Layout) -> dict[str, object]:
@@ -199,7 +231,7 @@ def parse(text: str, outputs: Mapping[str, Port], layout: Layout) -> dict[str, o
     if layout == "text":
         name, port = next(iter(outputs.items()))
         # Engines that cannot prefill the answer show the cue in the message, and the model may repeat it.
-        repeated = answer_cue(outputs, layout)
+        repeated = f"{field_label(name)}:"
         raw: Mapping[str, object] = {name: text.strip().removeprefix(repeated).strip()}
         outputs = {name: port}
     else:
@@ -285,8 +317,11 @@ def parse_value(raw: object, kind: object) -> object:
         return None
     if kind is Any or accepts(kind, raw):
         return raw
-    if origin is Literal:
-        return _label(raw, get_args(kind))
+    if origin is Annotated and is_plain(kind):
+        return convert(kind, parse_value(raw, without_annotation(kind)))
+    if labels := labels_of(kind):
+        found = _label(raw, labels)
+        return found if origin is Literal else convert(kind, found)
     if kind in (bool, int, float):
         return _bool(raw) if kind is bool else _number(raw, kind)
     if origin is list or kind is list:
@@ -379,7 +414,39 @@ def _union(raw: str, options: Sequence[object]) -> object:
 
 
 def _from_json(raw: str, kind: object) -> object:
+    """Convert the first JSON value of a text that fits, alone or among other text, such as a code block."""
+    problem = ""
+    for value in _json_values(raw):
+        try:
+            return convert(kind, _writable(value))
+        except ValueError as error:
+            problem = problem or str(error)
+    if not problem and not re.search(r"[{\[]", raw):
+        try:
+            return convert(kind, raw)  # such as a date without quotes
+        except ValueError as error:
+            problem = str(error)
+    raise ValueError(problem or f"{raw!r:.100} holds no complete JSON for {format_type(kind)}") from None
+
+
+def _json_values(text: str) -> Iterator[object]:
+    """Yield the whole text as JSON, or else the outermost objects and arrays in it, with bounded work."""
     try:
-        return convert(kind, _writable(json.loads(raw)))
+        yield json.loads(text)
     except (ValueError, RecursionError):
-        raise ValueError(f"{raw!r:.100} is not {format_type(kind)}") from None
+        pass
+    else:
+        return
+    decoder, end = json.JSONDecoder(), 0
+    left = SCAN_FACTOR * len(text) + SCAN_FLOOR
+    for match in re.finditer(r"[{\[]", text):
+        if match.start() < end:
+            continue
+        try:
+            value, end = decoder.raw_decode(text, match.start())
+        except (ValueError, RecursionError) as error:
+            left -= getattr(error, "pos", len(text))
+        else:
+            yield value
+        if left < 0:
+            return

@@ -6,10 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from compound.components.fields import Layout, answer_cue, field_label, parse, render, type_note
-from compound.engine import Adapter, Message, Request
+from compound.components.answer_types import answer_format, is_plain
+from compound.components.fields import Layout, answer_cue, field_label, json_note, parse, render, type_note
+from compound.engine import Adapter, AnswerFormat, Completion, Message, Request, format_bytes
 from compound.errors import DeclarationError, ParseError
-from compound.graph.bounds import CallBound, Extent, Limits, Reach, extent_of_setting, extent_of_type
+from compound.graph.bounds import (
+    CHARACTER,
+    CallBound,
+    Extent,
+    Limits,
+    Reach,
+    extent_of_setting,
+    extent_of_type,
+)
 from compound.graph.component import CallContext, Operation, check_name
 from compound.graph.configuration import digest
 from compound.graph.space import Choice, Demo, Demos, Float, Int, Text, Weights, as_demos
@@ -20,6 +29,7 @@ from compound.storage.artifacts import is_reference
 PROMPT_FORMAT = 2  # version of the prompt format; increment it when the same settings render another prompt
 LIST_ITEM_BYTES = 8  # bytes of the number and line break before a list item
 BLOCK_BYTES = 16  # bytes of the blank lines around a prompt block
+MAX_ERROR_CHARACTERS = 500  # of the error that a re-ask shows
 MAX_DEMO_CHARACTERS = 2_000  # of a demonstration in a prompt; searches accept at most 1,500 as JSON
 
 
@@ -34,14 +44,20 @@ class LLM(Operation):
         name: the component's name.
         prompt: the instruction.
         output: one type (field ``output``), or types by field name. The prompt states every type except a
-            single text, and an answer that cannot be converted to its type is an error.
+            single text, and an answer that cannot be converted to its type is an error. A pydantic model, a
+            dataclass, a TypedDict or a JSON schema (`json_type`) is answered as JSON.
         demos: demonstrations shown before the inputs.
         lm: the model's name; ``None`` uses the system's model.
         temperature: sampling temperature; 0 is greedy and makes the component deterministic.
         max_tokens: maximum length of the answer in tokens.
         stop: strings that end the answer.
         format: output layout: ``text`` (one field), ``fields`` (``name: value`` lines) or ``json``; ``auto``
-            is ``text`` for one field and ``fields`` for several.
+            is ``text`` for one field, and for several ``fields``, or ``json`` if one of them is structured.
+        enforce: whether engines that can restrict the answer to its type: by constrained decoding, or by the
+            response format of a provider. The layout ``fields`` is not enforced.
+        reasks: maximum number of further requests after an answer that cannot be parsed; each shows the
+            model its answer and the error. Default: 1 for answers in JSON, 0 for others and for trained
+            components, whose samples must be single answers.
         weights: LoRA adapter weights; tunable if given.
         takes: declared inputs and their types.
         system: the system message.
@@ -64,6 +80,8 @@ class LLM(Operation):
     max_tokens: int | Int | Choice = 256
     stop: tuple[str, ...] = ()
     format: Literal["auto", "text", "fields", "json"] = "auto"
+    enforce: bool = True
+    reasks: int | None = None
     weights: Weights | None = None
     takes: Mapping[str, object] | None = None
     system: str = ""
@@ -81,6 +99,14 @@ class LLM(Operation):
             raise DeclarationError(
                 f"LLM {self.name!r} has {len(self.outputs)} output fields, but format 'text' supports one",
                 hint="use format='fields' or 'json'",
+            )
+        if self.reasks is not None and self.reasks < 0:
+            raise DeclarationError(f"LLM {self.name!r}: reasks must be >= 0, but got {self.reasks!r}")
+        if self.reasks and self.weights is not None:
+            raise DeclarationError(
+                f"LLM {self.name!r}: a component with weights cannot ask again, because each sample that "
+                "trains it must be a single answer",
+                hint="set reasks=0, or remove weights",
             )
         for name in ("temperature", "max_tokens"):
             value = getattr(self, name)
@@ -105,17 +131,34 @@ class LLM(Operation):
     @property
     def layout(self) -> Layout:
         """Layout of the output fields, with ``auto`` resolved."""
-        if self.format == "auto":
-            return "text" if len(self.outputs) == 1 else "fields"
-        return self.format
+        if self.format != "auto":
+            return self.format
+        if len(self.outputs) == 1:
+            return "text"
+        return "fields" if all(is_plain(port.type) for port in self.outputs.values()) else "json"
+
+    @property
+    def answer_format(self) -> AnswerFormat | None:
+        """Format of the answers that engines are asked to enforce."""
+        return answer_format(self.outputs, self.layout) if self.enforce else None
+
+    @property
+    def most_reasks(self) -> int:
+        """Maximum number of re-asks, with the default resolved."""
+        if self.reasks is not None or self.weights is not None:
+            return self.reasks or 0
+        structured = self.layout == "json" or not all(is_plain(port.type) for port in self.outputs.values())
+        return int(structured)
 
     @property
     def version(self) -> str:  # noqa: D102
         fields = {name: format_type(port.type) for name, port in self.outputs.items()}
         trained = self.weights is not None  # its results contain token records, so caches must differ
         parts = [PROMPT_FORMAT, fields, self.layout, self.stop, self.system, trained]
-        note = type_note(self.outputs, self.layout)
-        return "llm:" + digest([*parts, note] if note else parts)
+        note = type_note(self.outputs, self.layout) or json_note(self.outputs, self.layout)
+        enforced = self.answer_format.to_json() if self.answer_format else ""
+        reasks = {"reasks": self.most_reasks} if self.most_reasks else ""
+        return "llm:" + digest([*parts, *filter(None, (note, enforced, reasks))])
 
     def deterministic(self, values: Mapping[str, object]) -> bool:  # noqa: D102
         return not values["temperature"]
@@ -126,8 +169,21 @@ class LLM(Operation):
         outputs = {name: _written(port.type, longest) for name, port in self.outputs.items()}
         prompt = self._longest_prompt(given, outputs, limits)
         lms = tuple(str(model) for model in models) or limits.lms
-        request = CallBound(self.name, 1, prompt, longest, lms, messages=2 if self.system else 1)
-        return Reach(outputs, (request,))
+        messages = 2 if self.system else 1
+        request = CallBound(self.name, 1, prompt, longest, lms, messages=messages)
+        if not self.most_reasks:
+            return Reach(outputs, (request,))
+        shown = len(_correction("", self.answer_format).encode()) + CHARACTER * MAX_ERROR_CHARACTERS
+        turn = Extent(shown + len(answer_cue(self.outputs, self.layout).encode()), longest)
+        again = CallBound(
+            f"{self.name} (re-ask)",
+            self.most_reasks,
+            prompt + turn.times(self.most_reasks),
+            longest,
+            lms,
+            messages=messages + 2 * self.most_reasks,
+        )
+        return Reach(outputs, (request, again))
 
     def _longest_prompt(
         self, given: Mapping[str, Extent], outputs: Mapping[str, Extent], limits: Limits
@@ -142,7 +198,7 @@ class LLM(Operation):
         shown = {name: extent for name, extent in given.items() if name not in self.settings}
         cue = answer_cue(self.outputs, self.layout)
         note = render("", (), {}, self.outputs, self.layout) + self.system + cue
-        fixed = Extent(len(note.encode()) + BLOCK_BYTES)
+        fixed = Extent(len(note.encode()) + BLOCK_BYTES + format_bytes(self.answer_format))
         inputs = labelled(shown)
         demos = Extent()
         if isinstance(self.demos, Demos):
@@ -173,29 +229,50 @@ class LLM(Operation):
                 f"LLM {self.name!r} has no model",
                 hint="set lm, for example lm='smollm2', on it or on the system",
             )
+        messages = self.messages(inputs, values)
+        attempts = self.most_reasks + 1
+        for attempt in range(attempts):
+            completion = await call.generate(
+                entry(values, "lm", str), self._request(messages, values, call.seed + attempt)
+            )
+            try:
+                return parse(completion.text, self.outputs, self.layout)
+            except ParseError as error:
+                problem = _with_cause(error, completion, values["max_tokens"])
+                if attempt + 1 == attempts:
+                    raise problem from None
+                answer = Message("assistant", completion.text)
+                correction = _correction(problem.message, self.answer_format)
+                messages = (*messages, answer, Message("user", correction))
+        raise AssertionError("the last attempt returns or raises")
+
+    def _request(self, messages: tuple[Message, ...], values: Mapping[str, object], seed: int) -> Request:
         weights = values["weights"]
-        completion = await call.generate(
-            entry(values, "lm", str),
-            Request(
-                messages=self.messages(inputs, values),
-                max_tokens=entry(values, "max_tokens", int),
-                temperature=entry(values, "temperature", (int, float)),
-                stop=tuple(self.stop),
-                seed=call.seed,
-                adapter=Adapter(**weights) if is_reference(weights) else None,
-                want_tokens=self.weights is not None,
-                cue=answer_cue(self.outputs, self.layout),
-            ),
+        return Request(
+            messages=messages,
+            max_tokens=entry(values, "max_tokens", int),
+            temperature=entry(values, "temperature", (int, float)),
+            stop=tuple(self.stop),
+            seed=seed % 2**64,
+            adapter=Adapter(**weights) if is_reference(weights) else None,
+            want_tokens=self.weights is not None,
+            cue=answer_cue(self.outputs, self.layout),
+            format=self.answer_format,
         )
-        try:
-            return parse(completion.text, self.outputs, self.layout)
-        except ParseError as error:
-            if completion.finish_reason == "length":
-                raise ParseError(
-                    f"{error.message} (the text was truncated at max_tokens={values['max_tokens']})",
-                    outputs=error.outputs,
-                ) from None
-            raise
+
+
+def _with_cause(error: ParseError, completion: Completion, max_tokens: object) -> ParseError:
+    """Return the error, with the remark that the text was truncated if it was."""
+    if completion.finish_reason != "length":
+        return error
+    message = f"{error.message} (the text was truncated at max_tokens={max_tokens})"
+    return ParseError(message, outputs=error.outputs)
+
+
+def _correction(problem: str, answer: AnswerFormat | None) -> str:
+    """Return the message of a re-ask."""
+    only = "the corrected JSON" if answer is not None and answer.schema else "the corrected answer"
+    return f"The answer is invalid: {problem[:MAX_ERROR_CHARACTERS]}\nReply with {only} only."
 
 
 def labelled(values: Mapping[str, Extent]) -> Extent:

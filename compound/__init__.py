@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.graph.component import Operation as Operation
     from compound.graph.configuration import Configuration as Configuration
     from compound.graph.configuration import load as load
+    from compound.graph.json_types import json_type as json_type
     from compound.graph.space import Choice as Choice
     from compound.graph.space import Demos as Demos
     from compound.graph.space import Float as Float
@@ -139,6 +140,7 @@ _HOME = {
     "evaluate": "compound.api.sync",
     "exact_match": "compound.evaluation.metrics.built_in",
     "inspect_calls": "compound.api.inspect_calls",
+    "json_type": "compound.graph.json_types",
     "load": "compound.graph.configuration",
     "load_result": "compound.api.sync",
     "load_system": "compound.api.sync",

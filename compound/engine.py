@@ -85,6 +85,40 @@ NO_USAGE = Usage()
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """Format of an answer's text: a JSON schema or a list of choices.
+
+    Exactly one of the two is set. Engines enforce it where they can; others ignore it, so the prompt must
+    also describe it, and the answer must still be parsed.
+
+    Attributes:
+        schema: JSON schema as JSON text; the answer is one JSON value that it accepts.
+        choices: the possible answers.
+    """
+
+    schema: str = ""
+    choices: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the field that is set, as JSON types.
+
+        >>> AnswerFormat(choices=("yes", "no")).to_json()
+        {'choices': ['yes', 'no']}
+        """
+        return {"schema": self.schema} if self.schema else {"choices": list(self.choices)}
+
+
+FORMAT_OVERHEAD = 1024  # bytes around a schema in the request of a provider
+
+
+def format_bytes(answer: AnswerFormat | None) -> int:
+    """Bound the prompt tokens that a format adds if a provider shows it to the model, by its bytes."""
+    if answer is None:
+        return 0
+    return FORMAT_OVERHEAD + len(answer.schema.encode()) + sum(len(c.encode()) + 8 for c in answer.choices)
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One chat message."""
 
@@ -92,7 +126,11 @@ class Message:
     content: str
 
 
-TokenRow = tuple[Sequence[int], Sequence[int], Sequence[float], FinishReason, str]  # a `TokenRecord`'s values
+# The values of a `TokenRecord`; rows of calls without a constraint end after the adapter.
+TokenRow = (
+    tuple[Sequence[int], Sequence[int], Sequence[float], FinishReason, str]
+    | tuple[Sequence[int], Sequence[int], Sequence[float], FinishReason, str, str]
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -102,6 +140,10 @@ class TokenRecord:
     ``prompt`` and ``sampled`` are token ids; ``logprobs[i]`` is the sampler's log-probability (nats) of
     ``sampled[i]`` under the distribution it was drawn from (after temperature). A sampled end-of-turn
     token is part of ``sampled``. ``adapter`` is the digest of the adapter used, ``""`` for the base model.
+
+    ``constraint`` describes the restriction of a constrained answer as JSON, ``""`` without one. Each token
+    of a constrained answer was drawn among the tokens that the restriction allowed, and ``logprobs`` belong
+    to that renormalized distribution; see `compound.components.engines.local.constraints`.
     """
 
     prompt: tuple[int, ...]
@@ -109,17 +151,21 @@ class TokenRecord:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     adapter: str = ""
+    constraint: str = ""
 
     @property
     def row(self) -> TokenRow:
         """The field values in declaration order, as JSON types."""
-        return list(self.prompt), list(self.sampled), list(self.logprobs), self.finish_reason, self.adapter
+        prompt, sampled, logprobs = list(self.prompt), list(self.sampled), list(self.logprobs)
+        if not self.constraint:
+            return prompt, sampled, logprobs, self.finish_reason, self.adapter
+        return prompt, sampled, logprobs, self.finish_reason, self.adapter, self.constraint
 
     @staticmethod
     def from_row(row: TokenRow) -> TokenRecord:
         """Build a record from a row."""
-        prompt, sampled, logprobs, reason, adapter = row
-        return TokenRecord(tuple(prompt), tuple(sampled), tuple(logprobs), reason, adapter)
+        prompt, sampled, logprobs, reason, adapter, *rest = row
+        return TokenRecord(tuple(prompt), tuple(sampled), tuple(logprobs), reason, adapter, *rest)
 
     def __repr__(self) -> str:
         sizes = f"{len(self.prompt)} prompt tokens, {len(self.sampled)} sampled"
@@ -143,7 +189,7 @@ class Request:
     the text and are not part of it. ``adapter`` is applied to the base model.
     ``want_tokens`` requests a `TokenRecord`. ``cue`` is the start of the answer: engines that support
     prefilling prefill it, others append it to the last message; it is never part of the
-    completion's text.
+    completion's text. ``format`` is the format of the answer, which engines enforce where they can.
     """
 
     messages: tuple[Message, ...]
@@ -155,6 +201,7 @@ class Request:
     want_tokens: bool = False
     timeout: float | None = None
     cue: str = ""
+    format: AnswerFormat | None = None
 
     @property
     def cued(self) -> tuple[Message, ...]:

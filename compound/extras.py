@@ -16,6 +16,7 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "gguf": ("gguf", "local"),
     "safetensors": ("safetensors", "local"),
     "accelerate": ("accelerate", "local"),
+    "llguidance": ("llguidance", "local"),
     "huggingface_hub": ("transformers", "local"),  # a dependency of transformers
     "litellm": ("litellm", "remote"),
     "httpx": ("httpx", "vllm"),

@@ -36,8 +36,9 @@ from compound.components.engines.remote import (
     max_prompt_tokens,
     requested_wait,
 )
+from compound.components.engines.response_format import response_format, unwrap
 from compound.concurrency.background import run_in_background
-from compound.engine import NO_USAGE, Completion, Request, Usage
+from compound.engine import NO_USAGE, AnswerFormat, Completion, Request, Usage
 from compound.errors import CallError, CompoundError, MissingExtra, TransientError
 from compound.execution.budget import clip_usage
 from compound.security.sanitize import remember_environment
@@ -75,6 +76,9 @@ class LiteLLMEngine:
             price list. Without a price (see `priced`) calls are counted with cost 0.
         extra: sampling and reasoning options to pass on (``top_p``, ``reasoning_effort`` …); see
             `RemoteOptions`.
+        response_schema: whether to send the JSON schema of a declared output type as the response format;
+            default: if litellm says that the model takes it (`litellm.supports_response_schema`). Set it
+            for a server of your own.
 
     Raises:
         DeclarationError: a setting is out of range, or an option is unknown.
@@ -96,12 +100,17 @@ class LiteLLMEngine:
         max_wait: Wait = 600.0,
         price: tuple[Price, Price] | None = None,
         extra: Extra | None = None,
+        response_schema: bool | None = None,
     ) -> None:
-        given = {"concurrency": concurrency, "timeout": timeout, "max_wait": max_wait, "price": price}
+        given = {
+            "concurrency": concurrency, "timeout": timeout, "max_wait": max_wait, "price": price,
+            "response_schema": response_schema,
+        }  # fmt: skip
         check_settings(LiteLLMEngine, given)
         self.model, self.api_base, self.api_key_env = model, api_base, api_key_env
         self.timeout, self.max_wait, self.price = timeout, max_wait, price
         self.extra = validate_options(RemoteOptions, extra, model)
+        self.response_schema = response_schema
         self._concurrency = concurrency
         self._connection = Connection(model, api_base, api_key_env)
 
@@ -109,7 +118,8 @@ class LiteLLMEngine:
     def name(self) -> str:  # noqa: D102
         server = f"@{self.api_base}" if self.api_base else ""
         extra = ":" + json.dumps(self.extra, sort_keys=True) if self.extra else ""
-        return f"litellm:{self.model}{server}{extra}"
+        schema = "" if self.response_schema is None else f":response_schema={self.response_schema}"
+        return f"litellm:{self.model}{server}{extra}{schema}"
 
     @property
     def concurrency(self) -> int:  # noqa: D102
@@ -185,7 +195,16 @@ class LiteLLMEngine:
         }
         if request.stop:
             arguments["stop"] = list(request.stop)
+        if (sent := self._sent_format(request)) is not None:
+            arguments["response_format"] = response_format(sent)
         return arguments | self.extra | self._connection.arguments()
+
+    def _sent_format(self, request: Request) -> AnswerFormat | None:
+        """Return the format that is sent as the response format, or None if the model does not take it."""
+        if request.format is None or "response_format" in self.extra:
+            return None
+        takes = _takes_schema(self.model) if self.response_schema is None else self.response_schema
+        return request.format if takes else None
 
     def _completion(self, request: Request, response: object) -> Completion:
         """Convert a response to a completion; raises an error that states what is wrong with it."""
@@ -208,6 +227,8 @@ class LiteLLMEngine:
                 f"{self.model}: the answer has {len(text):,} characters, more than max_tokens allows",
                 charged=usage,
             )
+        if (sent := self._sent_format(request)) is not None:
+            text = unwrap(text, sent)
         # Some providers ignore stop strings or limit their number.
         text = text[: min((at for stop in request.stop if (at := text.find(stop)) >= 0), default=len(text))]
         return Completion(text, usage, "length" if finish == "length" else "stop")
@@ -331,6 +352,12 @@ def _imported() -> ModuleType:
     vars(litellm).update(telemetry=False, suppress_debug_info=True)
     module: ModuleType = litellm
     return module
+
+
+@functools.cache
+def _takes_schema(model: str) -> bool:
+    """Return whether litellm says that a model takes a JSON schema as its response format."""
+    return bool(_litellm().supports_response_schema(model))
 
 
 @functools.cache

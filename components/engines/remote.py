@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Mapping
 
-from compound.engine import NO_USAGE, Request, Usage
+from compound.engine import NO_USAGE, Request, Usage, format_bytes
 from compound.errors import CallError, CompoundError, QuotaExhausted, RateLimited, TransientError
 from compound.security.sanitize import sanitize_text
 
@@ -30,7 +30,8 @@ def max_prompt_tokens(request: Request) -> int:
     >>> max_prompt_tokens(Request((Message("user", "Hi"),)))
     146
     """
-    return HEAD + sum(len(message.content.encode()) + TURN for message in request.cued)
+    schema = format_bytes(request.format)  # a provider may show the schema to the model
+    return HEAD + schema + sum(len(message.content.encode()) + TURN for message in request.cued)
 
 
 def max_answer_bytes(request: Request) -> int:

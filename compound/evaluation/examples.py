@@ -13,7 +13,7 @@ from types import MappingProxyType
 from compound.errors import DataError
 from compound.evaluation.dataset import Dataset, Split
 from compound.example import Example
-from compound.graph.types import accepts, convert, format_type
+from compound.graph.types import accepts, as_declared, convert, format_type
 
 CSV = (".csv", ".csv.gz")
 
@@ -65,7 +65,7 @@ def check_types(
     found, wrong = [], []
     for example in examples:
         values = {name: _fitting(kind, example.inputs[name], text) for name, kind in inputs.items()}
-        problems = [name for name, kind in inputs.items() if not accepts(kind, values[name])]
+        problems = [n for n, kind in inputs.items() if not accepts(kind, as_declared(kind, values[n]))]
         if problems:
             wrong.append((example, problems[0]))
         found.append(replace(example, inputs=MappingProxyType(values)) if text else example)

@@ -179,7 +179,7 @@ class Caller:
 
     async def ask(self, lm: str, request: Request) -> Completion:
         """Send a request outside of nodes; its answer is cached like that of a call."""
-        key = digest(["ask", self.engine(lm).name, asdict(request)])
+        key = digest(["ask", self.engine(lm).name, _as_key(request)])
         row = cast("AnswerRow | None", self._cache.get(key)) if self._cache is not None else None
         if row is not None:
             usage = Usage.from_json(row["usage"])
@@ -359,6 +359,14 @@ class Caller:
     async def aclose(self) -> None:
         """Close every engine opened here."""
         await self._sender.aclose()
+
+
+def _as_key(request: Request) -> dict[str, object]:
+    """Return the fields of a request; a request without a format has the key of earlier versions."""
+    fields = asdict(request)
+    if request.format is None:
+        del fields["format"]
+    return fields
 
 
 def _wait(error: TransientError, tries: int, seed: int) -> float:

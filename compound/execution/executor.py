@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from compound.engine import Completion, Engine, Request
 from compound.errors import CallError, DeclarationError, first_leaf, suggest_name
@@ -44,7 +45,7 @@ from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Node, Operation, Value, merge_addresses
 from compound.graph.composite import Composite
 from compound.graph.system import System
-from compound.graph.types import accepts, format_type
+from compound.graph.types import accepts, all_as_declared, as_declared, format_type
 
 Place = tuple[int, ...]
 ComponentSettings = Mapping[str, Values]  # by component: settings that override its own
@@ -145,6 +146,7 @@ class Executor:
             DeclarationError: an input is missing, unknown or of the wrong type.
             BudgetExhausted: the next engine call does not fit into the budget.
         """
+        inputs = {name: as_declared(system.inputs.get(name, Any), value) for name, value in inputs.items()}
         _check_inputs(system, inputs)
         run = _Run(system, example, sample, self.seed, not cache, settings or {}, samples=samples or {})
         return await self._traced(run, inputs)
@@ -180,7 +182,8 @@ class Executor:
         fork = make_fork(system, trace, address, outputs, resample, settings)
         index = trace.sample if sample is None else sample
         run = _Run(system, trace.example, index, trace.seed, False, others or {}, fork)
-        return await self._traced(run, trace.inputs)
+        inputs = {name: as_declared(system.inputs[name], value) for name, value in trace.inputs.items()}
+        return await self._traced(run, inputs)
 
     async def resample_call(
         self,
@@ -207,7 +210,9 @@ class Executor:
         wired = {name: value for name, value in call.inputs.items() if name in component.settings}
         values = {**setting_values(component, system), **wired, **(settings or {})}
         seed = derive_seed(trace.seed, "call", trace.example, address, sample)
-        result = await self._caller.call(Attempt(component, address, call.inputs, values, seed, False))
+        ports = {n.name: n.inputs for n in system.all_nodes()}.get(call.node, {})
+        inputs = all_as_declared(ports, call.inputs)
+        result = await self._caller.call(Attempt(component, address, inputs, values, seed, False))
         return replace(
             call,
             outputs=result.outputs, failure=result.failure, usage=result.usage, sample=sample,
@@ -428,7 +433,7 @@ class Executor:
                         node.component.name,
                         parents,
                         inputs,
-                        dict(fork.outputs),
+                        all_as_declared(node.component.outputs, fork.outputs),
                         sample=sample,
                         reused=True,
                         counted=counted,
@@ -436,7 +441,9 @@ class Executor:
                 sample = fork.resample
                 values = {**values, **fork.settings}
             elif address in fork.kept and fork.dirty.isdisjoint(parents):
-                return replace(fork.kept[address], reused=True)
+                kept = fork.kept[address]  # a stored trace holds the JSON form of typed values
+                outputs = all_as_declared(node.component.outputs, kept.outputs)
+                return replace(kept, outputs=outputs, reused=True)
             else:
                 fork.dirty.add(address)
         seed = derive_seed(run.seed, "call", run.example, address, sample)

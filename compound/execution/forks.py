@@ -10,7 +10,7 @@ from compound.execution.trace import Call, Trace
 from compound.graph.component import Component
 from compound.graph.composite import Composite
 from compound.graph.system import System
-from compound.graph.types import accepts, format_type
+from compound.graph.types import accepts, as_declared, format_type
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ def _check_outputs(component: Component, address: str, outputs: Mapping[str, obj
             f"fork at {address!r} must have the outputs {sorted(ports)}, but got {sorted(outputs)}"
         )
     for name, value in outputs.items():
-        if not accepts(ports[name].type, value):
+        if not accepts(ports[name].type, as_declared(ports[name].type, value)):
             raise DeclarationError(
                 f"fork at {address!r}: {name} must be {format_type(ports[name].type)}, but got {value!r:.200}"
             )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import NotRequired, TypedDict
 
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from compound.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument, UsageRow
 from compound.execution.exchange import Exchange, ExchangeDocument, is_stored
@@ -52,10 +55,14 @@ class CallResultRow(TypedDict):
     exchanges: NotRequired[list[ExchangeDocument]]
 
 
-def _json(model: object) -> object:
-    if not isinstance(model, BaseModel):
-        raise TypeError(f"{type(model).__name__} has no JSON form")
-    return model.model_dump(mode="json")
+def _json(value: object) -> object:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return to_jsonable_python(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def to_row(result: CallResult) -> CallResultRow | None:

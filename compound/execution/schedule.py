@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from compound.execution.trace import Call, Failure
 from compound.graph.component import Component, Input, Node, Output, Source, Value, merge_addresses
 from compound.graph.composite import Composite
+from compound.graph.members import read_members
 from compound.graph.space import Space
 from compound.graph.system import System
 from compound.graph.types import accepts, format_type
@@ -94,7 +95,10 @@ def read_source(
     """Return the value of a source: an input of the graph, or an output of a finished node."""
     if isinstance(source, Input):
         return inputs[source.name]
-    return results[source.node.name][source.field]
+    value = results[source.node.name][source.field]
+    if source.path and not isinstance(value.data, Mark):
+        return Value(read_members(value.data, source.path), value.sources)
+    return value
 
 
 def gather_inputs(

@@ -21,6 +21,7 @@ from compound.example import CallValues
 from compound.formatting import MOST_NAMES, format_names, format_repr, short_repr
 from compound.graph.bounds import Extent, Limits, Reach, extent_of_type
 from compound.graph.configuration import Configuration
+from compound.graph.members import member_type, member_types
 from compound.graph.space import Space
 from compound.graph.types import Port, accepts, format_ports, format_type, is_assignable, union
 from compound.storage.artifacts import Reference
@@ -63,21 +64,42 @@ class Input:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Output:
-    """One output field of a node; pass it to another component to create an edge."""
+    """One output field of a node; pass it to another component to create an edge.
+
+    A field of a structured output is an output, too: ``person["name"]``, or ``person.name`` unless the name
+    is one of this class. ``path`` holds the names of such fields.
+    """
 
     node: Node
     field: str
+    path: tuple[str, ...] = ()
+
+    __iter__ = None  # `__getitem__` would otherwise make it iterable
 
     @property
     def type(self) -> object:
-        """Type of the port."""
-        return self.node.component.outputs[self.field].type
+        """Type of the port, or of the field at ``path``."""
+        kind = self.node.component.outputs[self.field].type
+        for i, name in enumerate(self.path):
+            kind = member_type(kind, name, Output(self.node, self.field, self.path[:i]).label)
+        return kind
 
     @property
     def label(self) -> str:
         """Spelling in messages and YAML: ``$node``, or ``$node.field`` if the node has several outputs."""
-        single = len(self.node.component.outputs) == 1
-        return f"${self.node.name}" if single else f"${self.node.name}.{self.field}"
+        ports = self.node.component.outputs
+        named = len(ports) > 1 or (self.path and self.path[0] in ports)
+        return ".".join([f"${self.node.name}", *([self.field] if named else []), *self.path])
+
+    def __getitem__(self, name: str) -> Output:
+        found = Output(self.node, self.field, (*self.path, name))
+        found.type  # noqa: B018 - raises if there is no such field
+        return found
+
+    def __getattr__(self, name: str) -> Output:
+        if name.startswith("_") or name not in member_types(self.type):
+            raise AttributeError(f"{self.label} has no field or attribute {name!r}")
+        return self[name]
 
     def __repr__(self) -> str:
         return f"Output({self.label}: {format_type(self.type)})"

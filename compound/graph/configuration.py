@@ -5,13 +5,17 @@ Optimization changes nothing else, and a saved configuration is all that another
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import NoReturn
+
+from pydantic_core import to_jsonable_python
 
 from compound.errors import ConfigurationError
 from compound.formatting import MOST_NAMES, short_repr
@@ -91,9 +95,13 @@ def _plain(value: object) -> object:
         return dict(value)
     if isinstance(value, tuple | set | frozenset):
         return sorted(value) if isinstance(value, set | frozenset) else list(value)
+    if isinstance(value, Enum):
+        return value.value
     dump = getattr(value, "model_dump", None)
     if dump is not None:
         return dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return to_jsonable_python(value)
     raise TypeError(f"{type(value).__name__} {value!r} cannot be written as JSON")
 
 

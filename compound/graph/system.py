@@ -231,14 +231,14 @@ class System:
         return _restore, (self.name, self.inputs, nodes, outputs, *rest)
 
 
-_Reference = Input | tuple[str, str]
+_Reference = Input | tuple[str, ...]  # of an output: the node, the field, and the path in its value
 _FlatNode = tuple[
     str, Component, Mapping[str, _Reference], tuple[_Reference, object] | None, Mapping[str, Port]
 ]
 
 
 def _reference(source: Source) -> _Reference:
-    return source if isinstance(source, Input) else (source.node.name, source.field)
+    return source if isinstance(source, Input) else (source.node.name, source.field, *source.path)
 
 
 def _restore(
@@ -254,7 +254,10 @@ def _restore(
     nodes: dict[str, Node] = {}
 
     def source(reference: _Reference) -> Source:
-        return reference if isinstance(reference, Input) else Output(nodes[reference[0]], reference[1])
+        if isinstance(reference, Input):
+            return reference
+        name, field, *path = reference
+        return Output(nodes[name], field, tuple(path))
 
     for own, component, wires, when, ports in flat:
         condition = Condition(source(when[0]), when[1]) if when else None

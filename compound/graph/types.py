@@ -10,14 +10,15 @@ import ast
 import functools
 import operator
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic.errors import PydanticSchemaGenerationError
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from compound.errors import DeclarationError, suggest_name
+from compound.graph.json_types import MOST_ERRORS, portable, schema_of_annotation
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -112,6 +113,8 @@ def format_type(kind: object) -> str:
     if kind is type(None):
         return "None"
     origin, arguments = get_origin(kind), get_args(kind)
+    if (schema := schema_of_annotation(kind)) is not None:
+        return _describe_schema(schema.document)
     if origin is Literal:
         if all(isinstance(a, str) and a and a == a.strip() and "," not in a for a in arguments):
             return "one of " + ", ".join(arguments)
@@ -121,6 +124,12 @@ def format_type(kind: object) -> str:
     if origin is not None:
         return f"{getattr(origin, '__name__', origin)}[{', '.join(map(_inner, arguments))}]"
     return getattr(kind, "__name__", str(kind))
+
+
+def _describe_schema(schema: Mapping[str, object]) -> str:
+    properties = schema.get("properties")
+    names = f" with {', '.join(properties)}" if isinstance(properties, Mapping) and properties else ""
+    return f"JSON {schema.get('type', 'value')}{names}"
 
 
 def _inner(kind: object) -> str:
@@ -140,6 +149,7 @@ def is_assignable(source: object, target: object) -> bool:
     """
     if target is Any or source is Any or source == target:
         return True
+    source = get_args(source)[0] if get_origin(source) is Annotated else source  # a value of the plain type
     source_origin, target_origin = get_origin(source), get_origin(target)
     if source_origin in (Union, types.UnionType):
         return all(is_assignable(a, target) for a in get_args(source))
@@ -169,12 +179,22 @@ def _adapter(kind: object) -> TypeAdapter[object]:
     except PydanticSchemaGenerationError as error:
         raise DeclarationError(f"{format_type(kind)!r} cannot be used as a port type") from error
     except Exception:  # noqa: BLE001 - pydantic rejects a config for models, which have their own
+        return _lenient_adapter(kind)
+
+
+@functools.lru_cache(maxsize=512)
+def _lenient_adapter(kind: object) -> TypeAdapter[object]:
+    try:
         return TypeAdapter(_form(kind))
+    except PydanticUserError as error:
+        raise DeclarationError(
+            f"{format_type(kind)!r} cannot be used as a port type: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _form(kind: object) -> TypeForm[object]:
     """Return a port's type, typed for pydantic, which rejects objects that are not types."""
-    return cast("TypeForm[object]", kind)
+    return cast("TypeForm[object]", portable(kind))
 
 
 EXACT = (str, int, float, bool)
@@ -189,18 +209,56 @@ def accepts(kind: object, value: object) -> bool:
     if kind is Any or (kind in EXACT and type(value) is kind):
         return True
     try:
-        _adapter(kind).validate_python(value)
+        found = _adapter(kind).validate_python(value, strict=True)
     except ValidationError:
         return False
-    return True
+    # pydantic makes a model from a dict, too
+    return found is value or not _has_classes(kind) or bool(found == value)
 
 
 def convert(kind: object, value: object) -> object:
     """Convert text or JSON leniently to ``kind`` (``"3"`` to 3), or raise `ValueError`."""
     try:
-        return TypeAdapter(_form(kind)).validate_python(value, strict=False)
+        return _lenient_adapter(kind).validate_python(value, strict=False)
     except ValidationError as error:
-        raise ValueError(f"{value!r} is not {format_type(kind)}") from error
+        found = error.errors(include_url=False, include_context=False)
+        where = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found[:MOST_ERRORS] if e["loc"]]
+        detail = f" ({'; '.join(where)})" if where else ""
+        raise ValueError(f"{value!r:.200} is not {format_type(kind)}{detail}") from error
+
+
+def as_declared(kind: object, value: object) -> object:
+    """Return a value as an instance of its declared type, if it is the JSON form of one.
+
+    Data sets and stored traces hold the JSON form of pydantic models and dataclasses. Plain types are not
+    converted, and neither is a value that does not fit.
+    """
+    if (
+        not isinstance(value, dict | list | str | int | float)
+        or not _has_classes(kind)
+        or accepts(kind, value)
+    ):
+        return value
+    try:
+        return convert(kind, value)
+    except ValueError:
+        return value
+
+
+def all_as_declared(ports: Mapping[str, Port], values: Mapping[str, object]) -> dict[str, object]:
+    """Apply `as_declared` to values by port name."""
+    return {
+        name: as_declared(ports[name].type, value) if name in ports else value
+        for name, value in values.items()
+    }
+
+
+@functools.lru_cache(maxsize=512)
+def _has_classes(kind: object) -> bool:
+    """Return whether values of a type contain instances of classes that JSON does not have."""
+    if isinstance(kind, type) and kind not in (*EXACT, list, dict) and get_origin(kind) is None:
+        return kind is not type(None)
+    return any(_has_classes(part) for part in get_args(kind) if isinstance(part, Hashable))
 
 
 def format_ports(ports: Mapping[str, Port]) -> str:

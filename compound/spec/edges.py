@@ -7,13 +7,14 @@ source of any type, so that one error is not reported twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from compound.components.llm import LLM
 from compound.errors import DeclarationError, WiringError, suggest_name
 from compound.graph.component import Component, Condition, Input, Node, Output, Source, connect
+from compound.graph.members import member_types
 from compound.spec.context import Context
 from compound.spec.uses import Use
 from compound.spec.yaml.document import Address
@@ -34,9 +35,9 @@ class Names:
         Raises:
             WiringError: the reference names no input, node or output.
         """
-        name, _, field = reference[1:].partition(".")
+        name, *path = reference[1:].split(".")
         if name in self.inputs:
-            if field:
+            if path:
                 raise WiringError(f"${name} is an input and has no fields", hint=f"write ${name}")
             return self.inputs[name]
         if name not in self.nodes:
@@ -45,17 +46,25 @@ class Names:
                 f"{reference} names neither an input nor a node", hint=suggest_name(f"${name}", possible)
             )
         node = self.nodes[name]
-        return ANYTHING if node is None else _output(node, field)
+        return ANYTHING if node is None else _output(node, path)
 
 
-def _output(node: Node, field: str) -> Output:
+def _output(node: Node, path: Sequence[str]) -> Output:
+    """Return the output that a path names: a field of the node if it has one by that name, then members."""
     fields = node.component.outputs
+    only = next(iter(fields)) if len(fields) == 1 else ""
+    if only and path and path[0] not in fields and member_types(fields[only].type):
+        path = (only, *path)
+    field, members = (path[0], path[1:]) if path else ("", ())
     if not field and len(fields) != 1:
         choices = ", ".join(f"${node.name}.{known}" for known in fields)
         raise WiringError(f"${node.name} has {len(fields)} outputs", hint=f"write one of {choices}")
     if field and field not in fields:
         raise WiringError(f"{node.name} has no output {field!r}", hint=suggest_name(field, fields))
-    return Output(node, field or next(iter(fields)))
+    found = Output(node, field or only)
+    for name in members:
+        found = found[name]
+    return found
 
 
 class Edges:

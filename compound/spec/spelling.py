@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from compound.errors import DeclarationError
 from compound.graph.component import Component
+from compound.graph.json_types import schema_of_annotation
 from compound.graph.space import Choice, Demos, Float, Int, LoRA, Space, Text, Weights
 from compound.graph.types import format_type, parse
 from compound.registry.code import place_of
@@ -12,8 +13,10 @@ from compound.spec.yaml.text import Flow
 Tree = dict[str, object]
 
 
-def spell_type(kind: object, where: str) -> str:
+def spell_type(kind: object, where: str) -> str | Tree:
     """Return the YAML form of a port type."""
+    if (schema := schema_of_annotation(kind)) is not None:
+        return Flow(json_schema=schema.document)
     text = format_type(kind)
     try:
         same = parse(text) == kind
@@ -24,7 +27,7 @@ def spell_type(kind: object, where: str) -> str:
     return text
 
 
-def spell_ports(component: Component) -> dict[str, str]:
+def spell_ports(component: Component) -> dict[str, str | Tree]:
     """Return the YAML form of the types of a component's outputs."""
     return {
         name: spell_type(port.type, f"{component.name}.{name}") for name, port in component.outputs.items()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from tables import (
     acceptance,
+    decoding,
     intervals,
     local_rewards,
     reliability,
@@ -23,7 +24,9 @@ PAGES = tuple(
         "evidence/local_rewards.md",
         "evidence/training.md",
         "adr/0024-intervals-stay-in-the-range.md",
+        "adr/0037-constrained-decoding.md",
         "guides/nothing_found.md",
+        "guides/structured_output.md",
         "evidence/reliability.md",
         "evidence/README.md",
         "evidence/benchmarks.md",
@@ -31,7 +34,7 @@ PAGES = tuple(
     )
 )
 MODULES = (
-    acceptance, intervals, local_rewards, reliability, sweeps, systems, training, training_speed,
+    acceptance, decoding, intervals, local_rewards, reliability, sweeps, systems, training, training_speed,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {
     table.__name__: table for module in MODULES for table in module.TABLES

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from compound.errors import DeclarationError
-from compound.graph.types import Port, accepts, convert, format_ports, format_type, is_assignable, parse
+from compound.graph.json_types import json_type
+from compound.graph.types import (
+    Port,
+    accepts,
+    as_declared,
+    convert,
+    format_ports,
+    format_type,
+    is_assignable,
+    parse,
+)
 
 LABELS = st.text("abcdefgh xyz-", min_size=1, max_size=6).map(str.strip).filter(bool)
 LITERALS = st.lists(LABELS, min_size=1, max_size=3, unique=True).map(lambda labels: Literal[tuple(labels)])
@@ -183,3 +193,36 @@ def test_ports_are_listed_with_their_types() -> None:
     ports = {"question": Port(str), "k": Port(int, optional=True), "label": Port(Literal["a", "b"])}
     assert format_ports(ports) == "question: str, k: int (optional), label: one of a, b"
     assert format_ports({}) == "none"
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"type": "objekt"}, "invalid"),
+        ({"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/x"}}}, "not a part of it"),
+        ({"$ref": "#/$defs/Missing"}, "not a part of it"),
+        ({"type": "string", "pattern": "(?=a)b"}, "not supported"),
+        ({"patternProperties": {"a+": {}}}, "patternProperties"),
+        ({"enum": [{1, 2}]}, "must be JSON"),
+        ({"type": "string", "description": "x" * 100_001}, "characters"),
+    ],
+)
+def test_a_json_schema_that_cannot_be_used_is_refused(schema: Any, problem: str) -> None:
+    with pytest.raises(DeclarationError, match=problem):
+        json_type(schema)
+
+
+def test_values_of_a_json_schema_are_checked_in_linear_time() -> None:
+    kind = json_type({"type": "string", "pattern": "^(a+)+$"})
+    assert accepts(kind, "aaa")
+    assert not accepts(kind, "a" * 40 + "!")
+    assert not accepts(json_type({"type": "array", "uniqueItems": True}), [1, 1])
+
+
+def test_a_class_is_not_accepted_as_its_json_form_but_restored_from_it() -> None:
+    assert not accepts(Person, {"name": "Ada"})
+    assert not accepts(list[Person], [{"name": "Ada"}])
+    restored = as_declared(list[Person], [{"name": "Ada"}])
+    assert accepts(list[Person], restored)
+    assert as_declared(dict[str, int], {"a": "1"}) == {"a": "1"}
+    assert as_declared(Person, {"nothing": 1}) == {"nothing": 1}

@@ -76,7 +76,7 @@ def beside(page: Path) -> dict[str, str]:
 
 def execute(text: str, names: dict[str, Any]) -> None:
     """Run a code block of this repository's pages, which may use top-level await."""
-    code = compile(text, "block", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    code = compile(text, "block", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     result = eval(code, names)
     if inspect.iscoroutine(result):
         asyncio.run(result)

@@ -58,6 +58,11 @@ ACTIONS = [
     ("torch", "optimize(trained(), 'mmgrpo')"),
     ("transformers", "ask(cp.Transformers(str(folder), dtype='float32'))"),
     ("gguf", "from compound.components.engines.models import _convert; _convert(Path('x.gguf'))"),
+    (
+        "llguidance",
+        "from transformers import PreTrainedTokenizerFast as T; "
+        "from compound.components.engines.local.constraints import ConstraintCompiler as C; C(T, 8, [0])",
+    ),
     ("safetensors", "from compound.rewards.model import read; read(folder)"),
     ("huggingface_hub", "ask(cp.Transformers('someone/model', dtype='float32'))"),
     ("litellm", "ask(cp.LiteLLM('openai/gpt-4o-mini'))"),

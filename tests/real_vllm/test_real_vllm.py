@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ import pytest
 from compound.components.engines.vllm.adapters import DIFFERS_FROM_OTHERS, INDISTINGUISHABLE, MATCHES_PROBE
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.concurrency.background import run_in_background
-from compound.engine import Adapter, Completion, Message, Request, TokenRecord
+from compound.engine import Adapter, AnswerFormat, Completion, Message, Request, TokenRecord
 from compound.errors import AdapterNotServed, CompoundError, TransientError
 from compound.storage.artifacts import folder_digest
 
@@ -224,3 +225,21 @@ def _descendants(pid: int) -> list[int]:
     for child in children.read_text().split() if children.exists() else []:
         found += [int(child), *_descendants(int(child))]
     return found
+
+
+def test_a_server_enforces_the_format_of_an_answer(ask: Ask) -> None:
+    schema = json.dumps(
+        {
+            "type": "object",
+            "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}},
+            "required": ["name", "age"],
+            "additionalProperties": False,
+        }
+    )
+    wanted = {"want_tokens": False, "max_tokens": 96}
+    person, label = ask(
+        request("Invent a person.", format=AnswerFormat(schema=schema), **wanted),
+        request("Is it so?", format=AnswerFormat(choices=("yes", "no")), cue="Answer:", **wanted),
+    )
+    assert json.loads(person.text).keys() == {"name", "age"}
+    assert label.text.strip() in {"yes", "no"}

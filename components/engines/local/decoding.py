@@ -13,6 +13,12 @@ import torch
 from transformers import GenerationConfig
 
 from compound.components.engines.local.adapters import AdapterCache
+from compound.components.engines.local.constraints import (
+    Constraint,
+    ConstraintCompiler,
+    ConstraintState,
+    end_tokens,
+)
 from compound.components.engines.local.prefill import Prefill
 from compound.components.engines.local.sampling import Row, SampleTokens, StopWhenDone
 from compound.components.engines.prefilled import Prefilled
@@ -46,14 +52,25 @@ class Decoder:
         max_batch_tokens: int,
         max_adapters: int,
     ) -> None:
-        ends = model.generation_config.eos_token_id
-        self.ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+        self.ends = end_tokens(model, tokenizer)
         # Otherwise `generate` would apply the checkpoint's own sampling settings (penalties, top-p).
         model.generation_config = GenerationConfig()
         self._model, self._tokenizer = model, tokenizer
+        self._constraints: ConstraintCompiler | None = None
         self._exact, self._max_batch_tokens = exact, max_batch_tokens
         self._prefill = Prefill(model, capacity=max_batch_tokens // 4)
         self._adapters = AdapterCache(model, capacity=max_adapters, on_evict=self._prefill.forget)
+
+    def start(self, constraint: Constraint) -> ConstraintState:
+        """Return the state of a constrained answer before its first token.
+
+        Raises:
+            CallError: the format cannot be enforced.
+        """
+        if self._constraints is None:
+            size = self._model.config.get_text_config(decoder=True).vocab_size
+            self._constraints = ConstraintCompiler(self._tokenizer, size, self.ends)
+        return self._constraints.start(constraint)
 
     @property
     def prefilled(self) -> Prefilled:

@@ -228,6 +228,7 @@ class TransformersEngine:
 
     def _batches(self, jobs: Sequence[PendingRequest]) -> list[list[PendingRequest]]:
         """Convert requests to rows, and rows to batches; an invalid request fails without the others."""
+        from compound.components.engines.local.constraints import Constraint
         from compound.components.engines.local.sampling import Row
 
         self._decoder = self._decoder or self._load()
@@ -237,11 +238,14 @@ class TransformersEngine:
             r = job.request
             try:
                 prompt = self._prompt(r)
+                constraint = Constraint(r.format, bool(r.cue), r.max_tokens) if r.format else None
+                state = self._decoder.start(constraint) if constraint else None
             except CallError as error:
                 _fail([job], error)
                 continue
             job.row = Row(prompt, r.max_tokens, r.temperature, r.stop, r.seed, r.want_tokens)
             job.row.abandoned = job.abandoned
+            job.row.constraint, job.row.state = constraint, state
             owners[id(job.row)] = job
             rows.append(job.row)
         return [[owners[id(row)] for row in batch] for batch in self._decoder.batches(rows)]
@@ -261,11 +265,15 @@ class TransformersEngine:
                 message += "; lower max_batch or max_batch_tokens"
             raise TransientError(message) from error  # not caused by a particular request
         for job, row in zip(batch, rows, strict=True):
+            if row.failure is not None:
+                _fail([job], row.failure)
+                continue
             if row.finish is None:
                 _fail([job], CallError(f"{self.name} was closed during the call"))
                 continue
             sampled = tuple(row.sampled)
-            record = TokenRecord(row.prompt, sampled, tuple(row.logprobs), row.finish, version)
+            constraint = row.constraint.to_text() if row.constraint else ""
+            record = TokenRecord(row.prompt, sampled, tuple(row.logprobs), row.finish, version, constraint)
             usage = Usage(1, len(row.prompt), len(sampled))
             tokens = record if job.request.want_tokens else None
             job.future.set_result(Completion(decoder.text(row), usage, row.finish, tokens))

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from compound.components.engines.local.constraints import Constraint, ConstraintState, unpack
 from compound.engine import FinishReason
+from compound.errors import CallError
 
 MIN_DRAW = 2.0**-25  # below the resolution of a float32 exponential draw, which may be exactly 0
 SHRINK = 0.75  # finished rows are removed when at most this fraction of a batch is live
@@ -34,6 +36,9 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     finish: FinishReason | None = None
     abandoned: bool = False
+    constraint: Constraint | None = None
+    state: ConstraintState | None = None
+    failure: Exception | None = None
     rng: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -42,20 +47,23 @@ class Row:
     @property
     def live(self) -> bool:
         """Whether the row needs more tokens."""
-        return self.finish is None and not self.abandoned
+        return self.finish is None and not self.abandoned and self.failure is None
 
 
 class SampleTokens:
     """Logits processor that samples and records each row's next token, and forces `generate` to use it.
 
     At temperature T > 0 the token is ``argmax(logits / T + Gumbel noise)``, a draw from the softmax with
-    noise from the row's own stream; at 0 it is the argmax.
+    noise from the row's own stream; at 0 it is the argmax. In rows with a constraint the logits of other
+    tokens are first set to -inf, so that tokens are drawn from the renormalized rest, and recorded
+    log-probabilities belong to it. Constrained and free rows may be in one batch.
     """
 
     def __init__(self, rows: Sequence[Row], ended: Callable[[Row], FinishReason | None]) -> None:
         self.rows, self.ended = rows, ended
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: D102
+        self._constrain(scores)
         hot = [i for i, row in enumerate(self.rows) if row.temperature > 0]
         wanted = any(row.want_logprobs for row in self.rows)
         if hot:
@@ -72,9 +80,32 @@ class SampleTokens:
         for row, token, logprob in zip(self.rows, picked.tolist(), logprobs.tolist(), strict=True):
             if row.live:
                 row.sampled.append(token)
+                if row.state is not None:
+                    row.state.accept(token)
                 row.logprobs += [logprob] if row.want_logprobs else []
                 row.finish = self.ended(row)
         return scores.scatter_(1, chosen, torch.inf)
+
+    def _constrain(self, scores: torch.Tensor) -> None:
+        """Set the logits of tokens that a row's constraint does not allow to -inf, in place."""
+        bound = [(i, row) for i, row in enumerate(self.rows) if row.state is not None and row.live]
+        if not bound:
+            return
+        size = scores.shape[-1]
+        bits = np.empty((len(bound), -(-size // 32)), np.int32)
+        for line, (_, row) in zip(bits, bound, strict=True):
+            assert row.state is not None
+            try:
+                row.state.fill(line)
+            except CallError as error:
+                row.failure = error
+                line[:] = -1
+        blocked = torch.from_numpy(~unpack(bits, size)).to(scores.device)
+        if len(bound) == len(self.rows):
+            scores.masked_fill_(blocked, -torch.inf)
+        else:
+            places = torch.tensor([i for i, _ in bound], device=scores.device)
+            scores[places] = scores[places].masked_fill_(blocked, -torch.inf)
 
 
 class StopWhenDone:

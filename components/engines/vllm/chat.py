@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TypedDict, cast
 
@@ -88,6 +89,7 @@ def body(request: Request, model: str, extra: Mapping[str, object]) -> dict[str,
         "temperature": request.temperature,
         "seed": request.seed % 2**63,  # vLLM parses a signed 64-bit number
         **NEUTRAL,
+        **_constraint(request),
         **extra,
     }
     if request.stop:
@@ -98,6 +100,29 @@ def body(request: Request, model: str, extra: Mapping[str, object]) -> dict[str,
     if request.want_tokens:
         sent |= {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
     return sent
+
+
+def is_enforced(request: Request) -> bool:
+    """Return whether the server restricts the answer to its format.
+
+    It does not while tokens are drawn that weights may be trained on: the server does not report which
+    tokens its grammar allowed, so its log-probabilities could not be compared with those of a trainer.
+    """
+    return request.format is not None and not (request.want_tokens and request.temperature > 0)
+
+
+def _constraint(request: Request) -> dict[str, object]:
+    """Return the fields that restrict the answer to its format.
+
+    >>> from compound.engine import AnswerFormat
+    >>> _constraint(Request((), format=AnswerFormat(choices=("yes", "no"))))
+    {'structured_outputs': {'choice': ['yes', 'no']}}
+    """
+    if request.format is None or not is_enforced(request):
+        return {}
+    if request.format.choices:
+        return {"structured_outputs": {"choice": list(request.format.choices)}}
+    return {"structured_outputs": {"json": json.loads(request.format.schema)}}
 
 
 def completion(

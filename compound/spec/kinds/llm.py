@@ -41,6 +41,10 @@ class LLMSettings(Model):
     """Stop sequences."""
     format: Literal["auto", "text", "fields", "json"] = "auto"
     """Format of the output fields: text (one field), fields (`name: value` lines) or json."""
+    enforce: bool = True
+    """Restrict the answer to its type where the engine can."""
+    reasks: int | None = Field(default=None, ge=0)
+    """Maximum number of further requests after an answer that cannot be parsed; 1 for JSON by default."""
     weights: WeightsSetting | None = None
     """A LoRA adapter to train."""
     takes: dict[Name, Type] | None = None

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from compound.errors import DeclarationError
+from compound.graph.json_types import json_type, record_type
 from compound.graph.types import parse
 
 LONGEST_TYPE = 500  # characters; bounds the recursion of the parser on untrusted input
-_REFERENCE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?\Z")
+_REFERENCE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*\Z")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _CODE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*\Z")
 
 
@@ -39,10 +42,29 @@ def as_pydantic_error(error: DeclarationError) -> PydanticCustomError:
 
 
 def _type(value: object) -> object:
+    if isinstance(value, Mapping):
+        return _mapping_type(value)
     if not isinstance(value, str) or len(value) > LONGEST_TYPE:
         raise value_error("must be a type such as str, int or list[str]")
     try:
         return parse(value)
+    except DeclarationError as error:
+        raise as_pydantic_error(error) from None
+
+
+def _mapping_type(value: Mapping[object, object]) -> object:
+    """Return the type of ``{json_schema: SCHEMA}``, or of an object with the given fields."""
+    schema = value.get("json_schema")
+    try:
+        if isinstance(schema, Mapping):
+            if len(value) > 1:
+                raise value_error("must have no key besides json_schema")
+            return json_type({str(key): part for key, part in schema.items()})
+        if not value or not all(isinstance(name, str) and _NAME.match(name) for name in value):
+            hint = "write {name: str, age: int}, or {json_schema: {type: object, ...}}"
+            raise value_error("must be the types of fields by their names", hint)
+        fields = {str(name): _type(part) for name, part in value.items()}
+        return record_type(fields)
     except DeclarationError as error:
         raise as_pydantic_error(error) from None
 
@@ -79,11 +101,22 @@ def _text_like(pattern: re.Pattern[str], description: str) -> WithJsonSchema:
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 """The name of a component, node, port, input or output."""
-Type = Annotated[
-    object,
-    PlainValidator(_type),
-    WithJsonSchema({"type": "string", "description": "str, int, float, bool, list[str], `one of a, b`, …"}),
-]
+_NAMED = {"type": "string", "description": "str, int, float, bool, list[str], `one of a, b`, …"}
+_SCHEMA = {
+    "type": "object",
+    "required": ["json_schema"],
+    "properties": {"json_schema": {"type": "object", "description": "a JSON schema"}},
+    "maxProperties": 1,
+}
+_RECORD = {
+    "type": "object",
+    "minProperties": 1,
+    "description": "an object: the type of each field by name, or {json_schema: SCHEMA}",
+}
+Type = Annotated[object, PlainValidator(_type), WithJsonSchema({"anyOf": [_NAMED, _RECORD]})]
+"""A type by name, or of an object."""
+OneType = Annotated[object, PlainValidator(_type), WithJsonSchema({"anyOf": [_NAMED, _SCHEMA]})]
+"""A type where a mapping without the key ``json_schema`` has another meaning."""
 Reference = Annotated[str, PlainValidator(_reference), _text_like(_REFERENCE, "$input, $node or $node.field")]
 Code = Annotated[str, PlainValidator(_code), _text_like(_CODE, "Python code: module:name")]
 Scalar = Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Discriminator, Field, Tag
 
 from compound.spec.schema.installed import Installed
-from compound.spec.schema.types import Model, Name, Reference, Scalar, Type
+from compound.spec.schema.types import Model, Name, OneType, Reference, Scalar, Type
 
 WIRING_KEYS = ("in", "when", "out", "settings")
 """Keys of an entry other than its kind."""
@@ -17,10 +17,18 @@ When = Annotated[
     | Annotated[dict[Reference, Scalar], Field(min_length=1, max_length=1), Tag("~equals")],
     Discriminator(lambda value: "~equals" if isinstance(value, Mapping) else "~always"),
 ]
+_INLINE = {"required": ["json_schema"], "properties": {"json_schema": {"type": "object"}}}
 Out = Annotated[
-    Annotated[Type, Tag("~one")] | Annotated[dict[Name, Type], Field(min_length=1), Tag("~several")],
-    Discriminator(lambda value: "~several" if isinstance(value, Mapping) else "~one"),
+    Annotated[OneType, Tag("~one")]
+    | Annotated[dict[Name, Type], Field(min_length=1, json_schema_extra={"not": _INLINE}), Tag("~several")],
+    Discriminator(
+        lambda value: "~several" if isinstance(value, Mapping) and not _is_schema(value) else "~one"
+    ),
 ]
+
+
+def _is_schema(value: Mapping[object, object]) -> bool:
+    return isinstance(value.get("json_schema"), Mapping)
 
 
 class Wiring(Model):

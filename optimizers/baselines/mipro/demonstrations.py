@@ -85,7 +85,11 @@ def labelled_demos(
     node = source.node
     component = node.component
     wires = {name: wire for name, wire in node.wires.items() if name not in component.settings}
-    if len(component.outputs) > 1 or not all(isinstance(wire, Input) for wire in wires.values()):
+    if (
+        source.path
+        or len(component.outputs) > 1
+        or not all(isinstance(wire, Input) for wire in wires.values())
+    ):
         return {}
     demos: list[Demo] = []
     for example in examples:

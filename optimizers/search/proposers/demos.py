@@ -85,7 +85,7 @@ def correct_calls(
     if not isinstance(metric, Comparison) or not isinstance(source, Output):
         return []
     node, field = source.node, source.field
-    if node.component.kind != "llm":
+    if node.component.kind != "llm" or source.path:  # the answer would be a part of what the model writes
         return []
     corrections: list[Correction] = []
     for trace in traces:

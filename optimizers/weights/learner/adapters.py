@@ -13,12 +13,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compound.components.engines import model_folder, models
 from compound.components.engines.local import loading
+from compound.components.engines.local.constraints import ConstraintCompiler, end_tokens
 from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra, suggest_name
 from compound.execution.rng import fork_torch_rng
 from compound.graph.component import check_name
@@ -80,6 +81,12 @@ class Adapters:
             if start and name in start:
                 self.load(name, start[name])
             self._stored[name] = self._content(name), None
+
+    @cached_property
+    def constraints(self) -> ConstraintCompiler:
+        """The parsers of constrained answers, as in the sampler."""
+        size = self.base.get_output_embeddings().weight.shape[0]
+        return ConstraintCompiler(self.tokenizer, size, end_tokens(self.base, self.tokenizer))
 
     @property
     def device(self) -> torch.device:

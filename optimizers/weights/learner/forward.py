@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from compound.components.engines.local.constraints import Constraint
 from compound.components.engines.local.layers import unshareable_kinds
 from compound.optimizers.weights.learner.head import OutputLayer, token_logps
 from compound.optimizers.weights.learner.samples import Sample
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from transformers import DynamicCache, PreTrainedModel
+
+    from compound.components.engines.local.constraints import ConstraintCompiler
 
 MAX_SHARED_FRACTION = 0.5  # prompts are shared if at most this fraction of the tokens remains to be processed
 
@@ -48,6 +51,7 @@ def forward(
     shared: bool | None = None,
     entropy_grad: bool = False,
     temperature: float = 1.0,
+    constraints: ConstraintCompiler | None = None,
 ) -> ForwardPass:
     """Run a causal language model over samples.
 
@@ -58,6 +62,8 @@ def forward(
             saves enough.
         entropy_grad: whether entropies have a gradient.
         temperature: the sampling temperature; log-probabilities are those of the sampled distribution.
+        constraints: restricts the distributions of constrained answers to the tokens that were allowed, as
+            their sampler did; ``None`` for the distributions without constraints.
     """
     import torch
 
@@ -72,13 +78,32 @@ def forward(
     entropies = torch.zeros_like(logps)
     sampled = mask.bool()
     layer = OutputLayer.of(model, temperature)
-    token_values = token_logps(states[sampled], layer, targets[sampled], entropy_grad)
+    allowed = _allowed(samples, constraints, states.device) if constraints is not None else None
+    token_values = token_logps(states[sampled], layer, targets[sampled], entropy_grad, allowed)
     return ForwardPass(
         logps.masked_scatter(sampled, token_values[0]),
         entropies.masked_scatter(sampled, token_values[1]),
         states,
         mask,
     )
+
+
+def _allowed(
+    samples: Sequence[Sample], constraints: ConstraintCompiler, device: torch.device
+) -> Tensor | None:
+    """Return the allowed tokens of all sampled tokens in order, as packed bits; ``None`` if all are."""
+    import numpy as np
+    import torch
+
+    if not any(sample.tokens.constraint for sample in samples):
+        return None
+    rows = [
+        constraints.replay(Constraint.from_text(sample.tokens.constraint), sample.tokens.sampled)
+        if sample.tokens.constraint
+        else np.full((sample.length, -(-constraints.size // 32)), -1, np.int32)
+        for sample in samples
+    ]
+    return torch.from_numpy(np.concatenate(rows).view(np.uint8)).to(device)
 
 
 def shared_fraction(samples: Sequence[Sample]) -> float:

@@ -61,7 +61,11 @@ class OutputLayer:
 
 
 def token_logps(
-    hidden: Tensor, output: OutputLayer, targets: Tensor, entropy_grad: bool = False
+    hidden: Tensor,
+    output: OutputLayer,
+    targets: Tensor,
+    entropy_grad: bool = False,
+    allowed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probabilities (nats) and the entropies at each target token, both of shape (n,).
 
@@ -70,26 +74,42 @@ def token_logps(
         output: the output layer.
         targets: token ids, (n,).
         entropy_grad: whether the entropies have a gradient.
+        allowed: the tokens among which each target was drawn, as packed bits in bytes, (n, size / 8); by
+            default all. Probabilities are renormalized over them.
     """
     import torch
     from torch.utils.checkpoint import checkpoint
 
     rows = max(1, CHUNK // output.size)
     if len(targets) <= rows:
-        return _chunk(hidden, output, targets, entropy_grad)
+        return _chunk(hidden, output, targets, entropy_grad, allowed)
     parts = [
         checkpoint(
-            _chunk, hidden[i : i + rows], output, targets[i : i + rows], entropy_grad, use_reentrant=False
+            _chunk,
+            hidden[i : i + rows],
+            output,
+            targets[i : i + rows],
+            entropy_grad,
+            None if allowed is None else allowed[i : i + rows],
+            use_reentrant=False,
         )
         for i in range(0, len(targets), rows)
     ]
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
-def _chunk(hidden: Tensor, output: OutputLayer, targets: Tensor, entropy_grad: bool) -> tuple[Tensor, Tensor]:
+def _chunk(
+    hidden: Tensor, output: OutputLayer, targets: Tensor, entropy_grad: bool, allowed: Tensor | None
+) -> tuple[Tensor, Tensor]:
     import torch
 
     logits = output(hidden)
+    if allowed is not None:
+        bits = (allowed[:, :, None] >> torch.arange(8, device=allowed.device, dtype=torch.uint8)) & 1
+        # a finite value: 0 * -inf would be NaN in the entropy
+        logits = logits.masked_fill(
+            bits.flatten(1)[:, : logits.shape[-1]] == 0, torch.finfo(torch.float32).min
+        )
     norm = logits.logsumexp(-1)
     logps = logits.gather(-1, targets[:, None])[:, 0] - norm
     with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):

@@ -329,7 +329,16 @@ class Trainer:
     ) -> ForwardPass:
         """Run the model over a micro-batch; equal prompts are processed once if the model allows it."""
         shared = False if self.adapters.unshared else None
-        return forward(model, batch, shared=shared, entropy_grad=entropy_grad, temperature=temperature)
+        # Imitation also teaches the format, so it maximizes the likelihood without the constraint.
+        constrained = self.policy is not None and any(sample.tokens.constraint for sample in batch)
+        return forward(
+            model,
+            batch,
+            shared=shared,
+            entropy_grad=entropy_grad,
+            temperature=temperature,
+            constraints=self.adapters.constraints if constrained else None,
+        )
 
     def _check_staleness(self, samples: Sequence[Sample]) -> None:
         """Raise if a sample was drawn with an adapter version that is too old."""

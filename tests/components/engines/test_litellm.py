@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from compound.components.engines.litellm import LiteLLMEngine
-from compound.engine import Adapter, Completion, Engine, Message, Request
+from compound.components.engines.response_format import is_strict
+from compound.engine import Adapter, AnswerFormat, Completion, Engine, Message, Request
 from compound.errors import CallError, CompoundError, DeclarationError, QuotaExhausted, TransientError
 
 pytest.importorskip("litellm")
@@ -358,3 +359,75 @@ def test_engines_in_other_threads_keep_their_connections(
         answers = list(pool.map(work, range(8)))
     assert len([text for several in answers for text in several]) == 32
     assert not caplog.records  # of its log's queue, which belongs to one loop
+
+
+PERSON = AnswerFormat(
+    schema=json.dumps(
+        {
+            "type": "object",
+            "properties": {"name": {"type": "string"}},
+            "required": ["name"],
+            "additionalProperties": False,
+        }
+    )
+)
+LIST = AnswerFormat(schema='{"type": "array", "items": {"type": "integer"}}')
+
+
+def test_a_schema_is_sent_as_the_response_format_to_models_that_take_it(server: Server) -> None:
+    server.answer('{"name": "Ada"}')
+    assert ask(engine(server, response_schema=True), request(format=PERSON)).text == '{"name": "Ada"}'
+    sent = server.received[-1]["response_format"]
+    assert sent["type"] == "json_schema"
+    assert sent["json_schema"]["schema"] == json.loads(PERSON.schema)
+    assert sent["json_schema"]["strict"] is True
+    ask(engine(server), request(format=PERSON))  # litellm does not know this model
+    assert "response_format" not in server.received[-1]
+    ask(engine(server, response_schema=True), request())
+    assert "response_format" not in server.received[-1]
+
+
+def test_litellm_says_which_models_take_a_schema() -> None:
+    takes = {
+        name: LiteLLMEngine(name)._sent_format(request(format=PERSON)) is not None
+        for name in ("openai/gpt-4o-mini", "openai/gpt-3.5-turbo")
+    }
+    assert takes == {"openai/gpt-4o-mini": True, "openai/gpt-3.5-turbo": False}
+    own = LiteLLMEngine("openai/gpt-4o-mini", extra={"response_format": {"type": "json_object"}})
+    assert own._sent_format(request(format=PERSON)) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sent", "text"),
+    [
+        (AnswerFormat(choices=("yes", "no")), '{"answer": "no"}', "no"),
+        (LIST, '{"answer": [1, 2]}', "[1, 2]"),
+        (LIST, "no JSON", "no JSON"),
+        (PERSON, '{"answer": "x"}', '{"answer": "x"}'),
+    ],
+)
+def test_an_answer_that_is_no_object_is_wrapped_in_one(
+    server: Server, wanted: AnswerFormat, sent: str, text: str
+) -> None:
+    server.answer(sent)
+    assert ask(engine(server, response_schema=True), request(format=wanted)).text == text
+    schema = server.received[-1]["response_format"]["json_schema"]["schema"]
+    assert schema["type"] == "object"
+
+
+def test_the_worst_case_includes_a_schema_that_the_provider_shows_to_the_model(server: Server) -> None:
+    lm = engine(server, response_schema=True)
+    added = lm.worst_case(request(format=PERSON)).prompt_tokens - lm.worst_case(request()).prompt_tokens
+    assert added >= len(PERSON.schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "strict"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False}, False),
+        ({"type": "array", "items": {"type": "integer", "uniqueItems": True}}, False),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, True),
+    ],
+)
+def test_strict_mode_is_for_schemas_in_the_subset_of_openai(schema: dict[str, Any], strict: bool) -> None:
+    assert is_strict(schema) is strict

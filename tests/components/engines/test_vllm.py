@@ -26,7 +26,7 @@ from compound.components.engines.probe import (
 )
 from compound.components.engines.vllm.adapters import DIFFERS_FROM_OTHERS, INDISTINGUISHABLE, MATCHES_PROBE
 from compound.components.engines.vllm.engine import VLLMEngine
-from compound.engine import Adapter, Completion, Engine, Message, Request, TokenRecord
+from compound.engine import Adapter, AnswerFormat, Completion, Engine, Message, Request, TokenRecord
 from compound.errors import (
     AdapterNotServed,
     CallError,
@@ -105,6 +105,24 @@ def test_the_server_is_sent_the_request_and_nothing_of_the_models_own_sampling(s
             "frequency_penalty": 0.0,
         }
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sent"),
+    [
+        ({"format": AnswerFormat(choices=("yes", "no"))}, {"choice": ["yes", "no"]}),
+        ({"format": AnswerFormat(schema='{"type": "integer"}')}, {"json": {"type": "integer"}}),
+        ({"format": AnswerFormat(choices=("a",)), "want_tokens": True}, {"choice": ["a"]}),
+        ({"format": AnswerFormat(choices=("a",)), "want_tokens": True, "temperature": 1.0}, None),
+        ({}, None),
+    ],
+)
+def test_the_server_enforces_the_format_except_in_rollouts(
+    server: Any, settings: dict[str, Any], sent: dict[str, Any] | None
+) -> None:
+    (completion,) = ask(engine(server), request(**settings))
+    assert server.sent("chat/completions")[-1].get("structured_outputs") == sent
+    assert completion.tokens is None or completion.tokens.constraint == ""
 
 
 def test_a_cue_is_the_beginning_of_the_assistants_turn(server: Any) -> None:

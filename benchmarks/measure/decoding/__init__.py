@@ -1,0 +1,1 @@
+"""Constrained decoding: validity and cost of structured answers, and a comparison of grammar libraries."""

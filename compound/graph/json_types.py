@@ -1,0 +1,269 @@
+"""Types declared by a JSON schema, and the JSON schemas of types.
+
+A type of a JSON schema is ``Annotated[base, JSONSchema(text)]``. Its values are plain JSON values, checked
+with jsonschema. Two types are equal if their schemas are.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin
+
+import typing_extensions
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticUserError
+from pydantic_core import CoreSchema, SchemaError, SchemaValidator, core_schema
+
+from compound.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import ValidationError as ValidationProblem
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+
+Document = Mapping[str, object]
+BASES: Mapping[object, object] = {
+    "object": dict[str, Any],
+    "array": list[Any],
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "null": type(None),
+}
+# Keywords that only describe: a schema with no others is the plain type of its `type`.
+DESCRIPTIVE = frozenset({"type", "title", "description", "default", "examples", "$schema", "$id"})
+MOST_ERRORS = 3
+NAMED_PARTS = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})  # mappings by name
+LONGEST_SCHEMA = 100_000  # characters
+
+
+@dataclass(frozen=True, eq=False)
+class JSONSchema:
+    """Annotation of a type whose values a JSON schema describes.
+
+    Attributes:
+        text: the schema as JSON text, with properties in the declared order, in which models write them.
+    """
+
+    text: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JSONSchema) and self.document == other.document
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.document, sort_keys=True))
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The schema."""
+        found: dict[str, Any] = json.loads(self.text)
+        return found
+
+    def problems(self, value: object) -> list[str]:
+        """Return descriptions of the parts of a value that the schema does not accept."""
+        errors = sorted(
+            _validator(self.text).iter_errors(value), key=lambda error: list(map(str, error.path))
+        )
+        return [f"{'.'.join(map(str, e.path)) or 'value'}: {e.message[:200]}" for e in errors[:MOST_ERRORS]]
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return self.document
+
+    def _checked(self, value: object) -> object:
+        problems = self.problems(value)
+        if problems:
+            raise ValueError("; ".join(problems))
+        return value
+
+
+def json_type(schema: Document) -> object:
+    """Return the type of the values that a JSON schema accepts.
+
+    Args:
+        schema: a JSON schema (draft 2020-12).
+
+    Raises:
+        DeclarationError: the schema is invalid.
+
+    Example:
+        >>> json_type({"type": "integer"}), json_type({"enum": ["yes", "no"]})
+        (<class 'int'>, typing.Literal['yes', 'no'])
+        >>> kind = json_type({"type": "object", "properties": {"age": {"type": "integer"}}})
+        >>> kind == json_type({"properties": {"age": {"type": "integer"}}, "type": "object"})
+        True
+    """
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError as InvalidSchema
+
+    try:
+        text = json.dumps(schema, sort_keys=False, allow_nan=False)
+        Draft202012Validator.check_schema(dict(schema))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DeclarationError(f"a JSON schema must be JSON, but {error}") from None
+    except InvalidSchema as error:
+        where = ".".join(map(str, error.path)) or "its top level"
+        raise DeclarationError(f"the JSON schema is invalid at {where}: {error.message[:200]}") from None
+    if len(text) > LONGEST_SCHEMA:
+        raise DeclarationError(f"a JSON schema may have {LONGEST_SCHEMA:,} characters, but has {len(text):,}")
+    _check_keywords(schema, schema)
+    kind = schema.get("type")
+    options = schema.get("enum")
+    if isinstance(options, list) and options and all(type(o) in (str, int, bool) for o in options):
+        return Literal[tuple(options)]
+    base = BASES.get(kind) if isinstance(kind, str) else Any
+    if kind in ("string", "integer", "number", "boolean") and schema.keys() <= DESCRIPTIVE:
+        return base
+    return Annotated[base, JSONSchema(text)]
+
+
+def record_type(fields: Mapping[str, object]) -> object:
+    """Return the type of JSON objects with the given fields, each of which is required.
+
+    >>> record_type({"age": int}) == json_type({
+    ...     "type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"],
+    ...     "additionalProperties": False})
+    True
+    """
+    properties: dict[str, object] = {}
+    for name, kind in fields.items():
+        schema = json_schema_of(kind)
+        if schema is None:
+            raise DeclarationError(f"field {name!r} has a type without a JSON form")
+        properties[name] = schema
+    return json_type(
+        {
+            "type": "object",
+            "properties": properties,
+            "required": list(fields),
+            "additionalProperties": False,
+        }
+    )
+
+
+def schema_of_annotation(kind: object) -> JSONSchema | None:
+    """Return the schema of a type made by `json_type`, or ``None`` for any other type."""
+    if get_origin(kind) is not Annotated:
+        return None
+    return next((item for item in get_args(kind)[1:] if isinstance(item, JSONSchema)), None)
+
+
+@functools.lru_cache(maxsize=512)
+def json_schema_of(kind: object) -> dict[str, Any] | None:
+    """Return the JSON schema of a type's values, or ``None`` if they have no JSON form.
+
+    The result is shared and must not be modified.
+
+    >>> json_schema_of(list[int])
+    {'items': {'type': 'integer'}, 'type': 'array'}
+    """
+    given = schema_of_annotation(kind)
+    if given is not None:
+        return given.document
+    try:
+        return TypeAdapter(cast("Any", portable(kind))).json_schema(mode="validation")
+    except (PydanticUserError, TypeError, ValueError):
+        return None
+
+
+@functools.lru_cache(maxsize=512)
+def portable(kind: object) -> object:
+    """Return a type in which a `typing.TypedDict` is replaced by that of typing_extensions.
+
+    On Python 3.11 pydantic accepts only the latter.
+    """
+    if sys.version_info >= (3, 12):
+        return kind
+    if typing.is_typeddict(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind, include_extras=True)
+        fields = {name: portable(hint) for name, hint in hints.items()}
+        total = getattr(kind, "__total__", True)
+        return typing_extensions.TypedDict(kind.__name__, fields, total=total)  # type: ignore[operator]
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (list, dict, Union, types.UnionType):
+        inner = tuple(map(portable, arguments))
+        if inner == arguments:
+            return kind
+        return Union[inner] if origin in (Union, types.UnionType) else origin[inner]  # noqa: UP007
+    return kind
+
+
+@functools.lru_cache(maxsize=256)
+def _validator(text: str) -> Draft202012Validator:
+    """Return the validator of a schema, which reads no other documents."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+    from jsonschema_specifications import REGISTRY
+
+    checked = extend(Draft202012Validator, {"pattern": _check_pattern})
+    validator: Draft202012Validator = checked(json.loads(text), registry=REGISTRY)
+    return validator
+
+
+def _check_keywords(part: object, schema: Document) -> None:
+    """Reject references to other documents, and patterns that Python's backtracking would have to match."""
+    if isinstance(part, list):
+        for item in part:
+            _check_keywords(item, schema)
+    if not isinstance(part, Mapping):
+        return
+    reference, pattern = part.get("$ref"), part.get("pattern")
+    if isinstance(reference, str) and not _resolves(reference, schema):
+        raise DeclarationError(
+            f"the JSON schema refers to {reference!r}, which is not a part of it",
+            hint="define it under $defs, and refer to #/$defs/NAME",
+        )
+    for keyword in ("patternProperties", "$dynamicRef", "$anchor"):
+        if keyword in part:
+            raise DeclarationError(f"the JSON schema has the keyword {keyword!r}, which is not supported")
+    if isinstance(pattern, str):
+        try:
+            _pattern(pattern)
+        except SchemaError as error:
+            raise DeclarationError(
+                f"the JSON schema has the pattern {pattern!r}, which is not supported: {error}",
+                hint="use a regular expression without look-around and back-references",
+            ) from None
+    for keyword, inner in part.items():
+        if keyword in NAMED_PARTS and isinstance(inner, Mapping):
+            _check_keywords(list(inner.values()), schema)
+        elif keyword not in ("enum", "const", "default", "examples"):
+            _check_keywords(inner, schema)
+
+
+def _resolves(reference: str, schema: Document) -> bool:
+    found: object = schema
+    start, *names = reference.split("/")
+    for name in names:
+        key = name.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, Mapping) or key not in found:
+            return False
+        found = found[key]
+    return start == "#"
+
+
+@functools.lru_cache(maxsize=256)
+def _pattern(pattern: str) -> SchemaValidator:
+    """Return a matcher in linear time, by the regular expressions of pydantic."""
+    return SchemaValidator(core_schema.str_schema(pattern=pattern))
+
+
+def _check_pattern(
+    validator: object, pattern: str, value: object, schema: object
+) -> Iterator[ValidationProblem]:
+    """Implement the keyword ``pattern``."""
+    from jsonschema.exceptions import ValidationError as ValidationProblem
+
+    if isinstance(value, str) and not _pattern(pattern).isinstance_python(value):
+        yield ValidationProblem(f"{value!r:.100} does not match {pattern!r}")

@@ -1,0 +1,409 @@
+"""Structured outputs of the LLM component: what the model is told, parsing, re-asks, caches and graph edges."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime
+import enum
+import json
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, TypedDict
+
+import pytest
+from pydantic import BaseModel, Field
+
+import compound as cp
+from compound.components.answer_types import answer_format, describe, enforceable, is_plain
+from compound.components.fields import parse, render
+from compound.components.function import Function
+from compound.engine import AnswerFormat, Request
+from compound.errors import DeclarationError, ParseError, WiringError
+from compound.execution.cache import MemoryCache
+from compound.execution.trace import from_json, to_json
+from compound.graph.component import Output
+from compound.graph.json_types import json_type
+from compound.graph.types import Port
+from compound.spec import dump, loads
+from compound.testing import ScriptedLM
+
+QUESTION = cp.Input("question")
+
+
+class Address(BaseModel):
+    street: str
+    zip: str | None = None
+
+
+class Person(BaseModel):
+    """A person."""
+
+    name: str = Field(description="full name")
+    age: int = Field(ge=0, le=150)
+    address: Address
+    tags: list[str] = []
+
+
+@dataclasses.dataclass
+class Point:
+    x: float
+    y: float
+
+
+class Row(TypedDict):
+    title: str
+    points: list[int]
+
+
+class Mood(enum.Enum):
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Tree(BaseModel):
+    value: int
+    children: list[Tree] = []
+
+
+ADA = {"name": "Ada", "age": 36, "address": {"street": "Main"}, "tags": ["x"]}
+NAMED = json_type(
+    {"type": "object", "properties": {"name": {"type": "string", "minLength": 2}}, "required": ["name"]}
+)
+
+
+def ports(**kinds: Any) -> dict[str, Port]:
+    return {name: Port(kind) for name, kind in kinds.items()}
+
+
+def system(kind: Any, **settings: Any) -> cp.System:
+    node = cp.LLM("writer", prompt="Write.", output=kind, retries=0, **settings)(question=QUESTION)
+    return cp.System("s", outputs={"y": node}, lm="lm")
+
+
+def run(
+    built: cp.System, replies: Sequence[str] | Callable[..., object], cache: Any = None
+) -> tuple[cp.Trace, list[Request]]:
+    lm = ScriptedLM(replies)
+    trace = asyncio.run(cp.Executor({"lm": lm}, cache=cache).run(built, {"question": "?"}))
+    return trace, lm.requests
+
+
+# -- what the model is told ------------------------------------------------------------------------------
+
+
+def test_a_model_is_told_nested_fields_limits_and_descriptions() -> None:
+    request = run(system(Person), [json.dumps(ADA)])[1][0]
+    assert request.messages[-1].content == (
+        "Write.\n\n"
+        "The answer must be JSON: {\n"
+        '  "name": str (full name),\n'
+        '  "age": int (at least 0; at most 150),\n'
+        '  "address": {"street": str, "zip" (optional): str | null},\n'
+        '  "tags" (optional): [str, ...]\n'
+        "}\n\nQuestion: ?"
+    )
+    assert request.cue == ""
+    assert request.format is not None
+    assert json.loads(request.format.schema)["required"] == ["name", "age", "address"]
+
+
+def test_recursive_types_are_named() -> None:
+    assert describe(Tree) == (
+        'Tree\nwhere Tree is {"value": int, "children" (optional): [Tree, ...]}'
+    ) or describe(Tree).startswith('{"value": int, "children" (optional): [Tree, ...]}\nwhere Tree is')
+
+
+def test_several_outputs_with_a_structured_one_are_one_json_object() -> None:
+    node = cp.LLM("writer", output={"who": Person, "sure": bool}, retries=0)(question=QUESTION)
+    built = cp.System("s", outputs={"who": node.who, "sure": node.sure}, lm="lm")
+    trace, requests = run(built, [json.dumps({"who": ADA, "sure": True})])
+    assert trace.outputs == {"who": Person.model_validate(ADA), "sure": True}
+    assert 'Reply with one JSON object: {"who": {' in requests[0].messages[-1].content
+
+
+def test_plain_fields_keep_their_lines_and_a_structured_field_of_lines_is_json() -> None:
+    assert cp.LLM("a", output={"x": str, "n": int}).layout == "fields"
+    text = render("", [], {"q": "x"}, ports(who=Point, n=int), "fields")
+    assert 'who: <JSON: {"x": float, "y": float}>\nn: <int>' in text
+    assert parse('who: {"x": 1, "y": 2}\nn: 3', ports(who=Point, n=int), "fields")["who"] == Point(1, 2)
+
+
+def test_demonstrations_show_the_fields_in_the_declared_order_without_a_label() -> None:
+    demo: Any = {"inputs": {"q": "a"}, "outputs": {"output": {"tags": [], "age": 1, "name": "B"}}}
+    text = render("", [demo], {"q": "x"}, ports(output=Person), "text")
+    assert 'Q: a\n{"name": "B", "age": 1, "tags": []}\n\nQ: x' in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (str, None),
+        (Any, None),
+        (Literal["a", "b"], AnswerFormat(choices=("a", "b"))),
+        (Literal["a"] | None, AnswerFormat(choices=("a", "none"))),
+        (Mood, AnswerFormat(choices=("good", "bad"))),
+        (bool, AnswerFormat(choices=("yes", "no"))),
+    ],
+)
+def test_the_format_of_an_answer_in_words(kind: Any, expected: AnswerFormat | None) -> None:
+    assert answer_format(ports(output=kind), "text") == expected
+
+
+def test_integers_without_limits_have_a_finite_length() -> None:
+    found = answer_format(ports(output=int), "text")
+    assert found is not None
+    assert json.loads(found.schema)["maximum"] == 10**18 - 1
+
+
+def test_properties_named_like_keywords_are_kept() -> None:
+    properties = {name: {"type": "string"} for name in ("title", "default", "type", "enum")}
+    document = {"type": "object", "properties": properties, "title": "T"}
+    assert enforceable(document) == {
+        "type": "object", "properties": properties, "additionalProperties": False
+    }  # fmt: skip
+
+
+def test_without_enforcement_nothing_is_sent_and_the_version_differs() -> None:
+    _, requests = run(system(Person, enforce=False), [json.dumps(ADA)])
+    assert requests[0].format is None
+    assert cp.LLM("a", output=Person).version != cp.LLM("a", output=Person, enforce=False).version
+
+
+def test_the_version_changes_with_the_fields_of_a_class_of_the_same_name() -> None:
+    def made(kind: Any) -> type[BaseModel]:
+        class Same(BaseModel):
+            x: kind
+
+        return Same
+
+    versions = {
+        cp.LLM("a", output=made(kind), format=f).version
+        for kind in (int, str)
+        for f in ("text", "fields", "json")
+    }
+    assert len(versions) == 6
+
+
+# -- parsing ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (Person, json.dumps(ADA), Person.model_validate(ADA)),
+        (Person, f"Here it is:\n```json\n{json.dumps(ADA)}\n```\nDone.", Person.model_validate(ADA)),
+        (Point, '{"x": 1, "y": 2.5}', Point(1.0, 2.5)),
+        (list[Point], '[{"x": 1, "y": 2}]', [Point(1.0, 2.0)]),
+        (Row, '{"title": "t", "points": [1]}', {"title": "t", "points": [1]}),
+        (Person | None, "null", None),
+        (Mood, "It is good.", Mood.GOOD),
+        (Annotated[int, Field(ge=1)], "about 3", 3),
+        (dict[str, list[int]], '{"a": [1]}', {"a": [1]}),
+        (datetime.date, "2024-02-29", datetime.date(2024, 2, 29)),
+        (NAMED, '{"name": "Ada"}', {"name": "Ada"}),
+        (int | Literal["unknown"], "unknown", "unknown"),
+    ],
+)
+def test_a_text_becomes_a_value_of_the_declared_type(kind: Any, text: str, value: Any) -> None:
+    found = parse(text, ports(output=kind), "text")["output"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "problem"),
+    [
+        (Person, '{"name": "Ada", "age": 200, "address": {"street": "x"}}', "age: Input should be less than"),
+        (Person, '{"name": "Ada", "age": 3, "address": {}}', "address.street: Field required"),
+        (Person, '{"name": "Ada", "age": 3', "no complete JSON for Person"),
+        (NAMED, '{"name": "A"}', "name: 'A' is too short"),
+        (Annotated[int, Field(ge=1)], "0", "greater than or equal to 1"),
+    ],
+)
+def test_a_parse_error_names_the_field(kind: Any, text: str, problem: str) -> None:
+    with pytest.raises(ParseError, match="'output'") as caught:
+        parse(text, ports(output=kind), "text")
+    assert problem in caught.value.message or "is not" in caught.value.message
+
+
+# -- re-asks ---------------------------------------------------------------------------------------------
+
+
+def test_a_re_ask_shows_the_answer_and_the_error_and_is_charged() -> None:
+    bad = '{"name": "Ada", "age": 200, "address": {"street": "x"}}'
+    trace, requests = run(system(Person), [bad, json.dumps(ADA)])
+    assert trace.outputs == {"y": Person.model_validate(ADA)}
+    assert [m.role for m in requests[1].messages] == ["user", "assistant", "user"]
+    assert requests[1].messages[1].content == bad
+    assert "age: Input should be less than or equal to 150" in requests[1].messages[2].content
+    assert trace.usage.calls == 2
+    assert len(trace.calls[0].exchanges) == 2
+
+
+def test_re_asks_are_bounded_and_the_last_error_counts() -> None:
+    trace, requests = run(system(Person, reasks=2), lambda _: "no")
+    assert len(requests) == 3
+    assert trace.failure is not None
+    assert trace.failure.kind == "parse"
+    assert trace.usage.calls == 3
+
+
+def test_answers_in_words_are_not_asked_again_by_default() -> None:
+    assert len(run(system(int), lambda _: "no")[1]) == 1
+    assert run(system(int, reasks=1), ["no", "3"])[0].outputs == {"y": 3}
+
+
+def test_a_trained_component_is_not_asked_again() -> None:
+    assert cp.LLM("a", output=Person, weights=cp.LoRA(rank=4)).most_reasks == 0
+    with pytest.raises(DeclarationError, match="cannot ask again"):
+        cp.LLM("a", output=Person, weights=cp.LoRA(rank=4), reasks=1)
+    with pytest.raises(DeclarationError, match="reasks must be >= 0"):
+        cp.LLM("a", reasks=-1)
+
+
+def test_the_bound_of_a_run_covers_every_re_ask() -> None:
+    from compound.graph.bounds import Extent
+    from compound.graph.survey import RunLimits
+
+    component = cp.LLM("writer", prompt="Write.", output=Person, lm="lm", max_tokens=50, reasks=2)
+    reach = component.reach({"question": Extent(1)}, RunLimits(()))
+    assert reach.requests is not None
+    assert sum(bound.calls for bound in reach.requests) == 3
+    long = "x " * 50
+    built = cp.System("s", outputs={"y": component(question=QUESTION)}, lm="lm")
+    _, requests = run(built, lambda _: long)
+    longest = sum(len(m.content.encode()) for m in requests[-1].messages)
+    assert longest <= reach.requests[1].prompt.bytes + 2 * len(long)
+
+
+# -- values in the graph, caches and traces --------------------------------------------------------------
+
+
+def oldest(person: Person) -> int:
+    assert type(person) is Person
+    return person.age
+
+
+def norm(point: Point) -> float:
+    assert type(point) is Point
+    return point.x + point.y
+
+
+@pytest.mark.parametrize(
+    ("kind", "reply", "function", "value"),
+    [(Person, json.dumps(ADA), oldest, 36), (Point, '{"x": 1, "y": 2}', norm, 3.0)],
+)
+def test_a_function_receives_the_class_also_from_caches_stored_traces_and_forks(
+    kind: Any, reply: str, function: Any, value: Any
+) -> None:
+    written = cp.LLM("writer", output=kind, retries=0)(question=QUESTION)
+    built = cp.System("s", outputs={"y": Function("f", function)(written), "w": written}, lm="lm")
+    cache = MemoryCache()
+    first, _ = run(built, [reply], cache)
+    second, requests = run(built, [], cache)
+    assert first.outputs == second.outputs
+    assert first.outputs["y"] == value
+    assert not requests
+    stored = from_json(json.loads(json.dumps(to_json(first))))
+    executor = cp.Executor({"lm": ScriptedLM([])})
+    forked = asyncio.run(executor.fork(built, stored, "f", resample=1))
+    assert forked.outputs["y"] == value
+    assert type(forked.outputs["w"]) is kind
+    plain: Any = stored.call("writer").outputs["output"]
+    replaced = asyncio.run(executor.fork(built, stored, "writer", outputs={"output": plain}))
+    assert replaced.outputs["y"] == value
+
+
+def test_a_system_input_of_a_class_takes_its_json_form() -> None:
+    built = cp.System("s", outputs={"y": Function("f", oldest)(person=cp.Input("person", Person))})
+    for given in (ADA, Person.model_validate(ADA)):
+        assert asyncio.run(cp.Executor().run(built, {"person": given})).outputs == {"y": 36}
+
+
+def test_a_prompt_shows_a_value_as_json() -> None:
+    person = cp.LLM("writer", output=Point, retries=0)(question=QUESTION)
+    built = cp.System("s", outputs={"y": cp.LLM("reader")(point=person)}, lm="lm")
+    _, requests = run(built, ['{"x": 1, "y": 2}', "fine"])
+    assert 'Point: {"x":1.0,"y":2.0}' in requests[1].messages[-1].content
+
+
+def test_fields_of_an_output_can_be_wired() -> None:
+    person = cp.LLM("writer", output=Person, retries=0)(question=QUESTION)
+    assert person.age.label == "$writer.age"
+    assert person["address"]["street"].type is str
+    reader = cp.LLM("reader")(street=person["address"]["street"], age=person.age)
+    built = cp.System("s", outputs={"y": reader, "age": person["age"]}, lm="lm")
+    trace, requests = run(built, [json.dumps(ADA), "fine"])
+    assert "Street: Main\nAge: 36" in requests[1].messages[-1].content
+    assert trace.outputs == {"y": "fine", "age": 36}
+    assert trace.call("reader").parents == ("writer",)
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda p: p["agee"], r"\$writer has no field 'agee'; did you mean 'age'\?"),
+        (lambda p: p["age"]["x"], r"\$writer.age is int and has no fields"),
+    ],
+)
+def test_a_field_that_does_not_exist_is_named(read: Callable[[Output], object], message: str) -> None:
+    person = cp.LLM("writer", output=Person)(question=QUESTION)
+    with pytest.raises(WiringError, match=message):
+        read(person)
+    with pytest.raises(AttributeError, match="no field or attribute 'agee'"):
+        person.agee  # noqa: B018
+    with pytest.raises(TypeError):
+        iter(person)
+
+
+FILE = """
+system: s
+lm: lm
+inputs: {question: str}
+components:
+  writer:
+    llm: {prompt: Write., reasks: 2}
+    in: {question: $question}
+    out: {json_schema: {type: object, properties: {name: {type: string}, age: {type: integer}}, required: [name, age]}}
+  reader:
+    llm: {prompt: Read.}
+    in: {age: $writer.age, who: $record.who.name}
+  record:
+    llm: {prompt: Note.}
+    in: {question: $question}
+    out: {who: {name: str, tags: "list[str]"}, sure: bool}
+outputs: {y: $reader, sure: $record.sure}
+"""
+
+
+def test_a_file_declares_json_schemas_and_records_and_reads_their_fields() -> None:
+    built = loads(FILE, models=["lm"]).system
+    assert loads(dump(built), models=["lm"]).system.identity == built.identity
+    replies = {
+        "Write.": '{"name": "Ada", "age": 36}',
+        "Note.": '{"who": {"name": "B", "tags": []}, "sure": true}',
+    }
+    trace, requests = run(built, lambda text: next((r for k, r in replies.items() if k in text), "done"))
+    assert trace.outputs == {"y": "done", "sure": True}, trace.failure
+    assert any("Age: 36\nWho: B" in request.messages[-1].content for request in requests)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (("type: object", "type: objekt"), "JSON schema is invalid"),
+        (("$writer.age", "$writer.agee"), "has no field 'agee'"),
+        (("{name: str, tags", "{1x: str, tags"), "must be the types of fields"),
+        (("{name: str, tags", "{name: strr, tags"), "'strr' is not a type"),
+    ],
+)
+def test_mistakes_in_a_file_are_located(change: tuple[str, str], problem: str) -> None:
+    assert change[0] in FILE
+    with pytest.raises(cp.CompoundError, match=problem) as caught:
+        loads(FILE.replace(*change, 1), models=["lm"])
+    assert ":" in str(caught.value).split(" ")[0]
+
+
+def test_plain_types_are_answered_in_words() -> None:
+    assert all(map(is_plain, (str, int | None, list[str], Literal["a"], Annotated[int, "x"], Mood)))
+    assert not any(map(is_plain, (Person, list[Person], dict[str, int], Row, NAMED, list[list[int]])))
