@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.api.result import Result as Result
+    from compound.api.stream import stream as stream
     from compound.api.sync import evaluate as evaluate
     from compound.api.sync import load_result as load_result
     from compound.api.sync import load_system as load_system
@@ -143,6 +144,7 @@ _HOME = {
     "optimize": "compound.api.sync",
     "recall_at_k": "compound.evaluation.metrics.built_in",
     "run": "compound.api.sync",
+    "stream": "compound.api.stream",
     "token_f1": "compound.evaluation.metrics.built_in",
     "RunFailed": "compound.errors",
     "LiteLLM": "compound.components.engines.litellm:LiteLLMEngine",

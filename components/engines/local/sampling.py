@@ -34,6 +34,7 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     finish: FinishReason | None = None
     abandoned: bool = False
+    on_token: Callable[[Row], None] | None = None
     rng: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,6 +75,8 @@ class SampleTokens:
                 row.sampled.append(token)
                 row.logprobs += [logprob] if row.want_logprobs else []
                 row.finish = self.ended(row)
+                if row.on_token is not None:
+                    row.on_token(row)
         return scores.scatter_(1, chosen, torch.inf)
 
 
