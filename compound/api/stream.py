@@ -154,14 +154,14 @@ async def stream(
         >>> async def show() -> None:
         ...     engines = {"lm": ScriptedLM(["the Rímac"])}
         ...     async for event in cp.stream(system, {"question": "Which river?"}, engines=engines):
-        ...         print(event.kind, getattr(event, "text", ""))
+        ...         print([event.kind, *([event.text] if isinstance(event, TokenEvent) else [])])
         >>> asyncio.run(show())
-        call
-        token the
-        token  Rímac
-        call
-        output
-        usage
+        ['call']
+        ['token', 'the']
+        ['token', ' Rímac']
+        ['call']
+        ['output']
+        ['usage']
     """
     find = resolve_engines(system, engines)
     values = check_inputs(system, inputs)
