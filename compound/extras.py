@@ -27,6 +27,10 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "pyarrow": ("pyarrow", "hub"),
     "sklearn": ("scikit-learn", "rewards"),
     "peft": ("peft", "train"),
+    "fastapi": ("fastapi", "serve"),
+    "starlette": ("fastapi", "serve"),  # a dependency of fastapi
+    "uvicorn": ("uvicorn", "serve"),
+    "prometheus_client": ("prometheus-client", "serve"),
     "pyseccomp": ("pyseccomp", "sandbox"),
 }
 """Maps a module to the library's name on PyPI and the extra that installs it."""
