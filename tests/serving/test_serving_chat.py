@@ -50,9 +50,10 @@ def test_the_openai_client_completes_a_chat() -> None:
 
 
 def test_the_openai_client_streams_a_chat() -> None:
-    with served(qa(), ScriptedLM(lambda message: " the Rímac of Lima ")) as running, client(running) as lm:
-        with ask(lm, stream=True, stream_options={"include_usage": True}) as stream:
-            chunks = list(stream)
+    script = ScriptedLM(lambda message: " the Rímac of Lima ")
+    with served(qa(), script) as running, client(running) as lm:
+        stream = ask(lm, stream=True, stream_options={"include_usage": True})
+        chunks = list(stream)
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(pieces) == "the Rímac of Lima"
     assert len([piece for piece in pieces if piece]) > 2
@@ -88,17 +89,17 @@ def test_models_are_listed_and_other_models_refused() -> None:
 
 
 def test_errors_are_those_that_the_client_knows() -> None:
-    with served(qa(), ScriptedLM(lambda message: CallError("no such model"))) as running:
-        with client(running) as lm:
-            with pytest.raises(openai.InternalServerError, match="no such model") as failed:
-                ask(lm)
-            assert failed.value.status_code == 502
-            with pytest.raises(openai.UnprocessableEntityError, match="n"):
-                ask(lm, n=2)
-            with pytest.raises(openai.UnprocessableEntityError, match="tools"):
-                ask(lm, tools=[{"type": "function", "function": {"name": "f"}}])
-            with pytest.raises(openai.APIError, match="no such model"), ask(lm, stream=True) as stream:
-                list(stream)
+    script = ScriptedLM(lambda message: CallError("no such model"))
+    with served(qa(), script) as running, client(running) as lm:
+        with pytest.raises(openai.InternalServerError, match="no such model") as failed:
+            ask(lm)
+        assert failed.value.status_code == 502
+        with pytest.raises(openai.UnprocessableEntityError, match="n"):
+            ask(lm, n=2)
+        with pytest.raises(openai.UnprocessableEntityError, match="tools"):
+            ask(lm, tools=[{"type": "function", "function": {"name": "f"}}])
+        with pytest.raises(openai.APIError, match="no such model"), ask(lm, stream=True) as stream:
+            list(stream)
 
 
 def test_a_key_is_required_from_the_client() -> None:
@@ -117,8 +118,7 @@ def test_a_system_without_streamed_text_sends_its_answer_whole() -> None:
     answerer = cp.LLM("answerer")(question=cp.Input("question"))
     system = cp.System("qa", {"answer": cp.Function("shout", shout)(text=answerer)}, lm="lm")
     with served(system, ScriptedLM(lambda message: "the Rímac")) as running, client(running) as lm:
-        with ask(lm, stream=True) as stream:
-            pieces = [chunk.choices[0].delta.content for chunk in stream]
+        pieces = [chunk.choices[0].delta.content for chunk in ask(lm, stream=True)]
     assert [piece for piece in pieces if piece] == ["THE RÍMAC"]
 
 
