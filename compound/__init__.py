@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.api.inspect_calls import inspect_calls as inspect_calls
     from compound.api.result import Result as Result
+    from compound.api.stream import stream as stream
     from compound.api.sync import evaluate as evaluate
     from compound.api.sync import load_result as load_result
     from compound.api.sync import load_system as load_system
@@ -149,6 +150,7 @@ _HOME = {
     "recall_at_k": "compound.evaluation.metrics.built_in",
     "run": "compound.api.sync",
     "trace_with": "compound.tracing.setup",
+    "stream": "compound.api.stream",
     "token_f1": "compound.evaluation.metrics.built_in",
     "RunFailed": "compound.errors",
     "LiteLLM": "compound.components.engines.litellm:LiteLLMEngine",

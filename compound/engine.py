@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypedDict, runtime_checkable
 
@@ -79,6 +79,8 @@ class Usage:
             self.unpriced + other.unpriced,
         )
 
+
+OnText = Callable[[str], None]  # receives a piece of text; may be called from any thread
 
 USAGE_FIELDS = ("calls", "prompt_tokens", "completion_tokens", "cost", "unpriced")
 NO_USAGE = Usage()
@@ -228,6 +230,7 @@ class Engine(Protocol):
 
     ``concurrency`` is the maximum number of requests in flight, enforced by the executor.
     Raise `TransientError` for errors worth retrying, and `CallError` or any other exception otherwise.
+    An engine that can report text as it arrives also has ``stream``; see `StreamingEngine`.
     """
 
     @property
@@ -260,4 +263,19 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """Release the engine's resources."""
+        ...
+
+
+@runtime_checkable
+class StreamingEngine(Engine, Protocol):
+    """An engine that reports the text of an answer as it arrives.
+
+    Optional: without ``stream``, an answer is reported as a whole.
+    """
+
+    async def stream(self, request: Request, on_text: OnText) -> Completion:
+        """Answer one request like `generate`, and call ``on_text`` with each piece of the text, in order.
+
+        The pieces of a complete answer form the completion's text. ``on_text`` does not block.
+        """
         ...

@@ -31,6 +31,10 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "opentelemetry": ("opentelemetry-sdk", "otel"),
     "mlflow": ("mlflow-skinny", "mlflow"),
     "wandb": ("wandb", "wandb"),
+    "fastapi": ("fastapi", "serve"),
+    "starlette": ("fastapi", "serve"),  # a dependency of fastapi
+    "uvicorn": ("uvicorn", "serve"),
+    "prometheus_client": ("prometheus-client", "serve"),
     "pyseccomp": ("pyseccomp", "sandbox"),
 }
 """Maps a module to the library's name on PyPI and the extra that installs it."""

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from compound.rewards.sampling.candidates import Sampling
 from compound.settings.base import Settings
-from compound.settings.references import BackboneName
+from compound.settings.references import BackboneName, FeedbackFolder
 
 
 class BackboneSettings(Settings):
@@ -33,6 +33,9 @@ class PairSettings(Settings):
     max_rollouts: int = Field(default=4, ge=1)
     """Number of such runs after which two outputs are compared; fewer if no further runs could make their
     order significant."""
+    feedback: FeedbackFolder | None = None
+    """A folder of feedback from `compound serve`, relative to the file. Ratings of runs with equal inputs
+    give further pairs at no cost; they are copied into the run when it starts."""
     level: float = Field(default=0.1, gt=0, le=1)
     """Significance level of the order of two outputs, if downstream components are random: the maximum
     probability that two equally good outputs make a pair. 1 accepts any difference, even of one run each."""

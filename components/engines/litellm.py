@@ -38,7 +38,7 @@ from compound.components.engines.remote import (
 )
 from compound.components.engines.response_format import response_format, unwrap
 from compound.concurrency.background import run_in_background
-from compound.engine import NO_USAGE, AnswerFormat, Completion, Request, Usage
+from compound.engine import NO_USAGE, AnswerFormat, Completion, OnText, Request, Usage
 from compound.errors import CallError, CompoundError, MissingExtra, TransientError
 from compound.execution.budget import clip_usage
 from compound.security.sanitize import remember_environment
@@ -147,6 +147,13 @@ class LiteLLMEngine:
         return Usage(1, size, request.max_tokens, cost, int(not self.priced))
 
     async def generate(self, request: Request) -> Completion:  # noqa: D102
+        return await self._answer(request, None)
+
+    async def stream(self, request: Request, on_text: OnText) -> Completion:
+        """Answer one request, and report its text as the provider sends it."""
+        return await self._answer(request, on_text)
+
+    async def _answer(self, request: Request, on_text: OnText | None) -> Completion:
         if request.adapter:
             raise CallError(
                 f"{self.name} does not support adapters, but got {request.adapter!r}", charged=NO_USAGE
@@ -155,17 +162,27 @@ class LiteLLMEngine:
         if not self.api_key_env:
             remember_environment()  # litellm reads the provider's key from the environment at each call
         self.require_key()
-        response = await run_in_background(self._call(litellm, request, request.timeout or self.timeout))
+        response = await run_in_background(
+            self._call(litellm, request, request.timeout or self.timeout, on_text)
+        )
         return self._completion(request, response)
 
-    async def _call(self, litellm: ModuleType, request: Request, seconds: float) -> object:
-        """Return litellm's response to a request; ``seconds`` limits the total time."""
+    async def _call(
+        self, litellm: ModuleType, request: Request, seconds: float, on_text: OnText | None
+    ) -> object:
+        """Return litellm's response to a request; ``seconds`` limits the total time.
+
+        With ``on_text``, the response is streamed, and assembled from its chunks.
+        """
         from compound.components.engines.wire import record_exchange
 
         with record_exchange(max_answer_bytes(request)) as noted:
             try:
                 async with asyncio.timeout(seconds):
-                    response: object = await litellm.acompletion(**self._arguments(request, seconds))
+                    arguments = self._arguments(request, seconds)
+                    if on_text is not None:
+                        return await _streamed(litellm, arguments, request, on_text)
+                    response: object = await litellm.acompletion(**arguments)
                     return response
             except CompoundError:
                 raise
@@ -322,6 +339,32 @@ class LiteLLMEngine:
             known = _litellm().validate_environment(self.model)
             return " and ".join(known["missing_keys"]) or usual
         return usual
+
+
+async def _streamed(
+    litellm: ModuleType, arguments: Mapping[str, object], request: Request, on_text: OnText
+) -> object:
+    """Return the response assembled from a stream, after reporting its text piece by piece.
+
+    Text from a stop string on is not reported: some providers ignore stop strings.
+    """
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks, text, shown = [], "", 0
+    longest = max((len(stop) for stop in request.stop), default=1) - 1
+    async for chunk in await litellm.acompletion(**arguments, **options):
+        chunks.append(chunk)
+        delta = chunk.choices[0].delta if chunk.choices else None
+        text += getattr(delta, "content", None) or ""
+        cuts = [at for stop in request.stop if (at := text.find(stop)) >= 0]
+        end = min(cuts, default=len(text) - longest)
+        if end > shown:
+            on_text(text[shown:end])
+            shown = end
+    end = min((at for stop in request.stop if (at := text.find(stop)) >= 0), default=len(text))
+    if end > shown:
+        on_text(text[shown:end])
+    response: object = litellm.stream_chunk_builder(chunks, messages=arguments["messages"])
+    return response
 
 
 def _litellm() -> ModuleType:

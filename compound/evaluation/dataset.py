@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from compound.errors import DataError, DeclarationError, suggest_name
+from compound.evaluation.feedback import is_feedback_folder, read_feedback
 from compound.evaluation.hub import HUB, hub_rows, missing_path_error
 from compound.evaluation.rows import DataFile, DataRow, data_file, digest_of, find_split_file, iterate_rows
 from compound.example import Example
@@ -35,8 +36,9 @@ class Dataset:
 
     Attributes:
         path: A folder of ``<split>.jsonl`` or ``.csv`` files (also ``.gz``), one such file with
-            ``split_by``, or, if the path does not exist, the id of a data set on the Hugging Face hub,
-            ``owner/name``; ``hf://datasets/owner/name`` always refers to the hub.
+            ``split_by``, a folder of feedback with shares in ``split_by``, or, if the path does not exist,
+            the id of a data set on the Hugging Face hub, ``owner/name``; ``hf://datasets/owner/name`` always
+            refers to the hub.
         train, valid, test: The split of each role: a file's stem, a value of the ``split_by``
             column, or a hub split. ``test=None`` means no test split. If there is no
             file or hub split ``dev``, ``valid``, ``validation`` or ``val`` is read instead.
@@ -177,6 +179,8 @@ class Dataset:
         """Return the split of a role, and its file, or its rows if it has no file."""
         if self.rows is not None:
             return getattr(self, role), self.rows.get(role, ())
+        if (folder := self._feedback()) is not None:
+            return getattr(self, role) or role, self._feedback_rows(folder)
         return self._local(role) or hub_rows(str(self.path), self.subset, self._names(role))
 
     def _names(self, role: Split) -> Sequence[str]:
@@ -188,18 +192,10 @@ class Dataset:
 
     def _local(self, role: Split) -> tuple[str, DataFile] | None:
         """Return the split of a role and its file; None if it is read from the hub or from memory."""
-        if self.rows is not None or str(self.path).startswith(HUB):
+        if self.rows is not None or str(self.path).startswith(HUB) or self._feedback() is not None:
             return None
         path = Path(self.path)
-        if self.within is None:
-            with os_errors_as(path, DataError):
-                kind = "folder" if path.is_dir() else "file" if path.exists() else None
-            folder = UntrustedFolder(path, error=DataError)
-        elif path == self.within:
-            folder, kind = UntrustedFolder(path, error=DataError), "folder"
-        else:
-            file = data_file(path, self.within)
-            folder, kind = file.folder.below(file.name), file.folder.kind(file.name)
+        folder, kind = self._folder()
         if kind == "folder":
             return find_split_file(folder, self._names(role))
         if kind is None and self.within is not None:
@@ -212,6 +208,40 @@ class Dataset:
                 hint="set split_by to a column, or shares such as {train: 0.6, valid: 0.2, test: 0.2}",
             )
         return getattr(self, role), data_file(path, self.within)
+
+    def _folder(self) -> tuple[UntrustedFolder, str | None]:
+        """Return the path as a folder, and its kind."""
+        path = Path(self.path)
+        if self.within is None:
+            with os_errors_as(path, DataError):
+                kind = "folder" if path.is_dir() else "file" if path.exists() else None
+            return UntrustedFolder(path, error=DataError), kind
+        if path == self.within:
+            return UntrustedFolder(path, error=DataError), "folder"
+        file = data_file(path, self.within)
+        return file.folder.below(file.name), file.folder.kind(file.name)
+
+    def _feedback(self) -> UntrustedFolder | None:
+        """Return the folder if it holds feedback."""
+        if self.rows is not None or str(self.path).startswith(HUB):
+            return None
+        folder, kind = self._folder()
+        return folder if kind == "folder" and is_feedback_folder(folder) else None
+
+    def _feedback_rows(self, folder: UntrustedFolder) -> Sequence[DataRow]:
+        """Return the examples in a feedback folder, of all splits."""
+        if not isinstance(self.split_by, Mapping):
+            raise DataError(
+                f"{folder} is a folder of feedback, whose examples have no splits",
+                hint="set split_by to shares, such as {train: 0.5, valid: 0.5}",
+            )
+        rows = read_feedback(folder).examples()
+        if not rows:
+            raise DataError(
+                f"{folder} has no examples yet",
+                hint="an example is a run with a corrected answer, or with score 1",
+            )
+        return rows
 
     def _identity(self, row: DataRow, split: str, place: str, line: int) -> str:
         # Only the default column may be missing: an explicitly configured id column must exist.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,11 +19,12 @@ from typing import TypedDict, TypeVar, cast
 
 import numpy as np
 
-from compound.engine import NO_USAGE, Completion, Engine, Request, TokenRecord, Usage, UsageDocument
+from compound.engine import NO_USAGE, Completion, Engine, OnText, Request, TokenRecord, Usage, UsageDocument
 from compound.errors import CallError, CompoundError, OutputTypeError, TransientError
 from compound.example import CallValues
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
+from compound.execution.events import RunListener, TextPiece, TextRelay
 from compound.execution.exchange import Exchange, record_exchange
 from compound.execution.outcomes import CallResult, CallResultRow, from_row, read_outputs, to_row
 from compound.execution.sender import Engines, Notify, Sender
@@ -54,7 +56,7 @@ class AnswerRow(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A call to execute."""
+    """A call to execute; ``listener`` receives its text as it arrives."""
 
     component: Operation
     address: str
@@ -63,6 +65,7 @@ class Attempt:
     seed: int
     bypass: bool
     exchanges: list[Exchange] = field(default_factory=list)
+    listener: RunListener | None = None
 
 
 @dataclass(slots=True)
@@ -76,6 +79,7 @@ class Context:
     tokens: list[TokenRecord] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
     timer: asyncio.Timeout | None = None
+    relay: Callable[[], TextRelay] | None = None
     _rng: np.random.Generator | None = None
     _queued: int = 0
     _seconds_left: float = 0.0
@@ -89,7 +93,14 @@ class Context:
 
     async def generate(self, lm: str, request: Request) -> Completion:
         """Send a request to engine ``lm``, within the budget and the engine's concurrency."""
-        completion = await self.caller.generate(lm, request, self)
+        relay = self.relay() if self.relay is not None else None
+        answered = False
+        try:
+            completion = await self.caller.generate(lm, request, self, relay)
+            answered = True
+        finally:
+            if relay is not None:
+                relay.close(complete=answered)
         if completion.tokens is not None:
             self.tokens.append(completion.tokens)
         self.exchanges += record_exchange(lm, request, completion)
@@ -170,12 +181,14 @@ class Caller:
         """Return the engine of a model, opening it once."""
         return self._sender.engine(lm)
 
-    async def generate(self, lm: str, request: Request, context: Context | None = None) -> Completion:
+    async def generate(
+        self, lm: str, request: Request, context: Context | None = None, on_text: OnText | None = None
+    ) -> Completion:
         """Send a request within rate limit and budget, and charge its usage to ``context``."""
         if request.adapter is not None and self.folder is not None:
             located = str(self.folder.absolute() / request.adapter.path)
             request = replace(request, adapter=replace(request.adapter, path=located))
-        return await self._sender.send(lm, request, self._meter, context or Context("", 0, self))
+        return await self._sender.send(lm, request, self._meter, context or Context("", 0, self), on_text)
 
     async def ask(self, lm: str, request: Request) -> Completion:
         """Send a request outside of nodes; its answer is cached like that of a call."""
@@ -315,6 +328,7 @@ class Caller:
         while True:
             tries += 1
             context = Context(attempt.address, attempt.seed, self, exchanges=attempt.exchanges)
+            context.relay = _relays(attempt, tries)
             try:
                 outputs = await self._once(attempt, context)
             except TransientError as error:
@@ -375,6 +389,20 @@ def _wait(error: TransientError, tries: int, seed: int) -> float:
         return min(error.retry_after, LONGEST_WAIT)
     jitter = 0.5 + (seed + tries) % 1000 / 1000
     return min(FIRST_WAIT * 2.0 ** (tries - 1) * jitter, LONGEST_WAIT)
+
+
+def _relays(attempt: Attempt, tries: int) -> Callable[[], TextRelay] | None:
+    """Return a function that makes the relay of each request of an attempt; ``None`` without a listener."""
+    listener = attempt.listener
+    if listener is None:
+        return None
+    requests = itertools.count()
+
+    def relay() -> TextRelay:
+        number, name = next(requests), attempt.component.name
+        return TextRelay(lambda text: listener.on_text(TextPiece(attempt.address, name, text, tries, number)))
+
+    return relay
 
 
 def _running(attempt: Attempt, context: Context) -> Awaitable[Mapping[str, object]]:

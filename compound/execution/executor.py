@@ -24,6 +24,7 @@ from compound.example import Values
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
 from compound.execution.caller import Attempt, Caller
+from compound.execution.events import RunListener
 from compound.execution.forks import Fork, make_fork
 from compound.execution.outcomes import CallResult
 from compound.execution.rng import derive_seed
@@ -64,6 +65,7 @@ class _Run:
     fork: Fork | None = None
     samples: Mapping[str, int] = field(default_factory=dict)
     calls: list[tuple[Place, Call]] = field(default_factory=list)
+    listener: RunListener | None = None
 
 
 class Executor:
@@ -126,6 +128,7 @@ class Executor:
         cache: bool = True,
         settings: ComponentSettings | None = None,
         samples: Mapping[str, int] | None = None,
+        listener: RunListener | None = None,
     ) -> Trace:
         """Run a system once.
 
@@ -138,6 +141,7 @@ class Executor:
             settings: by component, settings that override its own, such as the temperature of a rollout. They
                 are not part of the configuration.
             samples: by component, sample indices that override ``sample``.
+            listener: receives the progress of the run, and texts as they arrive.
 
         Returns:
             The trace. A failed call is recorded in it; it does not raise.
@@ -149,6 +153,7 @@ class Executor:
         inputs = {name: as_declared(system.inputs.get(name, Any), value) for name, value in inputs.items()}
         _check_inputs(system, inputs)
         run = _Run(system, example, sample, self.seed, not cache, settings or {}, samples=samples or {})
+        run.listener = listener
         return await self._traced(run, inputs)
 
     async def fork(
@@ -355,6 +360,8 @@ class Executor:
         run.calls.append((here, call))
         if self._on_call is not None:
             self._on_call(call)
+        if run.listener is not None:
+            run.listener.on_call(call)
         if call.failure is not None:
             return {name: Value(FAILED, (address,)) for name in outputs}
         return {name: Value(call.outputs[name], (address,)) for name in outputs}
@@ -448,7 +455,9 @@ class Executor:
                 fork.dirty.add(address)
         seed = derive_seed(run.seed, "call", run.example, address, sample)
         assert isinstance(node.component, Operation)  # `connect` accepts only operations and composites
-        attempt = Attempt(node.component, address, inputs, values, seed, run.bypass)
+        attempt = Attempt(node.component, address, inputs, values, seed, run.bypass, listener=run.listener)
+        if run.listener is not None:
+            run.listener.on_start(address, node.component.name)
         started = time.perf_counter()
         result = await self._caller.call(attempt)
         return _to_call(node, address, parents, inputs, result, time.perf_counter() - started, sample)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from compound.engine import NO_USAGE, Completion, Engine, Request, Usage
+from compound.engine import NO_USAGE, Completion, Engine, OnText, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, RateLimited, suggest_name
 from compound.execution.budget import Meter, clip_usage
 from compound.execution.spans import active_tracer, within
@@ -68,8 +68,17 @@ class Sender:
             self._engines[lm] = checked_engine(lm, self._find(lm))
         return self._engines[lm]
 
-    async def send(self, lm: str, request: Request, meter: Meter, clock: Clock) -> Completion:
+    async def send(
+        self, lm: str, request: Request, meter: Meter, clock: Clock, on_text: OnText | None = None
+    ) -> Completion:
         """Send a request and return the answer; wait and retry while the server limits the rate.
+
+        Args:
+            lm: the name of the model.
+            request: the request.
+            meter: the budget.
+            clock: the timeout of the call.
+            on_text: receives pieces of the text, if the engine can stream.
 
         Raises:
             BudgetExhausted: the worst case of the request does not fit into the budget.
@@ -85,7 +94,7 @@ class Sender:
             raise unpriced(lm)
         most = getattr(engine, "max_wait", MAX_WAIT)
         try:
-            return await self._send_when_admitted(engine, lm, request, meter, clock)
+            return await self._send_when_admitted(engine, lm, request, meter, clock, on_text)
         except NeverAdmitted:
             most = getattr(engine, "max_wait", MAX_WAIT)
             raise CallError(
@@ -96,7 +105,13 @@ class Sender:
             ) from None
 
     async def _send_when_admitted(
-        self, engine: Engine, lm: str, request: Request, meter: Meter, clock: Clock
+        self,
+        engine: Engine,
+        lm: str,
+        request: Request,
+        meter: Meter,
+        clock: Clock,
+        on_text: OnText | None,
     ) -> Completion:
         """Send a request, and retry while the server rejects it because of its rate limit."""
         most = getattr(engine, "max_wait", MAX_WAIT)
@@ -111,7 +126,7 @@ class Sender:
                 if engine.remote:
                     clock.resume()
                 try:
-                    tracer, answer = active_tracer(), completion_of(engine, request)
+                    tracer, answer = active_tracer(), completion_of(engine, request, on_text)
                     traced = answer if tracer is None else within(tracer.request(engine, lm, request), answer)
                     completion = await traced
                 except RateLimited as error:

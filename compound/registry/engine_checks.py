@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
-from compound.engine import Completion, Engine, Request, Usage
+from compound.engine import Completion, Engine, OnText, Request, StreamingEngine, Usage
 from compound.formatting import short_repr
 from compound.registry.user_code import UserCodeError, check_signature, definition, reported
 
@@ -50,30 +51,44 @@ def worst_case(engine: Engine, request: Request) -> Usage:
     return found
 
 
-async def completion(engine: Engine, request: Request) -> Completion:
+async def completion(engine: Engine, request: Request, on_text: OnText | None = None) -> Completion:
     """Send a request, and return the answer.
+
+    Args:
+        engine: the engine.
+        request: the request.
+        on_text: receives pieces of the text, if the engine can stream.
 
     Raises:
         UserCodeError: the engine takes other arguments, is not asynchronous, or returns something else.
     """
-    with _checked_signature(engine, "generate"):
-        started: object = engine.generate(request)
+    # not isinstance(): on Python 3.11 it would evaluate every property of the protocol at each call
+    method, parameters = "generate", ["request"]
+    if on_text is not None and hasattr(engine, "stream"):
+        method, parameters = "stream", ["request", "on_text"]
+        with _checked_signature(engine, method, *parameters):
+            started: object = cast("StreamingEngine", engine).stream(request, on_text)
+    else:
+        with _checked_signature(engine, method):
+            started = engine.generate(request)
     if not inspect.isawaitable(started):
-        raise _wrong(engine, "generate", started, "write async def generate(self, request)")
+        raise _wrong(engine, method, started, f"write async def {method}(self, {', '.join(parameters)})")
     found: object = await started
     if not isinstance(found, Completion):
-        raise _wrong(engine, "generate", found, _COMPLETION)
+        raise _wrong(engine, method, found, _COMPLETION)
     if not isinstance(found.text, str) or not isinstance(found.usage, Usage):
-        raise _wrong(engine, "generate", found, "its text must be a str, and its usage a Usage")
+        raise _wrong(engine, method, found, "its text must be a str, and its usage a Usage")
     return found
 
 
 @contextmanager
-def _checked_signature(engine: Engine, method: str) -> Iterator[None]:
+def _checked_signature(engine: Engine, method: str, *parameters: str) -> Iterator[None]:
     try:
         yield
     except TypeError:
-        check_signature(getattr(engine, method), f"{method} of engine {engine.name!r}", "request")
+        check_signature(
+            getattr(engine, method), f"{method} of engine {engine.name!r}", *(parameters or ("request",))
+        )
         raise
 
 

@@ -83,6 +83,11 @@ def remember_environment(environment: Mapping[str, str] | None = None) -> None:
             remember_secret(value)
 
 
+def registered_secrets() -> frozenset[str]:
+    """Return the keys that are redacted."""
+    return frozenset(_SECRETS)
+
+
 def redact_secrets(text: str) -> str:
     """Return text without registered keys.
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-Kind = Literal["model", "backbone", "method", "code", "configuration"]
+Kind = Literal["model", "backbone", "method", "code", "configuration", "feedback"]
 Path = tuple[str | int, ...]
 
 
@@ -29,6 +29,7 @@ BackboneName = Annotated[str, Names("backbone")]
 MethodName = Annotated[str, Names("method")]
 CodeName = Annotated[str, Names("code")]
 ConfigurationFile = Annotated[str, Names("configuration")]
+FeedbackFolder = Annotated[str, Names("feedback")]
 
 
 @dataclass(frozen=True)

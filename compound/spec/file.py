@@ -36,7 +36,8 @@ class DataSettings(Model):
     """Location of the examples."""
 
     path: str = Field(min_length=1)
-    """A folder or file relative to this file, or a data set's id on the Hugging Face hub, `owner/name`."""
+    """A folder or file relative to this file, a folder of feedback from `compound serve`, or a data set's id
+    on the Hugging Face hub, `owner/name`."""
     train: str = "train"
     """The split to learn from."""
     valid: str = "dev"
@@ -49,7 +50,8 @@ class DataSettings(Model):
     id: str = "id"
     """The column that identifies a row."""
     split_by: SplitBy | None = None
-    """For one file: the column that names the split, or the share of each."""
+    """For one file: the column that names the split, or the share of each. For a folder of feedback: the
+    shares."""
     subset: str | None = None
     """The name of the data set's subset (configuration) on the hub."""
 

@@ -299,7 +299,7 @@ def _check_references(context: Context, settings: Settings, start: Address) -> N
             context.check_models([found.name], address)
         elif found.kind == "backbone":
             context.may_read(found.name, address)
-        elif found.kind == "configuration":
+        elif found.kind in ("configuration", "feedback"):
             context.resolve_path(found.name, address, key=found.key)
         elif found.kind == "code":
             context.load_function(found.name, address)

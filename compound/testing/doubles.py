@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from compound.engine import Completion, Request, Usage
+from compound.engine import Completion, OnText, Request, Usage
 from compound.errors import CallError
 from compound.execution.rng import generator
 
@@ -95,6 +95,14 @@ class ScriptedLM:
             return await self._answer(request, number)
         finally:
             self.in_flight -= 1
+
+    async def stream(self, request: Request, on_text: OnText) -> Completion:
+        """Answer from the script, and report the answer word by word."""
+        completion = await self.generate(request)
+        for word in re.findall(r"\s*\S+|\s+$", completion.text):
+            on_text(word)
+            await asyncio.sleep(0)
+        return completion
 
     async def _answer(self, request: Request, number: int) -> Completion:
         reply = self._reply(request, number)

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from compound.concurrency.threads import compute
 from compound.errors import BudgetExhausted, TooManyFailures
+from compound.evaluation.feedback import read_feedback
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.execution.trace import Trace
@@ -28,6 +29,7 @@ from compound.optimizers.search.racing import INCUMBENT, Race
 from compound.rewards.alignment import Evidence
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import Embedder
+from compound.rewards.feedback.draws import draws_from_feedback
 from compound.rewards.fit import FittedRewards, component_pairs, fit_rewards
 from compound.rewards.heads import MIN_INPUTS
 from compound.rewards.model import LocalReward, make_backbone
@@ -69,6 +71,7 @@ class RewardMemory(MemoryPart):
     Attributes:
         iteration: the last iteration that pairs were collected in; 0 before the first.
         inputs: the number of inputs that pairs were collected from; the next ones follow in a fixed order.
+        feedback: whether the pairs of the feedback folder were added.
         adapter: the adapter that was used last.
         adapters: the last adapter of each configuration, by the digest of the configuration.
         tried: the locally scored candidates, by the context of their scores (see `_context_key`).
@@ -77,6 +80,7 @@ class RewardMemory(MemoryPart):
     NAME = "rewards"
     iteration: int = 0
     inputs: int = 0
+    feedback: bool = False
     adapter: Adapter | None = None
     adapters: dict[str, Adapter] = Field(default_factory=dict)
     tried: dict[str, list[dict[str, object]]] = Field(default_factory=dict)
@@ -107,7 +111,23 @@ class RunRewards:
         """
         memory = task.context.memory
         buffer = PairBuffer.read(memory.records(), task.system, learning.pairs.sampling)
-        return RunRewards(learning, task, memory, buffer)
+        rewards = RunRewards(learning, task, memory, buffer)
+        rewards.add_feedback()
+        return rewards
+
+    def add_feedback(self) -> None:
+        """Copy the pairs of the feedback folder into the run, once.
+
+        A resumed run does not depend on feedback that arrived after its start.
+        """
+        folder, stored = self.learning.pairs.feedback, RewardMemory.of(self.memory)
+        if folder is None or stored.feedback:
+            return
+        log = read_feedback(self.task.context.folder / folder)
+        found = draws_from_feedback(log, self.task.system, self.buffer.sampling)
+        stored.feedback = True
+        stored.store(self.memory)
+        self.add(found.draws, stored.iteration)
 
     @property
     def components(self) -> list[str]:

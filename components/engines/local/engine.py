@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from compound.components.engines.local import loading
 from compound.components.engines.options import Count, Wait, check_settings
 from compound.components.engines.prefilled import Prefilled
-from compound.engine import Completion, Message, Request, TokenRecord, Usage
+from compound.engine import Completion, Message, OnText, Request, TokenRecord, Usage
 from compound.errors import CallError, DeclarationError, TransientError
 from compound.formatting import plural
 from compound.graph.configuration import digest
@@ -44,6 +44,23 @@ class PendingRequest:
     future: Future[Completion] = field(default_factory=Future)
     row: Row | None = None
     abandoned: bool = False
+    on_text: OnText | None = None
+    shown: str = ""
+
+    def report(self, text: str, *, complete: bool) -> None:
+        """Report the part of the text that is new and final.
+
+        An incomplete character and the start of a stop string are held back until the answer is complete.
+        """
+        if self.on_text is None:
+            return
+        if not complete:
+            longest = max((len(stop) for stop in self.request.stop), default=1) - 1
+            text = text.rstrip("\N{REPLACEMENT CHARACTER}")
+            text = text[: max(0, len(text) - longest)]
+        if text.startswith(self.shown) and len(text) > len(self.shown):
+            piece, self.shown = text[len(self.shown) :], text
+            self.on_text(piece)
 
     def abandon(self) -> None:
         """Cancel the request; its row leaves the batch at the next token."""
@@ -159,7 +176,14 @@ class TransformersEngine:
         return Usage(1, size + HEAD + own, request.max_tokens)  # a token has at least one byte
 
     async def generate(self, request: Request) -> Completion:  # noqa: D102
-        job = PendingRequest(request, asyncio.get_running_loop())
+        return await self._enqueue(PendingRequest(request, asyncio.get_running_loop()))
+
+    async def stream(self, request: Request, on_text: OnText) -> Completion:
+        """Answer one request, and report its text after each token."""
+        return await self._enqueue(PendingRequest(request, asyncio.get_running_loop(), on_text=on_text))
+
+    async def _enqueue(self, job: PendingRequest) -> Completion:
+        """Add a request to the waiting ones, start the worker if it is idle, and wait for the answer."""
         with self._lock:
             self._waiting.append(job)
             self._arrived += 1
@@ -246,6 +270,8 @@ class TransformersEngine:
             job.row = Row(prompt, r.max_tokens, r.temperature, r.stop, r.seed, r.want_tokens)
             job.row.abandoned = job.abandoned
             job.row.constraint, job.row.state = constraint, state
+            if job.on_text is not None:
+                job.row.on_token = functools.partial(self._report, job)
             owners[id(job.row)] = job
             rows.append(job.row)
         return [[owners[id(row)] for row in batch] for batch in self._decoder.batches(rows)]
@@ -276,7 +302,14 @@ class TransformersEngine:
             record = TokenRecord(row.prompt, sampled, tuple(row.logprobs), row.finish, version, constraint)
             usage = Usage(1, len(row.prompt), len(sampled))
             tokens = record if job.request.want_tokens else None
-            job.future.set_result(Completion(decoder.text(row), usage, row.finish, tokens))
+            text = decoder.text(row)
+            job.report(text, complete=True)
+            job.future.set_result(Completion(text, usage, row.finish, tokens))
+
+    def _report(self, job: PendingRequest, row: Row) -> None:
+        """Report the text of a row after a token; the last part follows with the answer."""
+        if self._decoder is not None and row.finish is None:
+            job.report(self._decoder.text(row), complete=False)
 
     def _load(self) -> Decoder:
         model, self._tokenizer = loading.load(self.model, self._dtype, self._chat_template)

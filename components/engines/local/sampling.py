@@ -39,6 +39,7 @@ class Row:
     constraint: Constraint | None = None
     state: ConstraintState | None = None
     failure: Exception | None = None
+    on_token: Callable[[Row], None] | None = None
     rng: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +85,8 @@ class SampleTokens:
                     row.state.accept(token)
                 row.logprobs += [logprob] if row.want_logprobs else []
                 row.finish = self.ended(row)
+                if row.on_token is not None:
+                    row.on_token(row)
         return scores.scatter_(1, chosen, torch.inf)
 
     def _constrain(self, scores: torch.Tensor) -> None:

@@ -1,0 +1,162 @@
+"""Feedback folders: runs of a served system, and what its users said about them.
+
+``runs.jsonl`` holds one run per line, ``feedback.jsonl`` one statement per line: a score of a run, a
+corrected answer, or which of two runs was better. Both files are only appended to, by `compound.serving`. A
+later statement about a run replaces an earlier one of the same kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NotRequired, TypedDict, cast
+
+from compound.errors import DataError
+from compound.evaluation.rows import DataRow
+from compound.execution.trace import Trace, TraceDocument, from_json
+from compound.graph.configuration import digest
+from compound.narrowing import entry
+from compound.security.limits import LINE
+from compound.security.sanitize import replace_surrogates
+from compound.security.untrusted import UntrustedFolder
+from compound.storage.records import Damaged, parse
+
+RUNS, FEEDBACK = "runs.jsonl", "feedback.jsonl"
+CONFIRMED = 1.0  # a run with this score confirms its own answer
+
+
+class RunDocument(TypedDict):
+    """A served run as JSON types; the trace is without messages and token records."""
+
+    run: str
+    time: str
+    trace: TraceDocument
+
+
+class FeedbackDocument(TypedDict):
+    """A statement about one run, or about two."""
+
+    time: str
+    run: NotRequired[str]
+    score: NotRequired[float]
+    correction: NotRequired[dict[str, object]]
+    comment: NotRequired[str]
+    better: NotRequired[str]
+    worse: NotRequired[str]
+
+
+@dataclass
+class RunFeedback:
+    """What was said about a run; ``None`` for what was not."""
+
+    score: float | None = None
+    correction: Mapping[str, object] | None = None
+    comment: str = ""
+
+
+@dataclass(frozen=True)
+class FeedbackLog:
+    """The content of a feedback folder.
+
+    Attributes:
+        runs: the traces of the runs, by id.
+        about: what was said about each run.
+        preferences: pairs of run ids, the better one first.
+    """
+
+    runs: Mapping[str, Trace]
+    about: Mapping[str, RunFeedback] = field(default_factory=dict)
+    preferences: Sequence[tuple[str, str]] = ()
+
+    def examples(self) -> list[DataRow]:
+        """Return an example for each input with a corrected or confirmed answer.
+
+        A row has the inputs, the right outputs under their names and under ``gold``, and the latest comment.
+        Its id depends only on the inputs, so that equal inputs are one example, in one split.
+        """
+        rows: dict[str, DataRow] = {}
+        for run, said in self.about.items():
+            trace = self.runs.get(run)
+            if trace is None or (said.correction is None and said.score != CONFIRMED):
+                continue
+            gold = {**trace.outputs, **(said.correction or {})}
+            identity = f"feedback-{digest(dict(trace.inputs))[:16]}"
+            comment = {"comment": said.comment} if said.comment else {}
+            rows[identity] = {**comment, **gold, **trace.inputs, "gold": gold, "id": identity}
+        return list(rows.values())
+
+
+def is_feedback_folder(folder: UntrustedFolder) -> bool:
+    """Return whether a folder holds feedback."""
+    return all(folder.kind(name) == "file" for name in (RUNS, FEEDBACK))
+
+
+def read_feedback(folder: UntrustedFolder | str | Path) -> FeedbackLog:
+    """Read a feedback folder; a last line that is not complete yet is ignored.
+
+    Raises:
+        DataError: a file is missing or damaged; the message names ``file:line``.
+    """
+    if not isinstance(folder, UntrustedFolder):
+        folder = UntrustedFolder(folder, error=DataError)
+    if not is_feedback_folder(folder):
+        raise DataError(
+            f"{folder} is not a feedback folder: it lacks {RUNS} or {FEEDBACK}",
+            hint="`compound serve --feedback DIR` writes one",
+        )
+    runs: dict[str, Trace] = {}
+    for place, document in _documents(folder, RUNS):
+        try:
+            run = cast("RunDocument", document)
+            runs[run["run"]] = from_json(run["trace"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{place}: not a run of a served system: {error!r}") from None
+    about: dict[str, RunFeedback] = {}
+    preferences: dict[tuple[str, str], None] = {}
+    for place, document in _documents(folder, FEEDBACK):
+        try:
+            _add(document, about, preferences)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{place}: not feedback: {error!r}") from None
+    return FeedbackLog(runs, about, tuple(preferences))
+
+
+def _add(
+    document: Mapping[str, object],
+    about: dict[str, RunFeedback],
+    preferences: dict[tuple[str, str], None],
+) -> None:
+    """Add a statement; a later one replaces an earlier one."""
+    if "better" in document:
+        better, worse = entry(document, "better", str), entry(document, "worse", str)
+        preferences.pop((worse, better), None)
+        preferences[better, worse] = None
+        return
+    said = about.setdefault(entry(document, "run", str), RunFeedback())
+    if "score" in document:
+        said.score = float(entry(document, "score", (int, float)))
+    if "correction" in document:
+        said.correction = entry(document, "correction", dict)
+    if "comment" in document:
+        said.comment = entry(document, "comment", str)
+
+
+def _documents(folder: UntrustedFolder, name: str) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield the objects of a file with their places."""
+    number, most = 0, LINE.bytes
+    with folder.reader(name) as file:
+        while line := file.readline(most + 1):
+            number += 1
+            place = f"{folder.path / name}:{number}"
+            if len(line) > most:
+                raise DataError(f"{place}: the line is longer than {LINE}", hint=LINE.hint)
+            if not line.endswith(b"\n"):
+                return
+            try:
+                document = parse(line)
+            except Damaged as error:
+                raise DataError(f"{place}: {error}") from None
+            if not isinstance(document, dict):
+                raise DataError(f"{place}: a line must be an object {{…}}")
+            yield place, replace_surrogates(document)

@@ -1,0 +1,173 @@
+"""ASGI middleware that admits requests: host, origin, key, content type, and the size of the body.
+
+The body is read completely, within limits, before the application sees the request: a slow client does not
+occupy a place for runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable, MutableMapping
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from compound.serving.problems import Problem
+from compound.serving.settings import ServerSettings
+
+OPEN_PATHS = ("/health", "/ready")  # probes have no key
+Count = Callable[[Scope, int], None]
+CORS_HEADERS = b"authorization, content-type"
+
+
+class _Disconnected(Exception):
+    """The client ended the connection while it sent the body."""
+
+
+class Guard:
+    """Middleware that rejects requests before they reach the application.
+
+    Args:
+        inner: the application.
+        settings: the names, origins, key and limits.
+        count: receives the scope and the status of each answer.
+    """
+
+    def __init__(self, inner: ASGIApp, settings: ServerSettings, count: Count) -> None:
+        self._inner, self._settings, self._count = inner, settings, count
+        self._names = settings.host_names
+        self._origins = {origin.lower().encode() for origin in settings.allow_origins}
+        self._bearer = settings.key.encode() if settings.key is not None else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: D102
+        if scope["type"] == "lifespan":
+            await self._inner(scope, receive, send)
+            return
+        if scope["type"] != "http":  # there are no websockets
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        origin = headers.get(b"origin", b"").lower()
+        sent = self._sending(scope, send, origin)
+        try:
+            self._check(scope, headers, origin)
+            if scope["method"] == "OPTIONS" and origin:
+                await _preflight(sent)
+                return
+            await self._inner(scope, await self._with_body(scope, headers, receive), sent)
+        except Problem as problem:
+            await problem.response()(scope, receive, sent)
+        except _Disconnected:
+            return
+
+    def _check(self, scope: Scope, headers: MutableMapping[bytes, bytes], origin: bytes) -> None:
+        """Reject a request that did not come to this server, from an allowed place, with its key."""
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if self._names is not None and _name(host) not in self._names:
+            raise Problem(
+                421, "unknown_host", f"this server is not known as {host!r:.100}; allow it with --allow-host"
+            )
+        own = f"{scope.get('scheme', 'http')}://{host}".encode("latin-1")
+        if origin and origin != own and origin not in self._origins:
+            raise Problem(
+                403, "foreign_origin", "pages of this origin may not call the server; see --allow-origin"
+            )
+        if scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
+            return
+        if self._bearer is not None:
+            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._bearer):
+                raise Problem(
+                    401, "invalid_key", "a valid key is required: Authorization: Bearer …",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )  # fmt: skip
+        if scope["method"] == "POST":
+            content = headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
+            if content != b"application/json":
+                raise Problem(415, "not_json", "the body must be JSON; send Content-Type: application/json")
+
+    async def _with_body(
+        self, scope: Scope, headers: MutableMapping[bytes, bytes], receive: Receive
+    ) -> Receive:
+        """Read the body within the limits, and return a function that replays it."""
+        if scope["method"] != "POST":
+            return receive
+        most = self._settings.max_body
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > most:
+            raise _too_large(most)
+        body = await self._read(receive, most)
+        replayed = False
+
+        async def replay() -> Message:
+            nonlocal replayed
+            if replayed:
+                return await receive()
+            replayed = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        return replay
+
+    async def _read(self, receive: Receive, most: int) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._settings.body_timeout):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _Disconnected
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > most:
+                        raise _too_large(most)
+                    if not message.get("more_body"):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise Problem(
+                408, "slow_body", f"the body did not arrive within {self._settings.body_timeout:g} s",
+                headers={"Connection": "close"},
+            ) from None  # fmt: skip
+
+    def _sending(self, scope: Scope, send: Send, origin: bytes) -> Send:
+        """Return a function that counts the answer, and lets an allowed page read it."""
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._count(scope, message["status"])
+                if origin in self._origins:
+                    extra = [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
+                    message = {**message, "headers": [*message["headers"], *extra]}
+            await send(message)
+
+        return sent
+
+
+async def _preflight(send: Send) -> None:
+    """Answer a browser that asks whether a page may call the server."""
+    headers = [
+        (b"access-control-allow-methods", b"GET, POST"),
+        (b"access-control-allow-headers", CORS_HEADERS),
+        (b"access-control-max-age", b"600"),
+        (b"content-length", b"0"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _too_large(most: int) -> Problem:
+    return Problem(
+        413, "body_too_large", f"the body is larger than {most:,} bytes", headers={"Connection": "close"}
+    )
+
+
+def _name(host: str) -> str:
+    """Return the name in a ``Host`` header, without the port.
+
+    >>> _name("localhost:8000"), _name("[::1]:8000"), _name("::1")
+    ('localhost', '::1', '::1')
+    """
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    name, _, port = host.rpartition(":")
+    return name if name and port.isdigit() and ":" not in name else host

@@ -1,0 +1,175 @@
+"""Pydantic models of a system's inputs and outputs: they validate requests, and OpenAPI is made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
+
+from compound.components.fields import answer_cue
+from compound.components.llm import LLM
+from compound.graph.component import Output
+from compound.graph.system import System
+from compound.graph.types import format_type
+from compound.serving.problems import Problem, invalid
+
+
+class Closed(BaseModel):
+    """A body without unknown fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class UsageBody(BaseModel):
+    """Usage of a run."""
+
+    calls: int = Field(description="Engine calls.")
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float = Field(description="Cost in US dollars.")
+    unpriced: int = Field(description="Calls whose price is unknown; they add nothing to the cost.")
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    code: str
+    param: None = None
+    run_id: str | None = None
+    details: list[dict[str, Any]] | None = None
+
+
+class ErrorBody(BaseModel):
+    """The body of an answer that is no success."""
+
+    error: ErrorDetail
+
+
+def port_model(title: str, ports: Mapping[str, object]) -> type[BaseModel]:
+    """Return a model with a required field per port; names that a model cannot have are used as aliases."""
+    fields: dict[str, Any] = {
+        f"port_{i}": (_documented(kind), Field(alias=name, description=format_type(kind)))
+        for i, (name, kind) in enumerate(ports.items())
+    }
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    return create_model(title, __config__=config, **fields)
+
+
+def port_values(ports: Mapping[str, object], values: BaseModel) -> dict[str, object]:
+    """Return the values of a `port_model` by port."""
+    return {name: getattr(values, f"port_{i}") for i, name in enumerate(ports)}
+
+
+def _documented(kind: object) -> Any:  # noqa: ANN401 - any annotation
+    """Return a type, or ``Any`` for one that JSON cannot describe."""
+    try:
+        model = create_model("Probe", value=(cast("Any", kind), ...))
+        model.model_json_schema()
+    except (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError):
+        return Any
+    return kind
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The bodies of requests and answers of a system.
+
+    Attributes:
+        system: the system.
+        run: a request for a run, ``{"inputs": {…}, "seed": …}``.
+        batch: a request for several runs.
+        answer: the answer of a run.
+        answers: the answer of a batch.
+        outputs: the outputs alone.
+    """
+
+    system: System
+    run: type[BaseModel]
+    batch: type[BaseModel]
+    answer: type[BaseModel]
+    answers: type[BaseModel]
+    outputs: type[BaseModel]
+
+    @staticmethod
+    def of(system: System, batch: int) -> Interface:
+        """Return the interface of a system.
+
+        Args:
+            system: the system.
+            batch: the maximum number of runs in a batch.
+        """
+        inputs = port_model("Inputs", system.inputs)
+        outputs = port_model("Outputs", {name: source.type for name, source in system.outputs.items()})
+        seed: Any = (int | None, Field(None, ge=0, lt=2**53, description="Random stream; random by default."))
+        run = create_model("RunRequest", __base__=Closed, inputs=(inputs, ...), seed=seed)
+        batched: Any = list[inputs]  # type: ignore[valid-type]
+        several = create_model(
+            "BatchRequest", __base__=Closed,
+            inputs=(batched, Field(min_length=1, max_length=batch)), seed=seed,
+        )  # fmt: skip
+        answer = create_model(
+            "RunAnswer",
+            run_id=(str, Field(description="Id of the run, for feedback.")),
+            outputs=(outputs, ...),
+            usage=(UsageBody, ...),
+            configuration=(str, Field(description="Digest of the configuration that served the run.")),
+            seed=(int, Field(description="Random stream; the same seed repeats the run.")),
+        )
+        each: Any = list[answer | ErrorBody]  # type: ignore[valid-type]
+        answers = create_model(
+            "BatchAnswer", results=(each, Field(description="In the order of the inputs."))
+        )
+        return Interface(system, run, several, answer, answers, outputs)
+
+    def inputs_of(self, values: BaseModel) -> dict[str, object]:
+        """Return the inputs of a validated request."""
+        return port_values(self.system.inputs, values)
+
+
+def parse_body(model: type[BaseModel], body: bytes) -> Any:  # noqa: ANN401 - an instance of the model
+    """Validate a JSON body.
+
+    Raises:
+        Problem: it does not match the model; the problem names every field.
+    """
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        raise hide_positions(invalid(found)) from None
+    except RecursionError:
+        raise Problem(422, "invalid_request", "the body is nested too deeply") from None
+
+
+def hide_positions(problem: Problem) -> Problem:
+    """Return the problem of an invalid body as one of the client."""
+    if problem.message.startswith("Invalid JSON"):
+        problem.status, problem.kind = 400, "invalid_json"
+    return problem
+
+
+def text_input(system: System) -> str | None:
+    """Return the only input if it is a text and there is one text output, so that the system can chat."""
+    inputs, outputs = list(system.inputs.items()), list(system.outputs.values())
+    if len(inputs) == len(outputs) == 1 and inputs[0][1] is str and outputs[0].type is str:
+        return inputs[0][0]
+    return None
+
+
+def streamed_call(system: System) -> tuple[str, str] | None:
+    """Return the address of the call whose text is the only output, and the cue that it may repeat.
+
+    ``None`` if the output is not the plain text of an LLM component.
+    """
+    (source,) = system.outputs.values()
+    if not isinstance(source, Output) or not isinstance(source.node.component, LLM):
+        return None
+    component = source.node.component
+    if component.layout != "text":
+        return None
+    return source.node.name, answer_cue(component.outputs, component.layout)

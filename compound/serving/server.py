@@ -1,0 +1,148 @@
+"""Run the application with uvicorn: signals, drain and reload."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from compound.api.arguments import GivenEngines
+from compound.errors import CompoundError
+from compound.graph.system import System
+from compound.serving.application import Built, build
+from compound.serving.settings import ServerSettings
+
+KEEP_ALIVE = 30  # seconds that an idle connection stays open
+
+
+def serve(
+    system: System,
+    *,
+    config: str | Path | None = None,
+    engines: GivenEngines | None = None,
+    settings: ServerSettings | None = None,
+) -> None:
+    """Serve a system until SIGTERM or SIGINT; runs in flight are finished first.
+
+    A second signal stops at once. SIGHUP reads the configuration file again.
+
+    Args:
+        system: the system.
+        config: a configuration file, which is read again when it changes.
+        engines: engines by model name, as in `compound.run`.
+        settings: address, key, limits and folders.
+
+    Raises:
+        CompoundError: the address is in use, a file cannot be used, or the engines cannot be opened.
+    """
+    settings = settings or ServerSettings()
+    built = build(system, config, engines, settings)
+    listening = _listen(settings)
+    server = DrainingServer(uvicorn_config(built, settings), built, system.name)
+    try:
+        server.run([listening])
+    finally:
+        listening.close()
+    if not server.started:
+        raise CompoundError("the server could not be started", hint="the log above has the reason")
+
+
+def uvicorn_config(built: Built, settings: ServerSettings) -> uvicorn.Config:
+    """Return uvicorn's settings: logs without requests, no trust in forwarded addresses, a bounded drain."""
+    return uvicorn.Config(
+        built.application,
+        log_config=LOGGING,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # a client could forge them
+        ws="none",
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=max(1, round(settings.drain)),
+    )
+
+
+def _listen(settings: ServerSettings) -> socket.socket:
+    """Open the socket, before uvicorn, which would exit without an explanation.
+
+    Raises:
+        CompoundError: the address cannot be used.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((settings.host, settings.port))
+        found.listen(2048)
+    except OSError as error:
+        found.close()
+        raise CompoundError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}",
+            hint="choose another --host or --port; port 0 chooses a free one",
+        ) from None
+    found.set_inheritable(True)
+    return found
+
+
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server that reports that it drains before it closes its socket, and exits with 0."""
+
+    def __init__(self, config: uvicorn.Config, built: Built, name: str) -> None:
+        super().__init__(config)
+        self._service, self._name = built.service, name
+        self._closing: asyncio.TimerHandle | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and print the address."""
+        await super().startup(sockets)
+        if not self.started:
+            return
+        loop = asyncio.get_running_loop()
+        if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
+        host, port = (sockets or [])[0].getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        digest = self._service.deployments.current.digest[:12]
+        print(
+            f"serving {self._name} on http://{shown}:{port} (configuration {digest})",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Report that the server drains, and stop after the delay; a second signal stops at once."""
+        if self._service.draining:
+            self.should_exit = self.force_exit = True
+            return
+        self._service.draining = True
+        delay = self._service.settings.drain_delay
+        print(f"draining: {self._service.running} runs in flight", file=sys.stderr, flush=True)
+        if delay:
+            self._closing = asyncio.get_running_loop().call_later(delay, self._close)
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        self.should_exit = True
+
+    def _reload(self) -> None:
+        self._reloading = asyncio.ensure_future(self._service.deployments.reload())
+
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(message)s"}},
+    "handlers": {
+        "stderr": {"class": "logging.StreamHandler", "formatter": "plain", "stream": "ext://sys.stderr"}
+    },
+    "loggers": {
+        "uvicorn": {"handlers": ["stderr"], "level": "WARNING", "propagate": False},
+        "compound": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
+    },
+}

@@ -1,0 +1,258 @@
+"""Run the system for requests: admission, time limits, metrics, and the record of each run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.types import Receive
+
+from compound.api.stream import Event, EventQueue
+from compound.engine import Engine
+from compound.errors import CompoundError, QuotaExhausted
+from compound.execution.events import RunListener
+from compound.execution.executor import Executor
+from compound.execution.trace import Trace
+from compound.graph.system import System
+from compound.registry.engines import for_system
+from compound.security.sanitize import remember_environment, sanitize_text
+from compound.serving.deployment import Deployment, Deployments
+from compound.serving.feedback_store import FeedbackStore
+from compound.serving.metrics import Metrics
+from compound.serving.problems import INTERNAL, Problem, of_failure, overloaded
+from compound.serving.settings import ServerSettings
+
+LOG = logging.getLogger("compound.serving")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Identity of a run: its id, the deployment that serves it, and its random stream."""
+
+    run: str
+    deployment: Deployment
+    seed: int
+
+
+class ClientGone(Exception):
+    """The client ended the connection; nobody reads the answer."""
+
+
+class Service:
+    """Runs of a system for requests.
+
+    Args:
+        deployments: the system in use.
+        find: finds the engine of a model.
+        settings: the limits.
+        metrics: counts runs.
+        store: records runs; ``None`` records nothing.
+
+    Attributes:
+        draining: whether the server is about to stop.
+        running: number of runs that execute.
+        waiting: number of runs that wait for a place.
+    """
+
+    def __init__(
+        self,
+        deployments: Deployments,
+        find: Callable[[str], Engine],
+        settings: ServerSettings,
+        metrics: Metrics,
+        store: FeedbackStore | None = None,
+    ) -> None:
+        self.deployments, self.settings, self.metrics, self.store = deployments, settings, metrics, store
+        self.draining, self.ready = False, False
+        self.running = self.waiting = 0
+        system = deployments.current.system
+        self._executor = Executor(for_system(find, system), on_notice=_log_notice)
+        self._places = asyncio.Semaphore(settings.concurrency)
+        metrics.watch(lambda: self.running, lambda: self.waiting)
+        metrics.deployed(deployments.current.digest)
+
+    async def warm_up(self) -> None:
+        """Open the engines that the configuration names, and check their keys.
+
+        Raises:
+            CompoundError: an engine cannot be opened, or its key is missing.
+        """
+        remember_environment()
+        for lm in sorted(models(self.deployments.current.system)):
+            engine = self._executor.engine(lm)
+            if require_key := getattr(engine, "require_key", None):
+                await asyncio.to_thread(require_key)
+            if warm_up := getattr(engine, "warm_up", None):
+                await warm_up()
+        self.ready = True
+
+    async def aclose(self) -> None:
+        """Close the engines."""
+        self.ready = False
+        await self._executor.aclose()
+
+    def ticket(self, seed: int | None = None) -> Ticket:
+        """Return the identity of a new run, on the current deployment."""
+        chosen = secrets.randbits(31) if seed is None else seed
+        return Ticket(f"run-{secrets.token_hex(12)}", self.deployments.current, chosen)
+
+    def check_queue(self) -> None:
+        """Reject a request if too many runs wait.
+
+        Raises:
+            Problem: they do.
+        """
+        settings = self.settings
+        if self._places.locked() and self.waiting >= settings.queue:
+            raise overloaded(settings.concurrency + settings.queue)
+
+    async def run(self, ticket: Ticket, inputs: Mapping[str, object], *, queued: bool = True) -> Trace:
+        """Run the system once.
+
+        Args:
+            ticket: the identity of the run.
+            inputs: a value for each input.
+            queued: whether the run is rejected if the queue is full; the runs of an admitted batch are not.
+
+        Raises:
+            Problem: the server is overloaded, the run failed, or it took too long.
+        """
+        trace = await self._execute(ticket, inputs, queued, None)
+        if trace.failure is not None:
+            raise of_failure(trace.failure, ticket.run)
+        return trace
+
+    async def events(
+        self, ticket: Ticket, inputs: Mapping[str, object]
+    ) -> AsyncGenerator[Event | Trace, None]:
+        """Yield the events of the calls of a run, and last its trace; closing the iterator cancels the run.
+
+        A slow reader does not delay the run.
+
+        Raises:
+            Problem: the server is overloaded, or the run took too long or could not be made.
+        """
+        queue = EventQueue()
+
+        async def work() -> Trace:
+            try:
+                return await self._execute(ticket, inputs, True, queue)
+            finally:
+                queue.end()
+
+        task = asyncio.create_task(work())
+        try:
+            while (event := await queue.next()) is not None:
+                yield event
+            yield await task
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Problem):
+                await task
+
+    async def _execute(
+        self, ticket: Ticket, inputs: Mapping[str, object], queued: bool, listener: RunListener | None
+    ) -> Trace:
+        """Wait for a place, run the system within the time limit, and count and record the run."""
+        arrived = started = time.perf_counter()
+        outcome, trace = "cancelled", None
+        try:
+            async with asyncio.timeout(self.settings.timeout), self._admitted(queued):
+                started = time.perf_counter()
+                trace = await self._executor.run(
+                    ticket.deployment.system, inputs, sample=ticket.seed, listener=listener
+                )
+            outcome = "ok" if trace.failure is None else trace.failure.kind
+            if self.store is not None:
+                self.store.add_run(ticket.run, trace)
+        except TimeoutError:
+            outcome = "timeout"
+            message = f"the run took longer than {self.settings.timeout:g} s"
+            raise Problem(504, outcome, message, ticket.run) from None
+        except Problem as problem:
+            outcome = problem.kind
+            raise
+        except QuotaExhausted as error:
+            outcome = "quota"
+            LOG.warning("%s: %s", ticket.run, sanitize_text(str(error)))
+            message = "the model's provider refuses further requests"
+            raise Problem(502, outcome, message, ticket.run) from None
+        except Exception as error:
+            outcome = "internal"
+            LOG.log(
+                logging.ERROR, "%s failed: %s", ticket.run, sanitize_text(str(error)),
+                exc_info=not isinstance(error, CompoundError),
+            )  # fmt: skip
+            raise Problem(500, outcome, INTERNAL, ticket.run) from None
+        finally:
+            if outcome != "overloaded":
+                self.metrics.ran(trace, time.perf_counter() - started, started - arrived, outcome)
+        return trace
+
+    @contextlib.asynccontextmanager
+    async def _admitted(self, queued: bool) -> AsyncIterator[None]:
+        """Wait for a place.
+
+        Raises:
+            Problem: too many runs wait.
+        """
+        if queued:
+            self.check_queue()
+        self.waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self.waiting -= 1
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self._places.release()
+
+
+def models(system: System) -> set[str]:
+    """Return the models that the components of a system call under its configuration."""
+    found: set[object] = set()
+    for name, component in system.components.items():
+        if "lm" in component.settings:
+            setting = component.settings["lm"]
+            fixed = setting if isinstance(setting, str) else None
+            found.add(system.configuration.get(f"{name}.lm", fixed) or system.lm)
+    return {lm for lm in found if isinstance(lm, str)}
+
+
+async def while_connected(receive: Receive, work: Awaitable[Value]) -> Value:
+    """Await something, and cancel it when the client ends the connection.
+
+    Raises:
+        ClientGone: it did.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _log_notice(text: str) -> None:
+    LOG.warning("%s", text)

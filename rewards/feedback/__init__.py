@@ -1,0 +1,1 @@
+"""Preference pairs from the feedback of a served system's users."""
