@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal
 from compound.api.arguments import GivenEngines, check_inputs, resolve_engines
 from compound.engine import NO_USAGE, Usage
 from compound.errors import CompoundError
-from compound.execution.events import TextPiece
 from compound.execution.executor import Executor
+from compound.execution.observers.events import TextPiece
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.configuration import to_readable_values
 from compound.graph.system import System

@@ -24,11 +24,11 @@ from compound.errors import CallError, CompoundError, OutputTypeError, Transient
 from compound.example import CallValues
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
-from compound.execution.events import RunListener, TextPiece, TextRelay
 from compound.execution.exchange import Exchange, record_exchange
+from compound.execution.observers.events import RunListener, TextPiece, TextRelay
+from compound.execution.observers.spans import active_tracer, within
 from compound.execution.outcomes import CallResult, CallResultRow, from_row, read_outputs, to_row
 from compound.execution.sender import Engines, Notify, Sender
-from compound.execution.spans import active_tracer, within
 from compound.execution.throttle import FIRST_WAIT, LONGEST_WAIT
 from compound.execution.trace import Call, Failure
 from compound.extras import raise_missing_extra

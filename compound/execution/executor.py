@@ -24,8 +24,9 @@ from compound.example import Values
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
 from compound.execution.caller import Attempt, Caller
-from compound.execution.events import RunListener
 from compound.execution.forks import Fork, make_fork
+from compound.execution.observers.events import RunListener
+from compound.execution.observers.spans import RunFacts, active_tracer, within
 from compound.execution.outcomes import CallResult
 from compound.execution.rng import derive_seed
 from compound.execution.schedule import (
@@ -41,7 +42,6 @@ from compound.execution.schedule import (
     setting_values,
     skipped_output,
 )
-from compound.execution.spans import RunFacts, active_tracer, within
 from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Node, Operation, Value, merge_addresses
 from compound.graph.composite import Composite

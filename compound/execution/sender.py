@@ -14,7 +14,7 @@ from typing import Protocol
 from compound.engine import NO_USAGE, Completion, Engine, OnText, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, RateLimited, suggest_name
 from compound.execution.budget import Meter, clip_usage
-from compound.execution.spans import active_tracer, within
+from compound.execution.observers.spans import active_tracer, within
 from compound.execution.throttle import NeverAdmitted, Throttle
 from compound.registry.engine_checks import checked_engine, worst_case
 from compound.registry.engine_checks import completion as completion_of

@@ -16,8 +16,8 @@ from starlette.types import Receive
 from compound.api.stream import Event, EventQueue
 from compound.engine import Engine
 from compound.errors import CompoundError, QuotaExhausted
-from compound.execution.events import RunListener
 from compound.execution.executor import Executor
+from compound.execution.observers.events import RunListener
 from compound.execution.trace import Trace
 from compound.graph.system import System
 from compound.registry.engines import for_system

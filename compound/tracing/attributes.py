@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from compound.engine import Completion, Engine, Message, Request, Usage
 from compound.execution.exchange import truncate_text
+from compound.execution.observers.spans import RunFacts
 from compound.execution.outcomes import CallResult
-from compound.execution.spans import RunFacts
 from compound.execution.trace import Trace
 from compound.graph.component import Component
 from compound.graph.configuration import to_readable_values

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from compound.errors import DeclarationError, MissingExtra
-from compound.execution.spans import Tracer, activate, active_tracer
+from compound.execution.observers.spans import Tracer, activate, active_tracer
 from compound.extras import raise_missing_extra
 from compound.security.sanitize import remember_environment
 from compound.tracing.spans import SpanRecorder

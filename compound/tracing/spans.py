@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from compound.engine import Completion, Engine, Request
 from compound.errors import CallError
 from compound.execution.exchange import truncate_text
+from compound.execution.observers.spans import RunFacts
 from compound.execution.outcomes import CallResult
-from compound.execution.spans import RunFacts
 from compound.execution.trace import Failure, Trace
 from compound.graph.component import Component
 from compound.security.sanitize import sanitize_text
@@ -26,7 +26,7 @@ Set = Callable[[Callable[[], to.Attributes], "Failure | None"], None]
 
 
 class SpanRecorder:
-    """Records runs, calls and requests as nested spans; implements `compound.execution.spans.Tracer`.
+    """Records runs, calls and requests as nested spans; implements `compound.execution.observers.spans.Tracer`.
 
     Args:
         tracer: an OpenTelemetry tracer.

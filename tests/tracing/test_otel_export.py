@@ -13,7 +13,7 @@ import pytest
 
 import compound as cp
 from compound.errors import DeclarationError
-from compound.execution.spans import active_tracer
+from compound.execution.observers.spans import active_tracer
 from compound.testing import ScriptedLM
 from compound.tracing.setup import ANY_PROTOCOL, CONTENT, EXPORTER, PROTOCOL
 from otlp_collector import Collector, collector

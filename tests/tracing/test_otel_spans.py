@@ -18,7 +18,7 @@ from compound.errors import RateLimited, TransientError
 from compound.execution.budget import Budget, Meter
 from compound.execution.cache import MemoryCache
 from compound.execution.exchange import MAX_CHARACTERS
-from compound.execution.spans import active_tracer
+from compound.execution.observers.spans import active_tracer
 from compound.security.sanitize import remember_secret
 from compound.testing import ScriptedLM
 from compound.tracing.setup import CONTENT

@@ -1,0 +1,1 @@
+"""Hooks for observers of runs: spans of tracers, and events of streams."""
