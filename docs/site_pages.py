@@ -38,7 +38,7 @@ API = {
         "Data, metrics and evaluation",
         "compound.example compound.evaluation compound.evaluation.metrics",
     ),
-    "execution": ("Execution", "compound.execution"),
+    "execution": ("Execution", "compound.execution compound.execution.observers"),
     "entry_points": ("Optimizing, evaluating and running", "compound.api"),
     "optimization": ("Optimization", "compound.optimization"),
     "optimizers": (
@@ -60,6 +60,7 @@ API = {
     "inspection": ("Inspection of rewards", "compound.rewards.inspection"),
     "runs": ("Runs and reports", "compound.runs compound.report"),
     "tracing": ("Tracing and trackers", "compound.tracing compound.trackers"),
+    "serving": ("Serving", "compound.serving"),
     "settings": ("Settings and state", "compound.settings compound.storage.state"),
     "testing": ("Testing", "compound.testing"),
     "errors": ("Errors", "compound.errors"),
@@ -68,7 +69,8 @@ GROUPS = {
     "Declare": "Input System LLM Retriever Selector Hyperparameter Function CodeRunner FirstOf Loop Map "
     "BM25 Dense PassageIndex",
     "Spaces": "Text Demos Choice Int Float LoRA",
-    "Run and optimize": "run evaluate optimize load load_result load_system Executor Result Budget "
+    "Types": "json_type",
+    "Run and optimize": "run stream evaluate optimize load load_result load_system Executor Result Budget "
     "OptimizeSettings inspect_calls trace_with",
     "Data and metrics": "Dataset Example Score exact_match token_f1 accuracy mrr recall_at_k custom",
     "Engines": "LiteLLM Transformers VLLM",

@@ -26,7 +26,7 @@ Set = Callable[[Callable[[], to.Attributes], "Failure | None"], None]
 
 
 class SpanRecorder:
-    """Records runs, calls and requests as nested spans; implements `compound.execution.observers.spans.Tracer`.
+    """Records runs, calls and requests as nested spans; a `compound.execution.observers.spans.Tracer`.
 
     Args:
         tracer: an OpenTelemetry tracer.
