@@ -55,7 +55,7 @@ class ServerSettings:
     Example:
         >>> ServerSettings(host="0.0.0.0")
         Traceback (most recent call last):
-        compound.errors.DeclarationError: listening on 0.0.0.0 requires a key; set COMPOUND_SERVE_KEY to …
+        compound.errors.DeclarationError: listening on 0.0.0.0 requires a key; set COMPOUND_SERVE_KEY to ...
     """
 
     host: str = "127.0.0.1"

@@ -92,6 +92,10 @@ ACTIONS = [
     ("mlflow", "optimize(llm(), 'random', engines=lm, trackers=('mlflow',))"),
     ("wandb", "optimize(llm(), 'random', engines=lm, trackers=('wandb',))"),
     ("peft", "from compound.rewards.backbone import _peft; _peft()"),
+    ("fastapi", "from compound.serving import app"),
+    ("starlette", "from compound.serving import app"),
+    ("prometheus_client", "from compound.serving import app"),
+    ("uvicorn", "from compound.serving import serve"),
 ]
 NEVER_IMPORTED = {"accelerate"}  # transformers imports it
 
