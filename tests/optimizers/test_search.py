@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -449,6 +449,7 @@ class TestRaceLaws:
         st.integers(1, 12), st.integers(2, 10), st.integers(40, 400), st.booleans(),
         st.floats(0.05, 1), st.floats(0.05, 1), st.integers(0, 100),
     )  # fmt: skip
+    @example(5, 2, 40, True, 0.078125, 0.5, 39)
     def test_a_race_spends_its_runs_while_examples_remain(
         self, candidates: int, minibatch: int, runs: int, free: bool, predicted: float, part: float,
         known: int,
@@ -462,7 +463,7 @@ class TestRaceLaws:
         )
         if standings[0].gain > 0:
             assert runs - scorer.spent < max(1, math.ceil(minibatch / 2)) * 2 + 1e-6
-        assert progress[-1].is_finished
+        assert progress[-1].is_finished or runs - scorer.spent < 1 + real  # else not even one example
 
     @pytest.mark.parametrize("price", [0.0, 0.3, 1.0])
     @pytest.mark.parametrize("free", [True, False])

@@ -543,7 +543,7 @@ ALLOWED = {
     "compound/evaluation/rows.py": "unpacks what UntrustedFolder opened",
     "compound/evaluation/hub.py": "looks through what the hub's library fetched",
     "compound/registry/engines.py": "asks whether a model's name is a folder",
-    "compound/api/optimize.py": "asks whether a teacher, which the user's own file names, is there",
+    "compound/api/description.py": "asks whether a teacher, which the user's own file names, is there",
     "compound/cli/entry_point.py": "the standard output",
     "compound/testing/checks.py": "a temporary folder of its own",
     "compound/testing/doubles.py": "copies folders that the kits themselves made",
