@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -449,7 +450,7 @@ class TestRaceLaws:
         st.integers(1, 12), st.integers(2, 10), st.integers(40, 400), st.booleans(),
         st.floats(0.05, 1), st.floats(0.05, 1), st.integers(0, 100),
     )  # fmt: skip
-    @example(5, 2, 40, True, 0.078125, 0.5, 39)
+    @hypothesis.example(5, 2, 40, True, 0.078125, 0.5, 39)
     def test_a_race_spends_its_runs_while_examples_remain(
         self, candidates: int, minibatch: int, runs: int, free: bool, predicted: float, part: float,
         known: int,
