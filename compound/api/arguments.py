@@ -16,9 +16,8 @@ from typing import Protocol, cast
 from compound.engine import Engine
 from compound.errors import DeclarationError, suggest_name
 from compound.evaluation.dataset import ROLES, Dataset
-from compound.evaluation.metrics.built_in import METRICS
 from compound.evaluation.metrics.custom import Scoring, as_metric
-from compound.evaluation.metrics.named import metric_factory
+from compound.evaluation.metrics.named import METRICS, metric_factory
 from compound.example import Example, Metric
 from compound.execution.budget import Budget
 from compound.graph.system import System
@@ -71,9 +70,9 @@ def to_dataset(data: GivenData, *, splits: bool) -> Dataset:
             raise DeclarationError(
                 f"data has no split {unknown[0]!r}", hint="give {'train': rows, 'valid': rows, 'test': rows}"
             )
-        read = {role: _rows(rows, role) for role, rows in data.items()}
+        read = {role: to_rows(rows, role) for role, rows in data.items()}
         return Dataset.of(read.get("train", ()), read.get("valid", ()), read.get("test", ()))
-    rows = _rows(data)
+    rows = to_rows(data)
     if splits:
         raise DeclarationError(
             "data must be divided into splits, but is a single list of rows",
@@ -82,7 +81,7 @@ def to_dataset(data: GivenData, *, splits: bool) -> Dataset:
     return Dataset.of(train=rows, valid=rows, test=rows)
 
 
-def _rows(data: object, role: str = "") -> list[Mapping[str, object]]:
+def to_rows(data: object, role: str = "") -> list[Mapping[str, object]]:
     """Return rows as dictionaries; missing values of a data frame become None."""
     if hasattr(data, "to_dicts"):  # polars
         data = data.to_dicts()
@@ -139,7 +138,14 @@ def resolve_metric(metric: GivenMetric, system: System) -> Metric:
             hint=f"such as cp.{next(iter(METRICS))}('answer')",
         )
     make = metric_factory(name)
-    if "output" not in inspect.signature(make).parameters:
+    parameters = inspect.signature(make).parameters
+    required = [p for p, kind in parameters.items() if kind.default is kind.empty and p != "output"]
+    if required:
+        raise DeclarationError(
+            f"metric {name!r} needs settings: {', '.join(required)}",
+            hint=f"pass the metric itself, such as {'cp.' if name in METRICS else ''}{name}(…)",
+        )
+    if "output" not in parameters:
         return make()
     if len(system.outputs) > 1:
         outputs = ", ".join(system.outputs)
@@ -193,7 +199,14 @@ def resolve_engines(system: System, engines: GivenEngines | None) -> Callable[[s
     Raises:
         DeclarationError: ``engines`` is neither a mapping to engines nor a function.
     """
-    usual = system.engines or find_engine
+    return engine_finder(engines, system.engines)
+
+
+def engine_finder(
+    engines: GivenEngines | None, otherwise: Callable[[str], Engine] | None = None
+) -> Callable[[str], Engine]:
+    """Return a function that finds the engine of a model, as `resolve_engines` does for a system."""
+    usual = otherwise or find_engine
     if engines is None:
         return usual
     if not isinstance(engines, Mapping):

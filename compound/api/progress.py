@@ -98,10 +98,11 @@ def format_status(event: Mapping[str, Any], started: float, limits: Mapping[str,
     runs = f"{spent.get('system_runs', 0):.0f}" + (f" of {limit:g}" if limit else "")
     tokens = spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0)
     money = f" · ${spent['cost']:.4f}" if spent.get("cost") else ""
+    judged = f" ({spent['metric_calls']} by the metric)" if spent.get("metric_calls") else ""
     money += " · unknown cost" if spent.get("unpriced") else ""
     return (
-        f"{runs} system runs (+{spent.get('test_runs', 0):.0f} test) · {spent.get('calls', 0)} calls · "
-        f"{tokens:,} tokens{money} · {clock(time.monotonic() - started)}"
+        f"{runs} system runs (+{spent.get('test_runs', 0):.0f} test) · {spent.get('calls', 0)} calls{judged}"
+        f" · {tokens:,} tokens{money} · {clock(time.monotonic() - started)}"
     )
 
 

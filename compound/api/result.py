@@ -86,6 +86,7 @@ class Result:
             "test_runs": spent.get("test_runs", 0.0),
             "calls": spent.get("calls", 0),
             "tokens": spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0),
+            "metric_calls": spent.get("metric_calls", 0),
             "cost": spent.get("cost", 0.0),
             "unpriced_calls": spent.get("unpriced", 0),
             "seconds": spent.get("seconds", 0.0),

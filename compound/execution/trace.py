@@ -92,7 +92,7 @@ class Trace:
     ``outputs`` is empty if the run failed. ``equivalents`` is the executed fraction of the run (a fork or a
     cached run costs less than one system run). ``system`` and ``configuration`` are digests of what ran.
     ``ends`` are the addresses of the calls that produced the outputs; ``None`` if unknown, as in traces
-    stored before it was recorded.
+    stored before it was recorded. ``metric_calls`` are the calls of a metric that asks a model.
     """
 
     example: str
@@ -108,15 +108,17 @@ class Trace:
     parts: Mapping[str, float] = field(default_factory=dict)
     system: str = ""
     ends: tuple[str, ...] | None = None
+    metric_calls: tuple[Call, ...] = ()
 
     @property
     def usage(self) -> Usage:
-        """Usage of the executed calls; reused calls cost nothing."""
-        total = NO_USAGE
-        for call in self.calls:
-            if not call.reused:
-                total += call.usage
-        return total
+        """Usage of the executed calls of the system; reused calls cost nothing."""
+        return _executed_usage(self.calls)
+
+    @property
+    def metric_usage(self) -> Usage:
+        """Usage of the executed calls of the metric, such as those of a judge."""
+        return _executed_usage(self.metric_calls)
 
     @property
     def equivalents(self) -> float:
@@ -175,6 +177,14 @@ class Trace:
         )
 
 
+def _executed_usage(calls: Sequence[Call]) -> Usage:
+    total = NO_USAGE
+    for call in calls:
+        if not call.reused:
+            total += call.usage
+    return total
+
+
 def _outcome(failure: Failure | None, outputs: Mapping[str, object]) -> dict[str, str]:
     if failure is None:
         return {"outputs": short_repr(outputs)}
@@ -183,7 +193,7 @@ def _outcome(failure: Failure | None, outputs: Mapping[str, object]) -> dict[str
 
 def as_text(trace: Trace) -> str:
     """Format a trace as text: each call with its inputs, messages, outputs and usage."""
-    return "\n\n".join(map(_call_as_text, trace.calls))
+    return "\n\n".join(map(_call_as_text, (*trace.calls, *trace.metric_calls)))
 
 
 def _call_as_text(call: Call) -> str:
@@ -235,11 +245,12 @@ class TraceDocument(TypedDict):
     parts: dict[str, float]
     ends: NotRequired[list[str] | None]
     calls: list[CallDocument]
+    metric_calls: NotRequired[list[CallDocument]]
 
 
 def to_json(trace: Trace) -> TraceDocument:
     """Return a trace as JSON types; unsupported objects become text."""
-    return {
+    document: TraceDocument = {
         "example": trace.example,
         "system": trace.system,
         "configuration": trace.configuration,
@@ -254,6 +265,9 @@ def to_json(trace: Trace) -> TraceDocument:
         "ends": list(trace.ends) if trace.ends is not None else None,
         "calls": [call_to_json(call) for call in trace.calls],
     }
+    if trace.metric_calls:
+        document["metric_calls"] = [call_to_json(call) for call in trace.metric_calls]
+    return document
 
 
 def call_to_json(call: Call) -> CallDocument:
@@ -296,6 +310,7 @@ def from_json(data: TraceDocument) -> Trace:
         parts=data["parts"],
         ends=tuple(ends) if ends is not None else None,
         calls=tuple(call_from_json(call) for call in data["calls"]),
+        metric_calls=tuple(call_from_json(call) for call in data.get("metric_calls", ())),
     )
 
 
