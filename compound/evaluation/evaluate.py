@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn, NotRequired, TypedDict
 
+from compound import notebook
 from compound.engine import NO_USAGE, Usage, UsageDocument, UsageRow
 from compound.errors import (
     CallError,
@@ -150,6 +151,20 @@ class Evaluation:
             calls=str(self.usage.calls),
             metric_calls=str(self.metric_usage.calls or ""),
         )
+
+    def _repr_html_(self) -> str:
+        """Return the mean, its interval and the failures, for notebooks."""
+        facts: list[tuple[str, object]] = [("mean", str(self.interval) if self.rows else "unknown")]
+        facts += [
+            ("examples", len(self.scores)),
+            ("failed runs", self.failed),
+            ("system runs", f"{self.system_runs:g}"),
+        ]
+        facts += [("calls", self.usage.calls), ("tokens", self.usage.tokens)]
+        facts += [("metric calls", self.metric_usage.calls or ""), ("note:", self.violation)]
+        failures = self.failures()
+        shown = notebook.table(["failure", "runs"], failures) if failures else ""
+        return notebook.block("Evaluation", shown, facts=facts)
 
     def to_json(self) -> EvaluationDocument:
         """Return the evaluation as JSON types."""

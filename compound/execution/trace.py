@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NotRequired, TypedDict
 
+from compound import notebook
 from compound.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument, UsageRow
 from compound.errors import RateLimited, RunFailed, TransientError
 from compound.execution.exchange import Exchange, ExchangeDocument
 from compound.formatting import format_names, format_repr, short_repr
-from compound.graph.configuration import to_readable_json, to_readable_values
+from compound.graph.configuration import readable, to_readable_json, to_readable_values
 from compound.security.sanitize import sanitize_text
 
 FailureRow = Sequence[str]  # kind and message
@@ -167,6 +168,21 @@ class Trace:
         """Return a copy with a score."""
         return replace(self, score=value, feedback=feedback, parts=parts or {})
 
+    def _repr_html_(self) -> str:
+        """Return the outputs and a table of the calls, for notebooks."""
+        facts = [
+            ("example", self.example),
+            ("score", "" if self.score is None else f"{self.score:g}"),
+            ("tokens", self.usage.tokens or ""),
+            ("failed:", f"{self.failure.kind}: {self.failure.message}" if self.failure else ""),
+        ]
+        outputs = notebook.table(["output", "value"], ((k, readable(v)) for k, v in self.outputs.items()))
+        calls = [*self.calls, *self.metric_calls]
+        rows = (_row(call) for call in calls[: notebook.MAX_ROWS])
+        headings = ["call", "inputs", "outputs", "seconds", "tokens"]
+        shown = notebook.table(headings, rows, len(calls))
+        return notebook.block("Trace", outputs if self.outputs else "", shown, facts=facts)
+
     def __repr__(self) -> str:
         return format_repr(
             "Trace",
@@ -175,6 +191,15 @@ class Trace:
             score="" if self.score is None else f"{self.score:g}",
             calls=format_names(call.address for call in self.calls),
         )
+
+
+def _row(call: Call) -> list[str]:
+    """Return the cells of a call in a table."""
+    told = (
+        f"failed: {call.failure.kind}: {call.failure.message}" if call.failure else short_repr(call.outputs)
+    )
+    seconds = "cached" if call.reused else f"{call.seconds:.2f}"
+    return [call.address, short_repr(call.inputs), told, seconds, str(call.usage.tokens or "")]
 
 
 def _executed_usage(calls: Sequence[Call]) -> Usage:
