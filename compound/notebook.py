@@ -8,13 +8,14 @@ from __future__ import annotations
 import html
 import importlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 MAX_ROWS = 20
 MAX_TEXT = 300  # characters of a cell
 MAX_LINES = 60  # lines of a preformatted text
-DRAWING = "compound.report.figures.system:draw"  # of a higher layer, so found by name
+DRAWING = "compound.report.figures.system:draw"  # of higher layers, so found by name
+TEXT = "compound.graph.draw:as_text"
 # notebooks read $…$ in HTML as formulas, except in elements of these classes
 _PLAIN = 'class="tex2jax_ignore mathjax_ignore"'
 _CELL = 'style="text-align:left;vertical-align:top;white-space:pre-wrap;overflow-wrap:anywhere"'
@@ -64,12 +65,22 @@ def preformatted(lines: Sequence[str]) -> str:
 
 def system_svg(system: object) -> str | None:
     """Return the drawing of a system, or ``None`` if matplotlib is not installed."""
-    module, _, name = DRAWING.partition(":")
     try:
-        drawing: str = getattr(importlib.import_module(module), name)(system, "svg")
+        drawing: str = _found(DRAWING)(system, "svg")
     except ImportError:
         return None
     return drawing
+
+
+def system_text(name: str, system: object) -> str:
+    """Return the nodes of a system as text."""
+    return block(f"System {name}", preformatted(_found(TEXT)(system).split("\n")))
+
+
+def _found(place: str) -> Callable[..., str]:
+    module, _, name = place.partition(":")
+    found: Callable[..., str] = getattr(importlib.import_module(module), name)
+    return found
 
 
 def in_notebook() -> bool:

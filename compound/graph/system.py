@@ -216,9 +216,7 @@ class System:
         """Return the graph as text, for notebooks that cannot show `_repr_svg_`."""
         if self._repr_svg_() is not None:
             return None  # notebooks would prefer the text
-        from compound.graph.draw import as_text  # imports this module
-
-        return notebook.block(f"System {self.name}", notebook.preformatted(as_text(self).split("\n")))
+        return notebook.system_text(self.name, self)
 
     def __copy__(self) -> System:
         return self

@@ -37,6 +37,7 @@ def example(**gold: Any) -> cp.Example:
         ("3", 3.0), ("-3.5e2 kg", -350.0), ("1,234,567.8", 1234567.8), ("-4", -4.0), ("−4", -4.0), (".5", 0.5),
         ("in 2020, 7 of 9", 9.0), ("Answer: 7 (not 9)", 7.0), ("version 1.2.3", None), ("", None), ("x1", None),
         (True, None), (float("nan"), None), (7, 7.0), ("1" * 400, None), ("12.", 12.0), ("$5.00.", 5.0),
+        ("1,250.", 1250.0), ("1,250", 1250.0), ("1, 250", 250.0), ("3-4", 4.0), ("50%", 50.0),
     ],
 )  # fmt: skip
 def test_the_number_of_a_text(text: object, number: float | None) -> None:

@@ -18,7 +18,9 @@ from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example, Score
 
 MAX_PATTERN = 1_000  # characters; patterns may come from data
-_NUMBER = re.compile(r"(?<![\w.])[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.?\d+)(?:[eE][-+]?\d+)?(?!\.?\d)")
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+−]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?!\.?\d)"
+)
 
 
 @dataclass(frozen=True)
