@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 from compound.engine import Engine
 from compound.errors import DeclarationError, suggest_name
-from compound.evaluation.dataset import ROLES, VALID_NAMES, Dataset
+from compound.evaluation.dataset import ROLES, Dataset
 from compound.evaluation.metrics.custom import Scoring, as_metric
 from compound.evaluation.metrics.named import METRICS, metric_factory
 from compound.example import Example, Metric
@@ -85,25 +85,24 @@ def to_dataset(data: GivenData, *, splits: bool) -> Dataset:
 
 
 def _named_splits(data: Mapping[str, Rows]) -> Mapping[str, Rows]:
-    """Return splits by role; ``validation`` and other usual names of that split become ``valid``."""
+    """Return splits by role; ``validation``, the name in data sets of Hugging Face, becomes ``valid``."""
     if "valid" in data:
         return data
-    name = next((name for name in VALID_NAMES if name in data), None)
-    return {"valid" if key == name else key: rows for key, rows in data.items()}
+    return {"valid" if name == "validation" else name: rows for name, rows in data.items()}
 
 
 def to_rows(data: object, role: str = "") -> list[Mapping[str, object]]:
     """Return rows as dictionaries; missing values of a data frame become None."""
-    if hasattr(data, "to_dict") and hasattr(data, "columns") and hasattr(data, "iloc"):  # pandas
-        _check_columns(data.columns, role)
-        records = data.to_dict("records")
-        data = [{key: _missing_to_none(value) for key, value in row.items()} for row in records]
-    elif hasattr(data, "to_dicts"):  # polars
+    if hasattr(data, "to_dicts"):  # polars
         data = data.to_dicts()
     elif hasattr(data, "collect") and hasattr(data, "collect_schema"):  # a lazy polars frame
         data = data.collect().to_dicts()
     elif hasattr(data, "to_pylist"):  # pyarrow
         data = data.to_pylist()
+    elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
+        _check_columns(data.columns, role)
+        records = data.to_dict("records")
+        data = [{key: _missing_to_none(value) for key, value in row.items()} for row in records]
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise DeclarationError(
             f"data must be rows, but is {type(data).__name__} {data!r:.60}",

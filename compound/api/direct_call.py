@@ -31,7 +31,7 @@ def direct_system(system: System, metric: Metric) -> System:
         NotApplicable: the system has no default model, or no model can write its outputs.
 
     Example:
-        >>> from compound.evaluation.metrics import exact_match
+        >>> from compound import exact_match
         >>> answerer = LLM("answerer", max_tokens=8)
         >>> system = System("demo", {"answer": answerer(question=Input("question"))}, lm="smollm2")
         >>> component = direct_system(system, exact_match("answer")).components["direct"]

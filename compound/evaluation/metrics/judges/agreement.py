@@ -30,7 +30,7 @@ class Agreement:
             that are not asked twice.
 
     >>> print(agreement_of([1, 1, 0, 0], [1, 1, 0, 1]))
-    kappa 0.50 [-1.00, 0.99] on 4 labels, agreement 0.75 (0.50 by chance)
+    kappa 0.50 [-0.61, 0.99] on 4 labels, agreement 0.75 (0.50 by chance)
     """
 
     kappa: float
