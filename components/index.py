@@ -262,7 +262,7 @@ class Dense(_Declared):
         return {**super()._settings(), "model": _model_identity(self.model)}
 
     def _open(self, passages: Sequence[Passage]) -> Index:
-        encode = _encoder(self.model, self.revision, self.device)
+        encode = load_encoder(self.model, self.revision, self.device)
 
         def build(folder: Path) -> None:
             np.save(folder / "vectors.npy", encode(_texts(passages)), allow_pickle=False)
@@ -314,7 +314,7 @@ class PassageIndex:
             index: Index = LexicalIndex(chosen, _bm25(chosen, self.k1, self.b))
         else:
             with _LOCK:
-                encode = _encoder(self.model, self.revision, self.device)
+                encode = load_encoder(self.model, self.revision, self.device)
             index = DenseIndex(chosen, encode(_texts(chosen)), encode)
         (scores,) = index.scores([query])
         return [{**chosen[i], "score": float(scores[i])} for i in top_k(scores, k)]
@@ -427,7 +427,7 @@ def _digest(*parts: object) -> str:
 
 
 @cache
-def _encoder(model: str, revision: str | None, device: str | None) -> Encoder:
+def load_encoder(model: str, revision: str | None, device: str | None) -> Encoder:
     """Load an embedding model and return its function from texts to unit vectors."""
     try:
         import sentence_transformers  # noqa: F401 - to report here that it is missing

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # static counterpart of `__getattr__`
+    from compound.api.agreement import agreement as agreement
     from compound.api.inspect_calls import inspect_calls as inspect_calls
     from compound.api.result import Result as Result
     from compound.api.stream import stream as stream
@@ -47,6 +48,15 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.evaluation.metrics.built_in import recall_at_k as recall_at_k
     from compound.evaluation.metrics.built_in import token_f1 as token_f1
     from compound.evaluation.metrics.custom import custom as custom
+    from compound.evaluation.metrics.documents import json_match as json_match
+    from compound.evaluation.metrics.judges.agreement import Agreement as Agreement
+    from compound.evaluation.metrics.judges.pairwise import pairwise as pairwise
+    from compound.evaluation.metrics.judges.rubric import rubric as rubric
+    from compound.evaluation.metrics.reading import numeric_match as numeric_match
+    from compound.evaluation.metrics.reading import regex_match as regex_match
+    from compound.evaluation.metrics.repeated import pass_at_k as pass_at_k
+    from compound.evaluation.metrics.similarity import rouge as rouge
+    from compound.evaluation.metrics.similarity import semantic_similarity as semantic_similarity
     from compound.example import Example as Example
     from compound.example import Metric as Metric
     from compound.example import Score as Score
@@ -138,6 +148,16 @@ _HOME = {
     "Result": "compound.api.result",
     "accuracy": "compound.evaluation.metrics.built_in",
     "custom": "compound.evaluation.metrics.custom",
+    "json_match": "compound.evaluation.metrics.documents",
+    "Agreement": "compound.evaluation.metrics.judges.agreement",
+    "agreement": "compound.api.agreement",
+    "pairwise": "compound.evaluation.metrics.judges.pairwise",
+    "rubric": "compound.evaluation.metrics.judges.rubric",
+    "numeric_match": "compound.evaluation.metrics.reading",
+    "regex_match": "compound.evaluation.metrics.reading",
+    "pass_at_k": "compound.evaluation.metrics.repeated",
+    "rouge": "compound.evaluation.metrics.similarity",
+    "semantic_similarity": "compound.evaluation.metrics.similarity",
     "evaluate": "compound.api.sync",
     "exact_match": "compound.evaluation.metrics.built_in",
     "inspect_calls": "compound.api.inspect_calls",

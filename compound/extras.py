@@ -24,6 +24,7 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "gepa": ("gepa", "search"),
     "bm25s": ("bm25s", "retrieval"),
     "sentence_transformers": ("sentence-transformers", "dense"),
+    "rouge_score": ("rouge-score", "rouge"),
     "matplotlib": ("matplotlib", "report"),
     "pyarrow": ("pyarrow", "hub"),
     "sklearn": ("scikit-learn", "rewards"),

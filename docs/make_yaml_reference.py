@@ -91,6 +91,7 @@ VALUES = {
     "tuple[str, ...] | list[str]": "list of strings",
     "tuple[float, float]": "two numbers",
     "Metric": "metric",
+    "OneRunMetric": "metric",
     "Demonstration": "`{inputs: …, outputs: …}`",
     "SplitBy": "a column, or `{train: SHARE, …}`",
     "Name": "name",

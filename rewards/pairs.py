@@ -409,10 +409,11 @@ class _Work:
                 self.system, trace, address,
                 outputs=outputs, resample=resample, settings=settings, sample=sample,
             )  # fmt: skip
-            fork = self.executor.settle(made)
+            # calls of the metric are settled with those of the system
+            fork = self.executor.settle(await score(self.executor, made, self.metric, example, self.rules))
             self.calls += sum(not call.reused for call in fork.calls)
             self.system_runs += fork.equivalents
-            return await score(fork, self.metric, example, self.rules)
+            return fork
 
     def _index(self, start: int, i: int) -> int:
         """Return a sample index that no other round uses."""

@@ -94,7 +94,7 @@ def _draws(
             trace = await executor.run(system, example.inputs, example=example.id)
             values = {**trace.outputs, **example.inputs}
             outputs[example.id] = {name: entry(values, name, (int, float)) for name in values}
-            traced.append((example, await score(trace, made, example, EvaluationRules())))
+            traced.append((example, await score(executor, trace, made, example, EvaluationRules())))
         return (await collect(executor, system, traced, made.names, made, sampling=ONCE)).draws, outputs
 
     return asyncio.run(drawn())

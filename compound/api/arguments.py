@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol, cast
@@ -16,9 +16,8 @@ from typing import Protocol, cast
 from compound.engine import Engine
 from compound.errors import DeclarationError, suggest_name
 from compound.evaluation.dataset import ROLES, Dataset
-from compound.evaluation.metrics.built_in import METRICS
 from compound.evaluation.metrics.custom import Scoring, as_metric
-from compound.evaluation.metrics.named import metric_factory
+from compound.evaluation.metrics.named import METRICS, metric_factory
 from compound.example import Example, Metric
 from compound.execution.budget import Budget
 from compound.graph.system import System
@@ -26,6 +25,8 @@ from compound.registry.engine_checks import checked_engine
 from compound.registry.engines import find_engine
 from compound.registry.user_code import short_place
 from compound.settings.common import BudgetSettings
+
+MAX_ROWS = 10_000_000  # of rows passed in memory
 
 
 class PolarsFrame(Protocol):
@@ -65,15 +66,16 @@ def to_dataset(data: GivenData, *, splits: bool) -> Dataset:
         return data
     if isinstance(data, str | Path):
         return Dataset(data)
-    if isinstance(data, Mapping):
+    if isinstance(data, Mapping):  # a DatasetDict of Hugging Face is one, too
+        data = _named_splits(data)
         unknown = [name for name in data if name not in ROLES]
         if unknown:
             raise DeclarationError(
                 f"data has no split {unknown[0]!r}", hint="give {'train': rows, 'valid': rows, 'test': rows}"
             )
-        read = {role: _rows(rows, role) for role, rows in data.items()}
+        read = {role: to_rows(rows, role) for role, rows in data.items()}
         return Dataset.of(read.get("train", ()), read.get("valid", ()), read.get("test", ()))
-    rows = _rows(data)
+    rows = to_rows(data)
     if splits:
         raise DeclarationError(
             "data must be divided into splits, but is a single list of rows",
@@ -82,27 +84,62 @@ def to_dataset(data: GivenData, *, splits: bool) -> Dataset:
     return Dataset.of(train=rows, valid=rows, test=rows)
 
 
-def _rows(data: object, role: str = "") -> list[Mapping[str, object]]:
+def _named_splits(data: Mapping[str, Rows]) -> Mapping[str, Rows]:
+    """Return splits by role; ``validation``, the name in data sets of Hugging Face, becomes ``valid``."""
+    if "valid" in data:
+        return data
+    return {"valid" if name == "validation" else name: rows for name, rows in data.items()}
+
+
+def to_rows(data: object, role: str = "") -> list[Mapping[str, object]]:
     """Return rows as dictionaries; missing values of a data frame become None."""
     if hasattr(data, "to_dicts"):  # polars
         data = data.to_dicts()
+    elif hasattr(data, "collect") and hasattr(data, "collect_schema"):  # a lazy polars frame
+        data = data.collect().to_dicts()
     elif hasattr(data, "to_pylist"):  # pyarrow
         data = data.to_pylist()
     elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
+        _check_columns(data.columns, role)
         records = data.to_dict("records")
-        data = [{str(key): _missing_to_none(value) for key, value in row.items()} for row in records]
+        data = [{key: _missing_to_none(value) for key, value in row.items()} for row in records]
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise DeclarationError(
             f"data must be rows, but is {type(data).__name__} {data!r:.60}",
-            hint="pass a list of dictionaries, a data frame, or cp.Dataset(path)",
+            hint="pass a list of dictionaries, a data frame, a data set of Hugging Face, or cp.Dataset(path)",
         )
-    rows = [_row(row, i) for i, row in enumerate(data, 1)]
+    rows = [_row(row, i) for i, row in enumerate(_bounded(data), 1)]
     if not rows:
         raise DeclarationError(
             f"the {role} split of the data has no rows" if role else "data has no rows",
             hint=f"add rows, or omit {role!r}" if role else "pass at least one row",
         )
     return rows
+
+
+def _check_columns(columns: Iterable[object], role: str) -> None:
+    """Reject columns of a data frame that cannot be fields of an example."""
+    names = list(columns)
+    where = f"the {role} split of the data" if role else "data"
+    for name in names:
+        if not isinstance(name, str):
+            raise DeclarationError(
+                f"{where}: column {name!r} must have a text as its name",
+                hint="rename the columns: frame.columns = […]",
+            )
+    if len(set(names)) < len(names):
+        double = next(name for name in names if names.count(name) > 1)
+        raise DeclarationError(f"{where}: two columns have the same name: {double}")
+
+
+def _bounded(rows: Iterable[object]) -> Iterator[object]:
+    """Yield rows, at most `MAX_ROWS`: a streamed data set may have no end."""
+    for number, row in enumerate(rows, 1):
+        if number > MAX_ROWS:
+            raise DeclarationError(
+                f"data has more than {MAX_ROWS:,} rows", hint="pass a part of it, such as dataset.take(1000)"
+            )
+        yield row
 
 
 def _row(row: object, number: int) -> Mapping[str, object]:
@@ -117,8 +154,12 @@ def _row(row: object, number: int) -> Mapping[str, object]:
 
 
 def _missing_to_none(value: object) -> object:
+    if type(value).__name__ in ("NAType", "NaTType"):  # the missing values of pandas
+        return None
     if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a numpy scalar
         value = value.item()
+    elif hasattr(value, "tolist") and getattr(value, "shape", None):  # an array in a cell
+        value = value.tolist()
     return None if value is None or (isinstance(value, float) and math.isnan(value)) else value
 
 
@@ -139,7 +180,14 @@ def resolve_metric(metric: GivenMetric, system: System) -> Metric:
             hint=f"such as cp.{next(iter(METRICS))}('answer')",
         )
     make = metric_factory(name)
-    if "output" not in inspect.signature(make).parameters:
+    parameters = inspect.signature(make).parameters
+    required = [p for p, kind in parameters.items() if kind.default is kind.empty and p != "output"]
+    if required:
+        raise DeclarationError(
+            f"metric {name!r} needs settings: {', '.join(required)}",
+            hint=f"pass the metric itself, such as {'cp.' if name in METRICS else ''}{name}(…)",
+        )
+    if "output" not in parameters:
         return make()
     if len(system.outputs) > 1:
         outputs = ", ".join(system.outputs)
@@ -193,7 +241,14 @@ def resolve_engines(system: System, engines: GivenEngines | None) -> Callable[[s
     Raises:
         DeclarationError: ``engines`` is neither a mapping to engines nor a function.
     """
-    usual = system.engines or find_engine
+    return engine_finder(engines, system.engines)
+
+
+def engine_finder(
+    engines: GivenEngines | None, otherwise: Callable[[str], Engine] | None = None
+) -> Callable[[str], Engine]:
+    """Return a function that finds the engine of a model, as `resolve_engines` does for a system."""
+    usual = otherwise or find_engine
     if engines is None:
         return usual
     if not isinstance(engines, Mapping):

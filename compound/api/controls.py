@@ -218,6 +218,10 @@ def constant_answer(metric: Metric, outputs: Mapping[str, object], train: Sequen
     """
     if not isinstance(metric, Comparison):
         raise NotApplicable(f"metric {metric.name!r} does not compare an output with a gold field")
+    if not metric.answers:
+        raise NotApplicable(
+            f"metric {metric.name!r} has no gold answers that could be given to every example"
+        )
     if metric.listed:
         raise NotApplicable(f"metric {metric.name!r} scores a list, not a label or a text")
     kind = getattr(outputs[metric.output], "type", Any)

@@ -7,6 +7,7 @@ from typing import Any
 from compound.components.llm import LLM
 from compound.errors import DeclarationError
 from compound.evaluation.metrics.comparison import Comparison
+from compound.evaluation.metrics.judges.judge import Judge
 from compound.example import Metric
 from compound.graph.component import Input, Output, Source, connect
 from compound.graph.space import Space
@@ -39,7 +40,7 @@ def direct_system(system: System, metric: Metric) -> System:
     """
     if system.lm is None:
         raise NotApplicable(f"system {system.name!r} has no default model (lm)")
-    names = [metric.output] if isinstance(metric, Comparison) else list(system.outputs)
+    names = [metric.output] if isinstance(metric, Comparison | Judge) else list(system.outputs)
     kinds = {name: str if system.outputs[name].type is Any else system.outputs[name].type for name in names}
     writer = _writer(system, names)
     stop, setting = (writer.stop, writer.max_tokens) if writer else ((), MAX_TOKENS)

@@ -14,6 +14,7 @@ from compound.errors import CompoundError
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.duplicates import check_no_overlaps, find_overlaps
 from compound.evaluation.metrics.comparison import Comparison
+from compound.evaluation.metrics.models import ModelMetric
 from compound.execution.executor import Executor
 from compound.graph.bounds import CallBound, Use
 from compound.optimization.allowance import Allowance, allowance
@@ -62,6 +63,7 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
         own = settings.model_copy(update={"method": name, "baselines": ()})
         bounds.append(bound(replace(problem, settings=own, method=method)))
     plan, free = plan_by_runs(problem)
+    declared = isinstance(problem.metric, Comparison | ModelMetric)
     # usage of these is unknown in advance
     other_limits = [name for name in settings.budget.limits() if name != "system_runs"]
     splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
@@ -85,7 +87,10 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
             name: {"limit": limit, "counts": COUNTS[name]} for name, limit in settings.budget.limits().items()
         },
         "keys": missing_keys(problem),
-        "assumed": [*ASSUMPTIONS, *([] if isinstance(problem.metric, Comparison) else [METRIC_ASSUMPTION])],
+        "assumed": [
+            *ASSUMPTIONS,
+            *([] if declared else [METRIC_ASSUMPTION]),
+        ],
         "optimize": resolved_settings(problem),
     }
 
@@ -141,8 +146,11 @@ def bound(problem: Problem) -> MethodBounds:
         search = replace(search, why=(*search.why, "optimize.budget.system_runs is not set"))
     tests = 2 * len(problem.test) * (settings.repeats if stochastic(system) else 1)
     test = _whole_run(allowed, find).times(tests)
+    scoring = _scoring(problem, allowed, find)
+    test += scoring.times(tests)
     rows = [
         BoundRow(name, "system runs on train and validation examples", runs, search),
+        *_scoring_rows(name, scoring, limit, runs),
         *(BoundRow(name, what, None, amount) for what, amount in _proposals(allowed, find, own)),
     ]
     sum_ = sum((row.amount for row in rows), Amount())
@@ -166,6 +174,27 @@ def _search(allowed: Allowance, find: _Engines) -> Amount:
             each = unbounded(f"{name!r} calls a model in every run, even a cached one")
         largest = largest.maximum(each)
     return largest.times(allowed.survey.counted) if allowed.survey.counted else _whole_run(allowed, find)
+
+
+def _scoring(problem: Problem, allowed: Allowance, find: _Engines) -> Amount:
+    """Return the upper bound of the calls of the metric for one run."""
+    if not isinstance(problem.metric, ModelMetric):
+        return Amount()
+    examples = [*problem.train, *problem.valid, *problem.test]
+    requests = problem.metric.requests(allowed.outlook.outputs, examples)
+    return sum((find.max_request_cost(request).times(request.calls) for request in requests), Amount())
+
+
+def _scoring_rows(name: str, scoring: Amount, limit: float | None, runs: float) -> list[BoundRow]:
+    """Return the row of the metric's calls: every scored run executes at least one call of the system.
+
+    A run that executes only a part of the system counts as a fraction of a run, but is scored as a whole.
+    """
+    if not scoring.calls:
+        return []
+    why = "a run that reuses cached calls counts as a fraction of a run, but its outputs are scored anew"
+    bound = unbounded(why)
+    return [BoundRow(name, "calls of the metric on train and validation examples", None, bound)]
 
 
 def _whole_run(allowed: Allowance, find: _Engines) -> Amount:

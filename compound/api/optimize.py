@@ -15,6 +15,7 @@ from compound.errors import FRESH, CompoundError, DataError, RunDirectoryError
 from compound.evaluation.dataset import Dataset, Split
 from compound.evaluation.duplicates import check_no_overlaps, find_overlaps
 from compound.evaluation.examples import read_examples
+from compound.evaluation.metrics.repeated import check_repeats
 from compound.evaluation.metrics.scoring import check_rows
 from compound.example import Example, Metric
 from compound.execution.executor import Executor
@@ -303,6 +304,7 @@ def make_problem(
             )
     for rows in splits.values():
         check_rows(metric, system.outputs, rows)
+    check_repeats(metric, settings.repeats)
     method = methods.method(settings.method, system, settings, folder)
     others = [methods.method(name, system, settings, folder) for name in settings.baselines]
     for each in (method, *others):  # reject impossible methods before anything is spent

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from compound import notebook
 from compound.formatting import plural
 from compound.optimization.method import ROLLOUTS
 from compound.runs.recorder import Listener
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from compound.execution.trace import Trace
 
 
+NOTEBOOK_EVENTS = 12  # events that a notebook shows
+NOTEBOOK_INTERVAL = 0.5  # minimum seconds between redraws for calls
 BAR_WIDTH = 28  # width in characters
 NOTICE_INTERVAL = 10.0  # minimum seconds between notices, if lines cannot be replaced
 
@@ -98,10 +102,11 @@ def format_status(event: Mapping[str, Any], started: float, limits: Mapping[str,
     runs = f"{spent.get('system_runs', 0):.0f}" + (f" of {limit:g}" if limit else "")
     tokens = spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0)
     money = f" · ${spent['cost']:.4f}" if spent.get("cost") else ""
+    judged = f" ({spent['metric_calls']} by the metric)" if spent.get("metric_calls") else ""
     money += " · unknown cost" if spent.get("unpriced") else ""
     return (
-        f"{runs} system runs (+{spent.get('test_runs', 0):.0f} test) · {spent.get('calls', 0)} calls · "
-        f"{tokens:,} tokens{money} · {clock(time.monotonic() - started)}"
+        f"{runs} system runs (+{spent.get('test_runs', 0):.0f} test) · {spent.get('calls', 0)} calls{judged}"
+        f" · {tokens:,} tokens{money} · {clock(time.monotonic() - started)}"
     )
 
 
@@ -167,6 +172,9 @@ def progress_display(
     started = time.monotonic()
     if quiet:
         yield lambda event: None
+    elif plain is None and notebook.in_notebook():
+        with _in_notebook(limits, started) as listener:
+            yield listener
     elif plain if plain is not None else not sys.stderr.isatty():
         yield Lines().listen
     else:
@@ -195,6 +203,74 @@ class Lines:
                 return
             self._noticed = now
         print(format_event(event), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _in_notebook(limits: Mapping[str, Any], started: float) -> Iterator[Listener]:
+    from IPython.display import display
+
+    cell = NotebookCell(limits, started)
+    show: Callable[..., Any] = display
+    handle = show(cell, display_id=True)
+    cell.redraw = handle.update
+    try:
+        yield cell.listen
+    finally:
+        cell.done = True
+        handle.update(cell)
+
+
+class NotebookCell:
+    """Display in a notebook, redrawn in place: the last events, the steps of the job, and the amounts spent.
+
+    Args:
+        limits: limits of the budget.
+        started: start of the run by the monotonic clock.
+        clock: function that returns the time in seconds.
+
+    Attributes:
+        redraw: shows the object again.
+        done: whether the run has ended.
+    """
+
+    def __init__(
+        self, limits: Mapping[str, Any], started: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limits, self._started, self._clock = limits, started, clock
+        self._events: deque[str] = deque(maxlen=NOTEBOOK_EVENTS)
+        self._last: Mapping[str, Any] = {}
+        self._steps: Steps | None = None
+        self._drawn = float("-inf")
+        self.redraw: Callable[[NotebookCell], object] = lambda cell: None
+        self.done = False
+
+    def listen(self, event: Mapping[str, Any]) -> None:
+        """Show an event; frequent ones are thinned out."""
+        self._last = event
+        frequent = event["event"] in ("call", "notice")
+        if not frequent:
+            self._steps = Steps.of(event)
+            if self._steps is None:
+                self._events.append(format_event(event))
+        if not frequent or self._clock() - self._drawn > NOTEBOOK_INTERVAL:
+            self._drawn = self._clock()
+            self.redraw(self)
+
+    def _repr_html_(self) -> str:
+        parts = [notebook.preformatted(list(self._events))] if self._events else []
+        steps = self._steps
+        if steps is not None and not self.done:
+            bar = f'<progress value="{int(steps.done)}" max="{int(steps.total)}"></progress>'
+            parts.append(
+                f"<div>{bar} {notebook.escape(f'step {steps.done} of {steps.total}: {steps.note}')}</div>"
+            )
+        if self._last:
+            spent = format_status(self._last, self._started, self._limits)
+            parts.append(f"<div>{notebook.escape(spent)}</div>")
+        return notebook.block("Optimization: ended" if self.done else "Optimization", *parts)
+
+    def __repr__(self) -> str:
+        return "\n".join(self._events) or "starting"
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from compound import notebook
 from compound.errors import RunDirectoryError
 from compound.evaluation.evaluate import Evaluation, gain_interval
 from compound.evaluation.statistics import Interval
@@ -73,6 +74,23 @@ class Result:
             path=repr(str(self.path)),
         )
 
+    def _repr_html_(self) -> str:
+        """Return the scores, the spending and the best configuration, for notebooks."""
+        pairs = [("valid", self.before, self.after), ("test", self.test_before, self.test_after)]
+        rows = [
+            (split, before.interval, after.interval, gain_interval(before, after))
+            for split, before, after in pairs
+            if before is not None and after is not None
+        ]
+        scores = notebook.table(["split", "before", "after", "gain"], rows)
+        facts = [
+            ("accepted proposals", self.accepted),
+            ("system runs", f"{self.spent.get('system_runs', 0.0):g}"),
+            ("calls", self.spent.get("calls", 0)),
+            ("run", self.path),
+        ]
+        return notebook.block("Result", scores, self.best._repr_html_(), facts=facts)
+
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON."""
         spent = self.spent
@@ -86,6 +104,7 @@ class Result:
             "test_runs": spent.get("test_runs", 0.0),
             "calls": spent.get("calls", 0),
             "tokens": spent.get("prompt_tokens", 0) + spent.get("completion_tokens", 0),
+            "metric_calls": spent.get("metric_calls", 0),
             "cost": spent.get("cost", 0.0),
             "unpriced_calls": spent.get("unpriced", 0),
             "seconds": spent.get("seconds", 0.0),

@@ -26,6 +26,7 @@ from compound.evaluation.dataset import Split
 from compound.evaluation.evaluate import Evaluation, EvaluationRules, OnTrace
 from compound.evaluation.evaluate import evaluate as evaluate_async
 from compound.evaluation.examples import from_text, read_examples
+from compound.evaluation.metrics.repeated import check_repeats
 from compound.evaluation.metrics.scoring import check_rows
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
@@ -127,6 +128,7 @@ def evaluate(
     if not examples:
         raise DataError(f"the {split} split is empty")
     check_rows(scoring, system.outputs, examples)
+    check_repeats(scoring, repeats)
     rules = EvaluationRules(settings.concurrency, settings.failure_score, settings.max_failed, cache)
 
     async def all_of_them() -> Evaluation:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from compound.errors import (
     SpecError,
+    suggest_name,
 )
 
 if TYPE_CHECKING:
@@ -77,6 +79,8 @@ def evaluate(
             **summary, "failures": evaluation.failures(), "violation": evaluation.violation,
             "calls": usage.calls, "tokens": usage.tokens,
             "cost": usage.cost, "unpriced_calls": usage.unpriced,
+            "metric_calls": evaluation.metric_usage.calls, "metric_tokens": evaluation.metric_usage.tokens,
+            "metric_cost": evaluation.metric_usage.cost,
             "rows": [[r.example, r.score] for r in evaluation.rows],
         })  # fmt: skip
     else:
@@ -89,11 +93,83 @@ def evaluate(
             f"{summary['n']} examples, {summary['failed']} failed, {usage.calls} calls, {usage.tokens} tokens"
             + (f", {money(usage.cost, usage.unpriced)}" if usage.cost or usage.unpriced else "")
         )
+        if (judged := evaluation.metric_usage).calls:
+            price = f", {money(judged.cost, judged.unpriced)}" if judged.cost or judged.unpriced else ""
+            print(f"  metric {metric.name}: {judged.calls} further calls, {judged.tokens} tokens{price}")
         for reason, times in evaluation.failures()[:5]:
             print(f"  {times} x {reason}")
         if evaluation.violation:
             print(f"  {evaluation.violation}; correct the metric, or the bounds it declares")
     if min_score is not None and summary["mean"] < min_score:
+        raise typer.Exit(1)
+
+
+@app.command(
+    epilog=format_examples(
+        "agreement system.yaml labelled.jsonl --label human",
+        "agreement system.yaml labelled.csv --output answer=model_answer --scale 1 5",
+        "agreement system.yaml labelled.csv --part correct --min-kappa 0.4 --json",
+    )
+)
+def agreement(
+    file: File,
+    labelled: Annotated[
+        Path, typer.Argument(help="Outputs with labels: .jsonl, .json, .csv or .parquet.", show_default=False)
+    ],
+    label: Annotated[str, typer.Option(help="Column with the labels.")] = "human",
+    output: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="NAME[=COLUMN]", help="An output of the system and its column; repeatable."),
+    ] = None,
+    scale: Annotated[
+        Optional[tuple[float, float]],  # noqa: UP045
+        typer.Option(help="Lowest and highest label; by default the scale of a rubric, else 0 1."),
+    ] = None,
+    part: Annotated[str, typer.Option(help="Compare this part of the score, such as a criterion.")] = "",
+    weights: Annotated[
+        str, typer.Option(help="quadratic: near labels agree in part; none: only equal ones.")
+    ] = "quadratic",
+    min_kappa: Annotated[
+        float | None, typer.Option(help="Exit with code 1 if kappa is below this value.")
+    ] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")] = False,
+    sets: Sets = None,
+    as_json: AsJson = False,
+    no_import: NoImport = False,
+    trust: TrustOption = None,
+) -> None:
+    """Compare the metric of a system, such as a judge, with human labels of given outputs.
+
+    Prints Cohen's kappa with its 95 % interval. The system is not run. The columns of the file with labels
+    are the system's inputs, its outputs, the gold fields of the metric, and the label.
+    """
+    import math
+    from dataclasses import asdict
+
+    from compound.api.agreement import agreement as compare
+
+    program = load_program(file, sets, no_import, trust=trust)
+    if program.metric is None:
+        raise SpecError([f"{file}:1:1: agreement needs `metric:` in the file"])
+    if weights not in ("quadratic", "none"):
+        raise SpecError([f"--weights {weights}: must be quadratic or none"])
+    columns = dict(item.partition("=")[::2] for item in output or ())
+    unknown = [name for name in columns if name not in program.system.outputs]
+    if unknown:
+        raise SpecError([
+            f"--output {unknown[0]}: no such output; {suggest_name(unknown[0], program.system.outputs)}"
+        ])  # fmt: skip
+    found = compare(
+        program.metric, labelled, label, outputs={name: column or name for name, column in columns.items()},
+        inputs=list(program.system.inputs), scale=scale, part=part, weights=weights,  # type: ignore[arg-type]
+        engines=program.find_engine, cache=not no_cache,
+    )  # fmt: skip
+    if as_json:
+        facts = asdict(found)
+        print_json({k: None if isinstance(v, float) and math.isnan(v) else v for k, v in facts.items()})
+    else:
+        print(f"{program.metric.name}: {found}")
+    if min_kappa is not None and not found.kappa >= min_kappa:
         raise typer.Exit(1)
 
 

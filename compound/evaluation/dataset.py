@@ -35,10 +35,10 @@ class Dataset:
     """Examples for training, validation and the final test, from files, the hub, or memory.
 
     Attributes:
-        path: A folder of ``<split>.jsonl`` or ``.csv`` files (also ``.gz``), one such file with
-            ``split_by``, a folder of feedback with shares in ``split_by``, or, if the path does not exist,
-            the id of a data set on the Hugging Face hub, ``owner/name``; ``hf://datasets/owner/name`` always
-            refers to the hub.
+        path: A folder of ``<split>.jsonl``, ``.json`` or ``.csv`` files (also ``.gz``) or ``.parquet``
+            files, one such file with ``split_by``, a folder of feedback with shares in ``split_by``, or, if
+            the path does not exist, the id of a data set on the Hugging Face hub, ``owner/name``;
+            ``hf://datasets/owner/name`` always refers to the hub.
         train, valid, test: The split of each role: a file's stem, a value of the ``split_by``
             column, or a hub split. ``test=None`` means no test split. If there is no
             file or hub split ``dev``, ``valid``, ``validation`` or ``val`` is read instead.

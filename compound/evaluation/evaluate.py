@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn, NotRequired, TypedDict
 
+from compound import notebook
 from compound.engine import NO_USAGE, Usage, UsageDocument, UsageRow
 from compound.errors import (
     CallError,
@@ -25,6 +26,8 @@ from compound.errors import (
     first_leaf,
 )
 from compound.evaluation.metrics.bounds import bounds_of, bounds_violation
+from compound.evaluation.metrics.models import MetricCalls
+from compound.evaluation.metrics.repeated import PassAt, pass_at_of
 from compound.evaluation.metrics.scoring import apply_metric
 from compound.evaluation.statistics import (
     Bounds,
@@ -58,6 +61,8 @@ class EvaluationDocument(TypedDict):
     system_runs: float
     bounds: NotRequired[Sequence[float] | None]
     violation: NotRequired[str]
+    metric_usage: NotRequired[UsageDocument]
+    pass_at: NotRequired[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,8 @@ class Evaluation:
 
     ``bounds`` are the minimum and maximum possible score, or ``None`` if they are unknown: the metric does
     not declare them, or a score is outside. In the second case ``violation`` names metric, score and example.
+    ``usage`` is that of the system, and ``metric_usage`` that of a metric that asks a model. ``pass_at`` is
+    set for pass@k: then the score of an example is not the mean over its repeats.
     """
 
     configuration: str
@@ -84,14 +91,19 @@ class Evaluation:
     system_runs: float = 0.0
     bounds: Bounds | None = None
     violation: str = ""
+    metric_usage: Usage = NO_USAGE
+    pass_at: PassAt | None = None
 
     @functools.cached_property
     def scores(self) -> tuple[float, ...]:
-        """One score per example: the mean over its repeats."""
-        return tuple(sum(group) / len(group) for group in self._groups().values())
+        """One score per example: the mean over its repeats, or pass@k."""
+        groups = self._groups().values()
+        if self.pass_at is not None:
+            return tuple(map(self.pass_at.estimate, groups))
+        return tuple(sum(group) / len(group) for group in groups)
 
     def by_example(self) -> dict[str, float]:
-        """Return the score of each example, the mean over its repeats."""
+        """Return the score of each example, the mean over its repeats or pass@k."""
         return dict(zip(self._groups(), self.scores, strict=True))
 
     def _groups(self) -> dict[str, list[float]]:
@@ -103,7 +115,8 @@ class Evaluation:
     @property
     def interval(self) -> Interval:
         """Mean over examples with its 95 % confidence interval."""
-        return cluster_mean_interval(list(self._groups().values()), bounds=self.bounds)
+        groups = list(self._groups().values()) if self.pass_at is None else [[value] for value in self.scores]
+        return cluster_mean_interval(groups, bounds=self.bounds)
 
     @property
     def mean(self) -> float:
@@ -136,7 +149,22 @@ class Evaluation:
             failed=str(self.failed),
             system_runs=f"{self.system_runs:g}",
             calls=str(self.usage.calls),
+            metric_calls=str(self.metric_usage.calls or ""),
         )
+
+    def _repr_html_(self) -> str:
+        """Return the mean, its interval and the failures, for notebooks."""
+        facts: list[tuple[str, object]] = [("mean", str(self.interval) if self.rows else "unknown")]
+        facts += [
+            ("examples", len(self.scores)),
+            ("failed runs", self.failed),
+            ("system runs", f"{self.system_runs:g}"),
+        ]
+        facts += [("calls", self.usage.calls), ("tokens", self.usage.tokens)]
+        facts += [("metric calls", self.metric_usage.calls or ""), ("note:", self.violation)]
+        failures = self.failures()
+        shown = notebook.table(["failure", "runs"], failures) if failures else ""
+        return notebook.block("Evaluation", shown, facts=facts)
 
     def to_json(self) -> EvaluationDocument:
         """Return the evaluation as JSON types."""
@@ -148,7 +176,13 @@ class Evaluation:
             "system_runs": self.system_runs,
             "bounds": self.bounds,
         }
-        return {**document, "violation": self.violation} if self.violation else document
+        if self.violation:
+            document["violation"] = self.violation
+        if self.metric_usage != NO_USAGE:
+            document["metric_usage"] = self.metric_usage.to_json()
+        if self.pass_at is not None:
+            document["pass_at"] = [self.pass_at.k, self.pass_at.threshold]
+        return document
 
     @staticmethod
     def from_json(data: EvaluationDocument) -> Evaluation:
@@ -157,7 +191,11 @@ class Evaluation:
         low, high = data.get("bounds") or (math.inf, -math.inf)
         bounds = (low, high) if all(low <= row.score <= high for row in rows) else None
         usage, violation = Usage.from_json(data["usage"]), data.get("violation", "")
-        return Evaluation(data["configuration"], rows, usage, data["system_runs"], bounds, violation)
+        metric_usage = Usage.from_json(data["metric_usage"]) if "metric_usage" in data else NO_USAGE
+        pass_at = PassAt(int(data["pass_at"][0]), data["pass_at"][1]) if "pass_at" in data else None
+        return Evaluation(
+            data["configuration"], rows, usage, data["system_runs"], bounds, violation, metric_usage, pass_at
+        )
 
 
 def gain_interval(before: Evaluation, after: Evaluation) -> Interval:
@@ -274,7 +312,7 @@ async def evaluate_all(
                 system, example.inputs, example=example.id, sample=sample, cache=rules.cache,
                 settings=rules.settings,
             )  # fmt: skip
-            in_order.add(number, example, await score(trace, metric, example, rules))
+            in_order.add(number, example, await score(executor, trace, metric, example, rules))
 
     try:
         with executor.sharing_failures():
@@ -285,9 +323,12 @@ async def evaluate_all(
         executor.meter.release_runs()
         raise first_leaf(errors) from None
     evaluations = [
-        Evaluation(system.configuration.digest, tuple(c.rows), c.usage, c.system_runs, bounds)
+        Evaluation(
+            system.configuration.digest, tuple(c.rows), c.usage, c.system_runs, bounds,
+            metric_usage=c.metric_usage, pass_at=pass_at_of(metric),
+        )
         for system, c in zip(systems, collectors, strict=True)
-    ]
+    ]  # fmt: skip
     return [_with_checked_bounds(evaluation, metric) for evaluation in evaluations]
 
 
@@ -340,6 +381,7 @@ class _Collector:
         self._failures: Counter[str] = Counter()
         self.rows: list[ScoredRun] = []
         self.usage = NO_USAGE
+        self.metric_usage = NO_USAGE
         self.system_runs = 0.0
 
     def add(self, example: Example, trace: Trace) -> None:
@@ -348,6 +390,7 @@ class _Collector:
         assert trace.score is not None  # callers score traces first
         self.rows.append(ScoredRun(example.id, trace.sample, trace.score, trace.failure))
         self.usage += trace.usage
+        self.metric_usage += trace.metric_usage
         self.system_runs += trace.equivalents
         if self._on_trace is not None:
             self._on_trace(example, trace)
@@ -369,15 +412,27 @@ def raise_too_many_failures(
     )
 
 
-async def score(trace: Trace, metric: Metric, example: Example, rules: EvaluationRules) -> Trace:
+async def score(
+    executor: Executor, trace: Trace, metric: Metric, example: Example, rules: EvaluationRules
+) -> Trace:
     """Score a trace; a failed run, or one whose metric fails, gets the failure score.
 
-    Transient errors of the metric, such as an unreachable judge, are recorded as transient failures.
+    Transient errors of the metric, such as an unreachable judge, are recorded as transient failures. Calls of
+    a metric that asks a model are made by ``executor`` and recorded in the trace. Score a trace before
+    `Executor.settle`, which charges them.
     """
     if trace.failure is not None:
         return trace.with_score(rules.failure_score, f"the run failed: {trace.failure.message}")
+    models = MetricCalls(executor, example.id)
+    scored = await _scored(trace, metric, example, rules, models)
+    return replace(scored, metric_calls=tuple(models.calls)) if models.calls else scored
+
+
+async def _scored(
+    trace: Trace, metric: Metric, example: Example, rules: EvaluationRules, models: MetricCalls
+) -> Trace:
     try:
-        found = await apply_metric(metric, trace.outputs, example)
+        found = await apply_metric(metric, trace.outputs, example, models)
     except (TransientError, ConnectionError, TimeoutError) as error:
         return _metric_failed(trace, Failure(TransientError.kind, f"metric: {error}"), rules)
     except CallError as error:

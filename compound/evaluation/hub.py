@@ -7,13 +7,11 @@ file type that a data set names.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from compound.errors import CompoundError, DataError, MissingExtra
 from compound.evaluation.rows import EXTENSIONS, DataFile, DataRow, choose_split, iterate_rows
-from compound.security.limits import DATA
-from compound.security.sanitize import replace_surrogates
 from compound.security.untrusted import UntrustedFolder
 
 HUB = "hf://datasets/"
@@ -74,14 +72,14 @@ def hub_rows(path: str, subset: str | None, splits: Sequence[str]) -> tuple[str,
         files = _files(name, subset, splits)
         split = choose_split(splits, list(files), what)
         if split in files:
-            return split, [row for file in files[split] for row in _rows(file)]
+            return split, [row for file in files[split] for _, row in iterate_rows(file)]
     except CompoundError:
         raise
     except Exception as error:
         raise DataError(f"{what} {splits[0]!r}: {error}", hint=_HINT) from error
     raise DataError(
         f"{what} {splits[0]!r}: neither its Parquet copy has the split, nor is there a file {split}.jsonl, "
-        ".csv or .parquet",
+        ".csv, .json or .parquet",
         hint=_HINT,
     )
 
@@ -101,7 +99,7 @@ def _files(name: str, subset: str | None, splits: Sequence[str]) -> dict[str, li
 
 def _own_names(folders: Sequence[str], split: str) -> list[str]:
     """Return glob patterns of the files of a split; the first that matches is used."""
-    endings = ("-*-of-*.parquet", ".parquet", *EXTENSIONS)
+    endings = ("-*-of-*.parquet", ".parquet", *(end for end in EXTENSIONS if end != ".parquet"))
     return [f"{folder}{split}{ending}" for folder in folders for ending in endings]
 
 
@@ -163,23 +161,3 @@ def _only_subset(name: str) -> str | None:
             hint=f"set subset to one of {', '.join(parts)}",
         )
     return parts[0] if parts else None
-
-
-def _rows(file: DataFile) -> Iterator[DataRow]:
-    if str(file.path).endswith(".parquet"):
-        yield from _parquet_rows(file)
-    else:
-        yield from (row for _, row in iterate_rows(file))
-
-
-def _parquet_rows(file: DataFile) -> Iterator[DataRow]:
-    """Yield the rows as stored: media remain bytes and names, and are not opened."""
-    from pyarrow import parquet
-
-    total = 0
-    with file.opened() as opened:
-        for batch in parquet.ParquetFile(opened).iter_batches():
-            total += batch.nbytes
-            if total > DATA.bytes:
-                raise DataError(f"{file.path}: holds more than {DATA}", hint=DATA.hint)
-            yield from map(replace_surrogates, batch.to_pylist())

@@ -13,19 +13,20 @@ import hashlib
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from compound.errors import DataError
+from compound.errors import DataError, MissingExtra
 from compound.security.limits import DATA, LINE
 from compound.security.sanitize import replace_surrogates
 from compound.security.untrusted import CHUNK, UntrustedFolder, os_errors_as
 from compound.storage.records import Damaged, parse
 
 DataRow = Mapping[str, object]
-EXTENSIONS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
+BATCH = 1_000  # rows of a Parquet file that are decoded at once
+EXTENSIONS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".json", ".json.gz", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,11 @@ def data_file(path: Path, within: Path | None) -> DataFile:
 
 
 def read_rows(path: Path, within: Path | None = None) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield every row of a ``.jsonl`` or ``.csv`` file, perhaps gzipped, with its line number.
+    """Yield every row of a ``.jsonl``, ``.csv``, ``.json`` or ``.parquet`` file with its line number.
 
-    Rows of JSON lines are objects; cells of CSV files are text. Blank lines are skipped.
+    All except Parquet files may be gzipped (``.gz``). Rows of JSON lines are objects; cells of CSV files are
+    text. Blank lines are skipped. A ``.json`` file holds one array of objects. The line of a row of an array
+    or of a Parquet file is its position, starting at 1.
 
     Args:
         path: The file; must not be a link.
@@ -66,6 +69,7 @@ def read_rows(path: Path, within: Path | None = None) -> Iterator[tuple[int, dic
     Raises:
         DataError: The file is missing or damaged, a row cannot be read, or a limit of
             `compound.security.limits` is exceeded; the message names ``file:line``.
+        MissingExtra: pyarrow, which reads Parquet files, is not installed.
     """
     return iterate_rows(data_file(path, within))
 
@@ -87,10 +91,15 @@ def digest_of(file: DataFile) -> str:
 def iterate_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield the rows of a file with their line numbers; raises like `read_rows`."""
     name = str(file.path).removesuffix(".gz")
-    if not name.endswith((".jsonl", ".csv")):
+    if not str(file.path).endswith(EXTENSIONS):
         with file.opened():  # report a missing file before a wrong suffix
             raise DataError(f"{file.path}: a data file must end in one of {', '.join(EXTENSIONS)}")
-    yield from _csv_rows(file) if name.endswith(".csv") else _json_rows(file)
+    if name.endswith(".parquet"):
+        yield from parquet_rows(file)
+    elif name.endswith(".json"):
+        yield from _array_rows(file)
+    else:
+        yield from _csv_rows(file) if name.endswith(".csv") else _json_rows(file)
 
 
 def _lines(file: DataFile) -> Iterator[tuple[int, str]]:
@@ -134,6 +143,70 @@ def _json_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
         if not isinstance(row, dict):
             raise DataError(f"{path}:{number}: a row must be an object {{…}}, got {type(row).__name__}")
         yield number, replace_surrogates(row)
+
+
+def _array_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield the objects of a JSON array; the whole file is read at once."""
+    path, packed = file.path, str(file.path).endswith(".gz")
+    with os_errors_as(path, DataError), file.opened() as raw:
+        try:
+            with gzip.open(raw, "rb") if packed else nullcontext(raw) as opened:
+                text = opened.read(DATA.bytes + 1)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(f"{path}: the gzip file is damaged ({error})") from error
+    if len(text) > DATA.bytes:
+        raise DataError(f"{path}: holds more than {DATA}", hint=DATA.hint)
+    try:
+        rows = parse(text.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = text.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}:{line}: not UTF-8 ({error.reason})", hint="save the file as UTF-8"
+        ) from error
+    except Damaged as error:
+        hint = "a file with one object per line must end in .jsonl"
+        raise DataError(f"{path}: {str(error).removeprefix('it is ')}", hint=hint) from None
+    if not isinstance(rows, list):
+        raise DataError(
+            f"{path}: must hold an array of objects [{{…}}, …], got {type(rows).__name__}",
+            hint="a file with one object per line must end in .jsonl",
+        )
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise DataError(
+                f"{path}:{number}: row {number} must be an object {{…}}, got {type(row).__name__}"
+            )
+        yield number, replace_surrogates(row)
+
+
+def parquet_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield the rows of a Parquet file as stored: media remain bytes and names, and are not opened.
+
+    Raises:
+        DataError: the file is damaged, two columns have one name, or it holds more than the limit.
+        MissingExtra: pyarrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingExtra(f"{file.path}: reading Parquet", "pyarrow", "hub") from error
+    path, total, number = file.path, 0, 0
+    with os_errors_as(path, DataError), file.opened() as opened:
+        try:
+            table = parquet.ParquetFile(opened)
+            names = table.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise DataError(f"{path}: two columns have the same name: {', '.join(names)}")
+            for batch in table.iter_batches(batch_size=BATCH):
+                total += batch.nbytes
+                if total > DATA.bytes:
+                    raise DataError(f"{path}: holds more than {DATA}", hint=DATA.hint)
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, replace_surrogates(row)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path}:{number + 1}: not a readable Parquet file ({error})") from error
 
 
 def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:

@@ -81,6 +81,7 @@ class MeterState(State):
     runs: NonNegativeInt
     seconds: NonNegativeFloat
     incidents: dict[str, int] = Field(default_factory=dict)
+    metric_usage: StoredUsage = NO_USAGE
 
 
 class Meter:
@@ -95,6 +96,7 @@ class Meter:
     Attributes:
         incidents: counts of server incidents: ``rate_limited`` and ``lost`` requests, ``usage_corrected``
             answers, and the ``milliseconds_waited`` for rate limits.
+        metric_usage: the part of ``usage`` that metrics spent, such as the calls of a judge.
 
     >>> meter = Meter(Budget(system_runs=10))
     >>> meter.charge_runs(0.25)
@@ -113,6 +115,7 @@ class Meter:
         self.budget = budget or Budget()
         self._whole, self._rest = whole or self.budget, rest
         self.usage = NO_USAGE
+        self.metric_usage = NO_USAGE
         self.system_runs = 0.0
         self.runs = 0
         self.incidents: Counter[str] = Counter()
@@ -315,6 +318,7 @@ class Meter:
             runs=self.runs,
             seconds=self.seconds,
             incidents=dict(+self.incidents),
+            metric_usage=self.metric_usage,
         )
 
     def restore(self, state: MeterState) -> None:
@@ -324,6 +328,7 @@ class Meter:
         self.runs = state.runs
         self._earlier_seconds = state.seconds
         self.incidents = Counter(state.incidents)
+        self.metric_usage = state.metric_usage
         if self._started is not None:
             self._started = self._clock()
 

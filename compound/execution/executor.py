@@ -225,6 +225,39 @@ class Executor:
             exchanges=result.exchanges,
         )  # fmt: skip
 
+    async def call_metric(
+        self,
+        component: Operation,
+        inputs: Values,
+        values: Values,
+        *,
+        address: str,
+        example: str = "",
+        sample: int = 0,
+    ) -> Call:
+        """Call a component of a metric, outside of any system.
+
+        The call is cached, retried and counted like those of a system, except that it is no part of a system
+        run: it counts toward the limits of calls, tokens, cost and minutes only. A failure is recorded in the
+        returned call.
+
+        Args:
+            component: the component, such as a judge.
+            inputs: a value for each of its input ports.
+            values: the values of its settings.
+            address: address in the record of metric calls (`Trace.metric_calls`).
+            example: id of the example; part of the random stream.
+            sample: sample index; part of the random stream.
+        """
+        seed = derive_seed(self.seed, "metric", example, address, sample)
+        started = time.perf_counter()
+        result = await self._caller.call(Attempt(component, address, inputs, values, seed, False))
+        return Call(
+            address, component.name, component.name, (), inputs, result.outputs, result.failure, result.usage,
+            time.perf_counter() - started, sample, reused=result.reused, attempts=result.attempts,
+            key=result.key, exchanges=result.exchanges,
+        )  # fmt: skip
+
     def settle_call(self, call: Call, trace: Trace) -> Call:
         """Charge a resampled call as its share of the trace's run; call in order, like `settle`."""
         self._caller.settle([call])
@@ -255,6 +288,8 @@ class Executor:
             scale: fraction of a run of the whole system that the trace can be, if it ran a part of it.
         """
         self._caller.settle(trace.calls)
+        self._caller.settle(trace.metric_calls)
+        self.meter.metric_usage += trace.metric_usage
         self.meter.charge_runs(trace.equivalents * scale, held)
         return trace
 

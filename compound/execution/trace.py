@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NotRequired, TypedDict
 
+from compound import notebook
 from compound.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument, UsageRow
 from compound.errors import RateLimited, RunFailed, TransientError
 from compound.execution.exchange import Exchange, ExchangeDocument
 from compound.formatting import format_names, format_repr, short_repr
-from compound.graph.configuration import to_readable_json, to_readable_values
+from compound.graph.configuration import readable, to_readable_json, to_readable_values
 from compound.security.sanitize import sanitize_text
 
 FailureRow = Sequence[str]  # kind and message
@@ -92,7 +93,7 @@ class Trace:
     ``outputs`` is empty if the run failed. ``equivalents`` is the executed fraction of the run (a fork or a
     cached run costs less than one system run). ``system`` and ``configuration`` are digests of what ran.
     ``ends`` are the addresses of the calls that produced the outputs; ``None`` if unknown, as in traces
-    stored before it was recorded.
+    stored before it was recorded. ``metric_calls`` are the calls of a metric that asks a model.
     """
 
     example: str
@@ -108,15 +109,17 @@ class Trace:
     parts: Mapping[str, float] = field(default_factory=dict)
     system: str = ""
     ends: tuple[str, ...] | None = None
+    metric_calls: tuple[Call, ...] = ()
 
     @property
     def usage(self) -> Usage:
-        """Usage of the executed calls; reused calls cost nothing."""
-        total = NO_USAGE
-        for call in self.calls:
-            if not call.reused:
-                total += call.usage
-        return total
+        """Usage of the executed calls of the system; reused calls cost nothing."""
+        return _executed_usage(self.calls)
+
+    @property
+    def metric_usage(self) -> Usage:
+        """Usage of the executed calls of the metric, such as those of a judge."""
+        return _executed_usage(self.metric_calls)
 
     @property
     def equivalents(self) -> float:
@@ -165,6 +168,21 @@ class Trace:
         """Return a copy with a score."""
         return replace(self, score=value, feedback=feedback, parts=parts or {})
 
+    def _repr_html_(self) -> str:
+        """Return the outputs and a table of the calls, for notebooks."""
+        facts = [
+            ("example", self.example),
+            ("score", "" if self.score is None else f"{self.score:g}"),
+            ("tokens", self.usage.tokens or ""),
+            ("failed:", f"{self.failure.kind}: {self.failure.message}" if self.failure else ""),
+        ]
+        outputs = notebook.table(["output", "value"], ((k, readable(v)) for k, v in self.outputs.items()))
+        calls = [*self.calls, *self.metric_calls]
+        rows = (_row(call) for call in calls[: notebook.MAX_ROWS])
+        headings = ["call", "inputs", "outputs", "seconds", "tokens"]
+        shown = notebook.table(headings, rows, len(calls))
+        return notebook.block("Trace", outputs if self.outputs else "", shown, facts=facts)
+
     def __repr__(self) -> str:
         return format_repr(
             "Trace",
@@ -173,6 +191,23 @@ class Trace:
             score="" if self.score is None else f"{self.score:g}",
             calls=format_names(call.address for call in self.calls),
         )
+
+
+def _row(call: Call) -> list[str]:
+    """Return the cells of a call in a table."""
+    told = (
+        f"failed: {call.failure.kind}: {call.failure.message}" if call.failure else short_repr(call.outputs)
+    )
+    seconds = "cached" if call.reused else f"{call.seconds:.2f}"
+    return [call.address, short_repr(call.inputs), told, seconds, str(call.usage.tokens or "")]
+
+
+def _executed_usage(calls: Sequence[Call]) -> Usage:
+    total = NO_USAGE
+    for call in calls:
+        if not call.reused:
+            total += call.usage
+    return total
 
 
 def _outcome(failure: Failure | None, outputs: Mapping[str, object]) -> dict[str, str]:
@@ -188,7 +223,7 @@ def without_messages(trace: Trace) -> Trace:
 
 def as_text(trace: Trace) -> str:
     """Format a trace as text: each call with its inputs, messages, outputs and usage."""
-    return "\n\n".join(map(_call_as_text, trace.calls))
+    return "\n\n".join(map(_call_as_text, (*trace.calls, *trace.metric_calls)))
 
 
 def _call_as_text(call: Call) -> str:
@@ -250,11 +285,12 @@ class TraceDocument(TypedDict):
     parts: dict[str, float]
     ends: NotRequired[list[str] | None]
     calls: list[CallDocument]
+    metric_calls: NotRequired[list[CallDocument]]
 
 
 def to_json(trace: Trace) -> TraceDocument:
     """Return a trace as JSON types; unsupported objects become text."""
-    return {
+    document: TraceDocument = {
         "example": trace.example,
         "system": trace.system,
         "configuration": trace.configuration,
@@ -269,6 +305,9 @@ def to_json(trace: Trace) -> TraceDocument:
         "ends": list(trace.ends) if trace.ends is not None else None,
         "calls": [call_to_json(call) for call in trace.calls],
     }
+    if trace.metric_calls:
+        document["metric_calls"] = [call_to_json(call) for call in trace.metric_calls]
+    return document
 
 
 def call_to_json(call: Call) -> CallDocument:
@@ -311,6 +350,7 @@ def from_json(data: TraceDocument) -> Trace:
         parts=data["parts"],
         ends=tuple(ends) if ends is not None else None,
         calls=tuple(call_from_json(call) for call in data["calls"]),
+        metric_calls=tuple(call_from_json(call) for call in data.get("metric_calls", ())),
     )
 
 

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from pydantic_core import to_jsonable_python
 
+from compound import notebook
 from compound.errors import ConfigurationError
 from compound.formatting import MOST_NAMES, short_repr
 from compound.security.sanitize import replace_surrogates
@@ -67,6 +68,14 @@ def to_json_types(value: object) -> object:
 def to_json_values(values: Mapping[str, object]) -> dict[str, object]:
     """Convert values by name to JSON types; no NaN."""
     return {name: to_json_types(value) for name, value in values.items()}
+
+
+MAX_READABLE = 1_000  # characters
+
+
+def readable(value: object) -> str:
+    """Return a value as text of bounded length for people: text as it is, other values as a short repr."""
+    return value[:MAX_READABLE] if isinstance(value, str) else short_repr(value)
 
 
 def to_readable_json(value: object) -> object:
@@ -180,6 +189,11 @@ class Configuration(Mapping[str, object]):
         more = len(self._values) - len(items)
         shown = [f"{key!r}: {short_repr(value)}" for key, value in items] + [f"… {more} more"] * bool(more)
         return f"Configuration({{{', '.join(shown)}}})"
+
+    def _repr_html_(self) -> str:
+        """Return the values as a table, for notebooks."""
+        rows = ((key, readable(value)) for key, value in self._values.items())
+        return notebook.block("Configuration", notebook.table(["parameter", "value"], rows))
 
     @property
     def digest(self) -> str:

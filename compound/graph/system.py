@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import networkx as nx
 
+from compound import notebook
 from compound.engine import Engine
 from compound.errors import ConfigurationError, WiringError, suggest_name
 from compound.formatting import format_names, format_repr
@@ -206,6 +207,16 @@ class System:
             parameters=format_names(self.parameters) if self.parameters else "",
             lm=repr(self.defaults["lm"]) if "lm" in self.defaults else "",
         )
+
+    def _repr_svg_(self) -> str | None:
+        """Return the graph as an SVG image, for notebooks; ``None`` for large ones and without matplotlib."""
+        return notebook.system_svg(self) if len(self.nodes) <= notebook.MAX_LINES else None
+
+    def _repr_html_(self) -> str | None:
+        """Return the graph as text, for notebooks that cannot show `_repr_svg_`."""
+        if self._repr_svg_() is not None:
+            return None  # notebooks would prefer the text
+        return notebook.system_text(self.name, self)
 
     def __copy__(self) -> System:
         return self

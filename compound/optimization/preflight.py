@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from compound.engine import Engine
 from compound.errors import CompoundError, MissingExtra
+from compound.evaluation.metrics.models import metric_lms
 from compound.execution.schedule import setting_values
 from compound.execution.sender import Sender, unpriced
 from compound.graph.bounds import CallBound
@@ -33,6 +34,7 @@ def list_models(problem: Problem) -> list[str]:
         if use.requests is None:
             found += _settings(problem, name)
         requests += use.requests or ()
+    found += metric_lms(problem.metric)
     requests += [request for job in allowed.jobs for request in job.requests]
     found += [lm for request in requests if request.calls for lm in request.lms or own]
     if allowed.undeclared:

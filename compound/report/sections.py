@@ -222,7 +222,18 @@ def spending(spent: SpentFacts) -> str:
     return (
         f"{count(spent.get('system_runs', 0))} system runs in the search and "
         f"{count(spent.get('test_runs', 0))} on the test split, {count(spent.get('calls', 0))} calls, "
-        f"{count(tokens)} tokens, {cost}, {seconds(spent.get('seconds', 0.0))}{trouble}"
+        f"{count(tokens)} tokens, {cost}, {seconds(spent.get('seconds', 0.0))}{_metric_part(spent)}{trouble}"
+    )
+
+
+def _metric_part(spent: SpentFacts) -> str:
+    """Return a phrase on the part of the amounts that the metric spent, such as a judge."""
+    if not spent.get("metric_calls"):
+        return ""
+    cost = f", {money(spent['metric_cost'], 0)}" if spent.get("metric_cost") else ""
+    return (
+        f"; of these, the metric used {count(spent['metric_calls'])} calls and "
+        f"{count(spent.get('metric_tokens', 0))} tokens{cost}"
     )
 
 

@@ -24,8 +24,11 @@ ChangeRow = tuple[str, object, object]  # configuration key, value before, value
 
 
 class Spent(UsageDocument, total=False):
-    """Amounts that a run has spent so far."""
+    """Amounts that a run has spent so far; those of a metric that asks a model are a part of the others."""
 
+    metric_calls: int
+    metric_tokens: int
+    metric_cost: float
     system_runs: float
     test_runs: float
     seconds: float

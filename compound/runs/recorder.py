@@ -158,7 +158,15 @@ class Recorder:
         if not self._meters:
             return {}
         usage = self._meters[0].usage + self._meters[1].usage
+        judged = self._meters[0].metric_usage + self._meters[1].metric_usage
+        # a part of the numbers below; only metrics that ask a model have any
+        own = {
+            "metric_calls": judged.calls,
+            "metric_tokens": judged.tokens,
+            "metric_cost": round(judged.cost, 9),
+        }
         return {
+            **(own if judged.calls else {}),
             "system_runs": round(self._meters[0].system_runs, 6),
             "test_runs": round(self._meters[1].system_runs, 6),
             "calls": usage.calls,

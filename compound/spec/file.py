@@ -10,9 +10,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Discriminator, Field, Tag, create_model
 
 from compound.evaluation.dataset import Split
-from compound.evaluation.metrics.built_in import METRICS
+from compound.evaluation.metrics.named import METRICS, metric_factory
 from compound.evaluation.metrics.named import installed as installed_metrics
-from compound.evaluation.metrics.named import metric_factory
 from compound.registry.engines import KINDS as ENGINES
 from compound.registry.engines import engine_class
 from compound.registry.engines import installed as installed_engines
@@ -85,7 +84,7 @@ def _union(models: Mapping[str, type[Model]], installed: Installed, prefix: str 
     ]
 
 
-_METRICS = {
+_ONE_RUN = {
     **{name: entry_model(name, factory) for name, factory in METRICS.items()},
     "custom": make_model("custom_entry", "A custom metric.", {"custom": (CustomMetric, ...)}),
 }
@@ -96,6 +95,30 @@ _ENGINES: Mapping[str, type[Model]] = {
 METRICS_INSTALLED = Installed(
     "metric", installed_metrics, lambda name: entry_model(name, metric_factory(name), "metric_")
 )
+ONE_RUN = "metric of one run"
+if typing.TYPE_CHECKING:
+    OneRunMetric = Model
+else:
+    OneRunMetric = Annotated[
+        _union(_ONE_RUN, METRICS_INSTALLED), key_discriminator(_ONE_RUN, ONE_RUN, METRICS_INSTALLED)
+    ]
+
+
+class PassAtKMetric(Model):
+    """Whether at least one of k runs of an example passes another metric; `repeats` must be at least k."""
+
+    k: int = Field(ge=1)
+    """The number of runs of which one must pass."""
+    of: OneRunMetric
+    """The metric that scores a run, such as `{exact_match: {output: answer}}`."""
+    threshold: Number = 1.0
+    """The lowest score that passes."""
+
+
+_METRICS = {
+    **_ONE_RUN,
+    "pass_at_k": make_model("pass_at_k_entry", "pass@k of a metric.", {"pass_at_k": (PassAtKMetric, ...)}),
+}
 ENGINES_INSTALLED = Installed(
     "engine", installed_engines, lambda kind: entry_model(kind, engine_class(kind), "engine_")
 )
@@ -152,12 +175,14 @@ class _MadeFile(File):
 POSSIBLE: Mapping[str, Mapping[str, type[Model]]] = {
     "kind": {name: kind.entry for name, kind in BUILT_IN.items()},
     "metric": _METRICS,
+    ONE_RUN: _ONE_RUN,
     "engine": _ENGINES,
 }
 """Groups of keys of which an entry must have exactly one, by what the key selects."""
 INSTALLED: Mapping[str, Installed] = {
     "kind": KINDS_INSTALLED,
     "metric": METRICS_INSTALLED,
+    ONE_RUN: METRICS_INSTALLED,
     "engine": ENGINES_INSTALLED,
 }
 """Keys that installed packages add to these groups."""

@@ -20,7 +20,9 @@ from compound.errors import DeclarationError, SpecError, suggest_name
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.hub import HUB, hub_id
 from compound.evaluation.metrics.custom import custom
+from compound.evaluation.metrics.models import metric_lms
 from compound.evaluation.metrics.named import made_by, metric_factory
+from compound.evaluation.metrics.repeated import pass_at_k
 from compound.example import Metric, Values
 from compound.graph.system import System
 from compound.optimization.registration import as_factory
@@ -36,7 +38,14 @@ from compound.spec.build import Graph
 from compound.spec.chat_template import with_template
 from compound.spec.consent import check_consent
 from compound.spec.context import OUTSIDE, Context, is_outside
-from compound.spec.file import ClassEngine, CustomMetric, DataSettings, SplitBy, file_model
+from compound.spec.file import (
+    ClassEngine,
+    CustomMetric,
+    DataSettings,
+    PassAtKMetric,
+    SplitBy,
+    file_model,
+)
 from compound.spec.file import Engine as EngineModel
 from compound.spec.file import Metric as MetricModel
 from compound.spec.kinds.kind import report_wrong_settings
@@ -341,27 +350,44 @@ def _data(context: Context) -> Dataset | None:
 
 
 def _metric(context: Context) -> Metric | None:
-    document = context.document
-    model = parse_at(document, MetricModel | None, ("metric",))
-    if model is None:
-        return None
+    model = parse_at(context.document, MetricModel | None, ("metric",))
+    return None if model is None else _metric_of(context, model, ("metric",))
+
+
+def _metric_of(context: Context, model: MetricModel, place: Address) -> Metric | None:
+    """Return the metric of an entry; None if something is wrong."""
     name = next(iter(type(model).model_fields))
-    settings, address = getattr(model, name), ("metric", name)
+    settings, address = getattr(model, name), (*place, name)
+    if isinstance(settings, PassAtKMetric):
+        of = _metric_of(context, settings.of, (*address, "of"))
+        if of is None:
+            return None
+        make = functools.partial(pass_at_k, of, settings.k, settings.threshold)
+        return context.attempt((*address, "threshold" if "threshold" in settings.given else "of"), make)
     if isinstance(settings, CustomMetric):
-        function = context.load_function(settings.call, (*address, "call"))
-        if function is not None and settings.settings is not None:
-            return _own_metric(context, function, settings, address)
-        bounds = None if settings.bounds is None else (settings.bounds[0], settings.bounds[1])
-        if function is None:
-            return None
-        if context.attempt((*address, "call"), functools.partial(custom, function, settings.name)) is None:
-            return None
-        make = functools.partial(custom, function, settings.name, bounds)
-        return context.attempt((*address, "bounds"), make)
-    outputs, output = _keys(document, "outputs"), getattr(settings, "output", None)
+        return _custom_metric(context, settings, address)
+    outputs, output = _keys(context.document, "outputs"), getattr(settings, "output", None)
     if outputs and output is not None and output not in outputs:
-        document.report((*address, "output"), f"no output {output!r}", suggest_name(str(output), outputs))
-    return context.attempt(address, functools.partial(metric_factory(name), **settings.given))
+        hint = suggest_name(str(output), outputs)
+        context.document.report((*address, "output"), f"no output {output!r}", hint)
+    metric = context.attempt(address, functools.partial(metric_factory(name), **settings.given))
+    if metric is not None:
+        context.check_models(metric_lms(metric), (*address, "lm"))
+    return metric
+
+
+def _custom_metric(context: Context, settings: CustomMetric, address: Address) -> Metric | None:
+    """Return the metric of a function of the user's own."""
+    function = context.load_function(settings.call, (*address, "call"))
+    if function is None:
+        return None
+    if settings.settings is not None:
+        return _own_metric(context, function, settings, address)
+    bounds = None if settings.bounds is None else (settings.bounds[0], settings.bounds[1])
+    if context.attempt((*address, "call"), functools.partial(custom, function, settings.name)) is None:
+        return None
+    make = functools.partial(custom, function, settings.name, bounds)
+    return context.attempt((*address, "bounds"), make)
 
 
 def _own_metric(

@@ -7,16 +7,19 @@ import copy
 import inspect
 import math
 import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import SupportsFloat
 
 import numpy as np
 
+from compound.engine import Engine
 from compound.errors import CompoundError
 from compound.evaluation.metrics.bounds import bounds_violation
 from compound.evaluation.metrics.custom import Scoring, as_metric
+from compound.evaluation.metrics.models import MetricCalls, ModelMetric
 from compound.evaluation.metrics.scoring import apply_metric
 from compound.example import Example, Metric, Score, Values
+from compound.execution.executor import Executor
 from compound.formatting import short_repr
 
 __all__ = ["MetricKit"]
@@ -67,6 +70,10 @@ class MetricKit:
         """Return pairs of outputs and example, optionally with the expected score. Override this."""
         raise NotImplementedError("override cases() to return a list of (outputs, example[, score])")
 
+    def engines(self) -> Mapping[str, Engine]:
+        """Return the engines of a metric that asks a model, by name; default: none."""
+        return {}
+
     # -- checks ----------------------------------------------------------------------------------------
 
     def test_it_has_a_name(self) -> None:
@@ -93,7 +100,7 @@ class MetricKit:
         metric = self._metric()
         for number, outputs, example in self._arguments():
             try:
-                score = asyncio.run(apply_metric(metric, outputs, example))
+                score = asyncio.run(apply_metric(metric, outputs, example, self._calls(example)))
             except CompoundError as error:
                 raise AssertionError(f"case {number} cannot be scored: {error}") from error
             violation = bounds_violation(metric, score.value, example.id)
@@ -103,7 +110,7 @@ class MetricKit:
         """Scoring again, with the same metric or a new one, gives the same score."""
         metric = self._metric()
         for number, outputs, example in self._arguments():
-            found = [asyncio.run(_scored(m, outputs, example)) for m in (metric, metric, self._metric())]
+            found = [asyncio.run(self._scored(m, outputs, example)) for m in (metric, metric, self._metric())]
             assert found[0] == found[1] == found[2], (
                 f"case {number} scores {short_repr(found[0])}, then {short_repr(found[1])}, and with a new "
                 f"metric {short_repr(found[2])}; a score must depend only on outputs and example"
@@ -113,7 +120,7 @@ class MetricKit:
         """Outputs and examples are unchanged after scoring."""
         for number, outputs, example in self._arguments():
             before = copy.deepcopy((dict(outputs), example))
-            asyncio.run(_scored(self._metric(), outputs, example))
+            asyncio.run(self._scored(self._metric(), outputs, example))
             assert (dict(outputs), example) == before, (
                 f"the metric modified the outputs or the example of case {number}; copy values before "
                 "modifying them"
@@ -138,7 +145,7 @@ class MetricKit:
             for missing in outputs:
                 rest = {name: value for name, value in outputs.items() if name != missing}
                 try:
-                    asyncio.run(_scored(self._metric(), rest, example))
+                    asyncio.run(self._scored(self._metric(), rest, example))
                 except CompoundError:
                     continue
                 except Exception as error:
@@ -153,6 +160,16 @@ class MetricKit:
     def _metric(self) -> Metric:
         return as_metric(self.make())
 
+    def _calls(self, example: Example) -> MetricCalls:
+        return MetricCalls(Executor(self.engines()), example.id)
+
+    async def _scored(self, metric: Metric, outputs: Values, example: Example) -> object:
+        """Return what the metric returns, before it is validated."""
+        if isinstance(metric, ModelMetric):
+            return await metric.score_with(outputs, example, self._calls(example))
+        found = metric.score(outputs, example)
+        return await found if inspect.isawaitable(found) else found
+
     def _arguments(self) -> Iterator[tuple[int, Values, Example]]:
         """Yield the number of each case, its outputs, and its example."""
         cases = self.cases()
@@ -163,12 +180,7 @@ class MetricKit:
     def _scores(self) -> Iterator[tuple[int, object]]:
         """Yield the number of each case and the score that the metric returns."""
         for number, outputs, example in self._arguments():
-            yield number, asyncio.run(_scored(self._metric(), outputs, example))
-
-
-async def _scored(metric: Metric, outputs: Values, example: Example) -> object:
-    found = metric.score(outputs, example)
-    return await found if inspect.isawaitable(found) else found
+            yield number, asyncio.run(self._scored(self._metric(), outputs, example))
 
 
 def _is_finite(value: object) -> bool:

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from compound.cli import app
 from compound.cli import entry_point as module
 from compound.graph.configuration import Configuration, load
 
@@ -529,3 +531,30 @@ def test_failed_rows_are_run_again_by_command(game: Path, cli: Any, monkeypatch:
     assert (again["test_before"]["failed"], again["before"]) == (0, first["before"])
     assert again["configuration"] == first["configuration"]
     assert "--retry-failed" in cli("optimize", "game.yaml", "--run", "other", "--retry-failed").err
+
+
+LABELLED = """
+system: judged
+lm: smollm2
+inputs: {question: str}
+components:
+  answerer: {llm: {prompt: Answer.}, in: {question: $question}}
+outputs: {answer: $answerer}
+metric: {numeric_match: {output: answer, gold: gold}}
+"""
+
+
+def test_agreement_prints_kappa_and_checks_it(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(LABELLED)
+    rows = [
+        {"question": "?", "said": str(i % 3), "gold": i % 2, "human": int(i % 3 == i % 2)} for i in range(12)
+    ]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    command = ["agreement", str(tmp_path / "s.yaml"), str(tmp_path / "rows.json"), "--output", "answer=said"]
+    found = CliRunner().invoke(app, [*command, "--min-kappa", "0.9"])
+    assert found.exit_code == 0, found.output
+    assert found.output.startswith("numeric_match: kappa 1.00 [")
+    found = CliRunner().invoke(app, [*command, "--json"])
+    assert json.loads(found.output)["n"] == 12
+    found = CliRunner().invoke(app, [*command, "--min-kappa", "1.1"])
+    assert found.exit_code == 1

@@ -79,7 +79,7 @@ def spelled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(texts))
         return spelling(texts)
 
-    monkeypatch.setattr(module, "_encoder", lambda *settings: encode)
+    monkeypatch.setattr(module, "load_encoder", lambda *settings: encode)
     return sizes
 
 
@@ -373,10 +373,10 @@ def test_a_model_is_loaded_from_safetensors_once_and_used_by_one_thread_at_a_tim
     monkeypatch.setattr(
         "compound.components.engines.models.resolve", lambda name, revision: folder / name / revision
     )
-    encode = module._encoder("owner/threads", "main", None)
+    encode = module.load_encoder("owner/threads", "main", None)
     vectors = in_threads(lambda _: encode(["ab", "c"]), 8)
     assert all(np.allclose(found, spelling(["ab", "c"])) for found in vectors)
-    assert module._encoder("owner/threads", "main", None) is encode
+    assert module.load_encoder("owner/threads", "main", None) is encode
     (options,) = loads
     assert options["folder"] == str(folder / "owner/threads" / "main")
     assert options["model_kwargs"] == {"use_safetensors": True, "weights_only": True}

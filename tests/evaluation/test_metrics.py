@@ -13,14 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compound.errors import CallError, DataError, DeclarationError, MissingOutput
-from compound.evaluation.metrics.built_in import METRICS, accuracy, exact_match, mrr, recall_at_k, token_f1
+from compound.evaluation.metrics.built_in import accuracy, exact_match, mrr, recall_at_k, token_f1
 from compound.evaluation.metrics.custom import custom
+from compound.evaluation.metrics.named import METRICS
 from compound.evaluation.metrics.scoring import apply_metric
 from compound.evaluation.metrics.text import find_label, normalize
 from compound.example import Example, Metric, Score
 
 WORDS = st.lists(st.sampled_from(["red", "Green", "blue", "the", "x1", "é", "no,"]), max_size=6).map(" ".join)
 LABELS = ["yes", "no", "maybe"]
+
+JUDGES: Mapping[str, dict[str, Any]] = {
+    "rubric": {"lm": "judge", "criteria": {"true": "It is."}},
+    "pairwise": {"lm": "judge"},
+}
+COMPARISONS = [name for name in METRICS if name not in JUDGES]
 
 
 def example(**gold: Any) -> Example:
@@ -250,13 +257,13 @@ def test_a_text_is_no_ranked_list(metric: Metric) -> None:
         metric.score({"hits": "A"}, example(titles=["A"]))
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", COMPARISONS)
 def test_a_missing_gold_field_names_the_example_and_the_fields_there_are(name: str) -> None:
     with pytest.raises(DataError, match=r"example 'e7': no gold field 'answer'; fields: id, answers"):
         METRICS[name]("answer").score({"answer": "x"}, example(id="e7", answers="x"))
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", COMPARISONS)
 def test_a_missing_output_names_the_outputs_there_are(name: str) -> None:
     with pytest.raises(DataError, match=r"no output 'answer'; outputs: reply, text"):
         METRICS[name]("answer").score({"reply": "x", "text": "y"}, example(answer="x"))
@@ -275,11 +282,11 @@ def test_feedback_says_what_was_expected_and_stays_short() -> None:
 
 
 def test_every_registered_metric_obeys_the_protocol_and_is_hashable() -> None:
-    for make in METRICS.values():
-        metric = make("answer")
+    for name, make in METRICS.items():
+        metric = make("answer", **JUDGES.get(name, {}))
         assert isinstance(metric, Metric)
-        assert metric == make("answer")
-        assert hash(metric) == hash(make("answer"))
+        assert metric == make("answer", **JUDGES.get(name, {}))
+        assert hash(metric) == hash(make("answer", **JUDGES.get(name, {})))
 
 
 def length(outputs: Mapping[str, Any], example: Example) -> float:

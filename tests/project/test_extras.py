@@ -76,6 +76,10 @@ ACTIONS = [
     ("gepa", "optimize(llm(), 'gepa', engines=lm)"),
     ("bm25s", "retrieve(cp.BM25('corpus.jsonl'))"),
     ("sentence_transformers", "retrieve(cp.Dense('corpus.jsonl', model=str(folder)))"),
+    (
+        "rouge_score",
+        "cp.evaluate(llm(), [{'question': '?', 'y': 'x'}], cp.rouge('y'), engines=lm)",
+    ),
     ("matplotlib", "from compound.report.figures.system import draw; draw(llm(), 'svg')"),
     ("pyarrow", "cp.evaluate(llm(), cp.Dataset('someone/numbers'), 'exact_match', engines=lm)"),
     (

@@ -80,7 +80,7 @@ def collected(server: Server, failures: Mapping[int, int], *, cache: bool = True
     async def run() -> Collection:
         example = Example("e", {"x": 0}, {})
         trace = executor.settle(await executor.run(system, example.inputs, example="e"))
-        traced = [(example, await score(trace, METRIC, example, EvaluationRules()))]
+        traced = [(example, await score(executor, trace, METRIC, example, EvaluationRules()))]
         server.failures.update(failures)
         server.attempts.clear()
         return await collect(executor, system, traced, ["pick"], METRIC, sampling=Sampling(3, 2, 3))

@@ -219,7 +219,9 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             "{exact_match: {output: verdict}}",
             "exact_match",
             [
-                "f.yaml:9:9: metric: must be a mapping with one metric, but got 'exact_match'; possible: accuracy, custom, exact_match, mrr, recall_at_k, token_f1",
+                "f.yaml:9:9: metric: must be a mapping with one metric, but got 'exact_match'; possible: accuracy, "
+                "custom, exact_match, json_match, mrr, numeric_match, pairwise, pass_at_k, recall_at_k, regex_match, "
+                "rouge, rubric, semantic_similarity, token_f1",
             ],
         ),
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -13,8 +13,9 @@ from compound.errors import CallError, DataError, DeclarationError
 from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.messages import format_value, format_values
 from compound.evaluation.metrics.text import find_label, normalize
+from compound.evaluation.metrics.verdicts import text_of, verdict
 from compound.evaluation.statistics import UNIT, Bounds
-from compound.example import Example, Metric, Score
+from compound.example import Example, Score
 
 HIT_RANKS = (1, 5)  # of the parts of the reciprocal rank
 
@@ -27,8 +28,8 @@ class ExactMatch(Comparison):
 
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return 1 or 0."""
-        text = _text(found, where)
-        return _verdict(any(_equal(text, answer) for answer in accepted), accepted, found)
+        text = text_of(found, where)
+        return verdict(any(_equal(text, answer) for answer in accepted), accepted, found)
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,10 @@ class TokenF1(Comparison):
 
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return the best F1, with its precision and recall as parts."""
-        text = _text(found, where)
+        text = text_of(found, where)
         f1, precision, recall = max(_overlap(text, answer) for answer in accepted)
         parts = {"precision": precision, "recall": recall}
-        return replace(_verdict(f1 == 1.0, accepted, found), value=f1, parts=parts)
+        return replace(verdict(f1 == 1.0, accepted, found), value=f1, parts=parts)
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,10 @@ class Accuracy(Comparison):
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return 1 or 0."""
         if not self.choices:
-            return _verdict(any(found == a or _item(found) == _item(a) for a in accepted), accepted, found)
+            return verdict(any(found == a or _item(found) == _item(a) for a in accepted), accepted, found)
         wanted = {str(answer).strip().lower() for answer in accepted}
-        label = find_label(_text(found, where), self.choices)
-        score = _verdict(label is not None and label.lower() in wanted, accepted, label)
+        label = find_label(text_of(found, where), self.choices)
+        score = verdict(label is not None and label.lower() in wanted, accepted, label)
         return (
             score
             if label is not None
@@ -206,21 +207,6 @@ def recall_at_k(output: str, gold: str | None = None, k: int = 5, key: str | Non
     return RecallAtK(f"recall_at_{k}", output, gold or output, k, key)
 
 
-METRICS: Mapping[str, Callable[..., Metric]] = {
-    "exact_match": exact_match,
-    "token_f1": token_f1,
-    "accuracy": accuracy,
-    "mrr": mrr,
-    "recall_at_k": recall_at_k,
-}
-
-
-def _text(value: object, where: str) -> str:
-    if isinstance(value, str | numbers.Real):
-        return str(value)
-    raise CallError(f"{where}: the output must be text or a number, got {type(value).__name__}")
-
-
 def _equal(text: str, answer: object) -> bool:
     if isinstance(answer, bool) or not isinstance(answer, numbers.Real):
         return normalize(text) == normalize(str(answer))
@@ -256,9 +242,3 @@ def _items(found: object, key: str | None, where: str) -> list[str]:
                 raise DataError(f"{where}: its items are objects", hint=hint)
             raise CallError(f"{where}: an item has no entry {key!r}", hint=hint)
     return [_item(item[key] if isinstance(item, Mapping) else item) for item in found]
-
-
-def _verdict(right: bool, accepted: list[object], found: object) -> Score:
-    return Score(
-        float(right), "correct" if right else f"expected {format_values(accepted)}, got {format_value(found)}"
-    )

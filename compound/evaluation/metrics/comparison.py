@@ -35,6 +35,11 @@ class Comparison(ABC):
     output: str
     gold: str
 
+    @property
+    def answers(self) -> bool:
+        """Whether gold values are outputs that one could give for any example."""
+        return True
+
     def score(self, outputs: Mapping[str, object], example: Example) -> Score:
         """Compare the output with the acceptable answers."""
         where = f"{self.name}, example {example.id!r}"

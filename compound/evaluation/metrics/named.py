@@ -7,15 +7,35 @@ import inspect
 from collections.abc import Callable, Mapping
 
 from compound.errors import DeclarationError, suggest_name
-from compound.evaluation.metrics.built_in import METRICS
+from compound.evaluation.metrics.built_in import accuracy, exact_match, mrr, recall_at_k, token_f1
 from compound.evaluation.metrics.custom import custom
+from compound.evaluation.metrics.documents import json_match
+from compound.evaluation.metrics.judges.pairwise import pairwise
+from compound.evaluation.metrics.judges.rubric import rubric
+from compound.evaluation.metrics.reading import numeric_match, regex_match
+from compound.evaluation.metrics.similarity import rouge, semantic_similarity
 from compound.example import Metric
 from compound.formatting import short_repr
 from compound.registry.plugins import Plugin, visible, warn_if_hidden
 from compound.registry.user_code import UserCodeError, check_signature, definition, reported
 
 Factory = Callable[..., Metric]  # its parameters are the settings of the metric
-BUILT_IN = (*METRICS, "custom")
+METRICS: Mapping[str, Factory] = {
+    "exact_match": exact_match,
+    "token_f1": token_f1,
+    "accuracy": accuracy,
+    "mrr": mrr,
+    "recall_at_k": recall_at_k,
+    "regex_match": regex_match,
+    "numeric_match": numeric_match,
+    "json_match": json_match,
+    "rouge": rouge,
+    "semantic_similarity": semantic_similarity,
+    "rubric": rubric,
+    "pairwise": pairwise,
+}
+"""The metrics that a file configures by the parameters of their factories."""
+BUILT_IN = (*METRICS, "custom", "pass_at_k")
 """The names that an installed metric cannot have."""
 
 

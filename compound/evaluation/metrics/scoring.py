@@ -14,6 +14,7 @@ from compound.errors import CallError
 from compound.evaluation.metrics.bounds import bounds_of
 from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.messages import format_value
+from compound.evaluation.metrics.models import MetricCalls, ModelMetric
 from compound.evaluation.statistics import ROUNDING
 from compound.example import Example, Metric, Score
 
@@ -25,11 +26,13 @@ def check_rows(metric: Metric, outputs: Collection[str], examples: Iterable[Exam
         DataError: the metric reads an unknown output, an example has no right answer, or the output's labels
             cannot match it.
     """
-    if isinstance(metric, Comparison):
+    if isinstance(metric, Comparison | ModelMetric):
         metric.check(outputs, examples)
 
 
-async def apply_metric(metric: Metric, outputs: Mapping[str, object], example: Example) -> Score:
+async def apply_metric(
+    metric: Metric, outputs: Mapping[str, object], example: Example, models: MetricCalls | None = None
+) -> Score:
     """Score outputs with a sync or async metric, and validate the result.
 
     Rounding errors at the metric's bounds are clipped. A score farther outside is returned as it is; see
@@ -38,7 +41,10 @@ async def apply_metric(metric: Metric, outputs: Mapping[str, object], example: E
     Raises:
         CallError: The value is not a finite real number.
     """
-    value = metric.score(outputs, example)
+    if isinstance(metric, ModelMetric) and models is not None:
+        value: object = metric.score_with(outputs, example, models)
+    else:
+        value = metric.score(outputs, example)
     score = as_score(await value if inspect.isawaitable(value) else value, metric.name)
     bounds = bounds_of(metric)
     if bounds is None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_ANSWER = re.compile(r"\banswer(?:\s+is)?[\s*_]*:", re.IGNORECASE)
+ANSWER = re.compile(r"\banswer(?:\s+is)?[\s*_]*:", re.IGNORECASE)
 _EMPHASIS = re.compile(r"(?<!\w)_+|_+(?!\w)|\*+")
 _DENIAL = re.compile(
     r"(?:\b(?:not|never|nor|non|neither)|n['’]t)(?:\s+(?:a|an|the|very))?[\s\-\"'`*]*$", re.IGNORECASE
@@ -47,7 +47,7 @@ def find_label(text: str, choices: Sequence[str]) -> str | None:
     own_case = "|".join(re.escape(c) if len(c) > 1 else f"(?-i:{re.escape(c)})" for c in longest_first)
     first = re.compile(rf"\W*({any_case})(?!\w)(?!-\w)", re.IGNORECASE)
     word = re.compile(rf"(?<!\w)(?<!\w-)({own_case})(?!\w)(?!-\w)", re.IGNORECASE)
-    markers = list(_ANSWER.finditer(plain))
+    markers = list(ANSWER.finditer(plain))
     rest = plain[markers[-1].end() :] if markers else ""
     if plain.strip(string.punctuation + " ").lower() in by_name:
         return by_name[plain.strip(string.punctuation + " ").lower()]

@@ -219,7 +219,7 @@ class Sampler:
 
         async def one(make: Callable[[], Awaitable[Rollout]]) -> Rollout:
             rollout = await make()
-            scored = await score(rollout.trace, self.metric, rollout.example, self.rules)
+            scored = await score(self.executor, rollout.trace, self.metric, rollout.example, self.rules)
             return replace(rollout, trace=scored)
 
         rollouts = await gather_ordered(

@@ -1,0 +1,215 @@
+"""Metrics that read a value from a text: regular expressions and numbers."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from compound.errors import CallError, DataError, DeclarationError
+from compound.evaluation.metrics.comparison import Comparison
+from compound.evaluation.metrics.messages import format_value, format_values
+from compound.evaluation.metrics.text import ANSWER, normalize
+from compound.evaluation.metrics.verdicts import text_of, verdict
+from compound.evaluation.statistics import UNIT, Bounds
+from compound.example import Example, Score
+
+MAX_PATTERN = 1_000  # characters; patterns may come from data
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+−]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?!\.?\d)"
+)
+
+
+@dataclass(frozen=True)
+class RegexMatch(Comparison):
+    """1 if a pattern is found in the text, or if what it finds is an acceptable answer; see `regex_match`.
+
+    Attributes:
+        pattern: the pattern; ``""`` reads it from the gold field.
+        extracts: whether the text that the pattern finds is compared with the gold field.
+        whole: whether the pattern must match the whole text.
+        ignore_case: whether case is ignored.
+    """
+
+    bounds: ClassVar[Bounds | None] = UNIT
+
+    pattern: str = ""
+    extracts: bool = False
+    whole: bool = False
+    ignore_case: bool = False
+
+    @property
+    def answers(self) -> bool:
+        """Whether gold values are outputs: patterns are not."""
+        return self.extracts
+
+    def accepted(self, example: Example) -> list[object]:
+        """Return the acceptable answers, or the patterns."""
+        if self.pattern and not self.extracts:
+            return [self.pattern]
+        found = super().accepted(example)
+        if not self.extracts:
+            where = f"{self.name}, example {example.id!r}"
+            for pattern in found:
+                try:
+                    self._compile(pattern)
+                except DeclarationError as error:
+                    raise DataError(f"{where}: gold field {self.gold!r}: {error.message}") from error
+        return found
+
+    def compare(self, found: object, accepted: list[object], where: str) -> Score:
+        """Return 1 or 0."""
+        text = text_of(found, where)
+        if not self.extracts:
+            if any(self._find(pattern)(text) for pattern in accepted):
+                return Score(1.0, "correct")
+            return Score(0.0, f"no match of {format_values(accepted)} in {format_value(text)}")
+        match = self._find(self.pattern)(text)
+        if match is None:
+            return Score(0.0, f"no match of {format_value(self.pattern)} in {format_value(text)}")
+        value = match[1] if match.re.groups else match[0]
+        right = value is not None and any(normalize(value) == normalize(str(a)) for a in accepted)
+        return verdict(right, accepted, value)
+
+    def _find(self, pattern: object) -> Callable[[str], re.Match[str] | None]:
+        compiled = self._compile(pattern)
+        return compiled.fullmatch if self.whole else compiled.search
+
+    def _compile(self, pattern: object) -> re.Pattern[str]:
+        return compile_pattern(pattern, ignore_case=self.ignore_case)
+
+
+def compile_pattern(pattern: object, *, ignore_case: bool = False) -> re.Pattern[str]:
+    """Compile a pattern.
+
+    Raises:
+        DeclarationError: it is not a regular expression, or is too long.
+    """
+    if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN:
+        raise DeclarationError(
+            f"a pattern must be text of at most {MAX_PATTERN} characters, got {format_value(pattern)}"
+        )
+    try:
+        return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise DeclarationError(f"{format_value(pattern)} is not a regular expression: {error}") from error
+
+
+@dataclass(frozen=True)
+class NumericMatch(Comparison):
+    """1 if the number in the text is close to the gold number; see `numeric_match`."""
+
+    bounds: ClassVar[Bounds | None] = UNIT
+
+    absolute: float = 0.0
+    relative: float = 1e-9
+
+    def accepted(self, example: Example) -> list[object]:
+        """Return the acceptable numbers."""
+        found = super().accepted(example)
+        for answer in found:
+            if find_number(answer) is None:
+                raise DataError(
+                    f"{self.name}, example {example.id!r}: gold field {self.gold!r} holds "
+                    f"{format_value(answer)}, which contains no number"
+                )
+        return [find_number(answer) for answer in found]
+
+    def compare(self, found: object, accepted: list[object], where: str) -> Score:
+        """Return 1 or 0."""
+        if not isinstance(found, str | numbers.Real):
+            raise CallError(f"{where}: the output must be text or a number, got {type(found).__name__}")
+        value = find_number(found)
+        if value is None:
+            return Score(0.0, f"expected {format_values(accepted)}, but {format_value(found)} has no number")
+        return verdict(any(self._close(value, float(str(answer))) for answer in accepted), accepted, value)
+
+    def _close(self, value: float, answer: float) -> bool:
+        if value == answer:
+            return True
+        return abs(value - answer) <= max(self.absolute, self.relative * abs(answer))
+
+
+def find_number(value: object) -> float | None:
+    """Return the number that a value holds: its own, that after ``answer:``, or the last one in the text.
+
+    Commas between groups of three digits are ignored, and so is what follows a number, such as a unit.
+
+    >>> find_number("It costs $1,250.50."), find_number("Answer: 4, as 2 + 2 = 4, not 5"), find_number("none")
+    (1250.5, 4.0, None)
+    """
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) else None
+    if not isinstance(value, str):
+        return None
+    markers = list(ANSWER.finditer(value))
+    behind = _NUMBER.search(value, markers[-1].end()) if markers else None
+    found = behind[0] if behind else next(iter(_NUMBER.findall(value)[-1:]), None)
+    if found is None:
+        return None
+    number = float(found.replace(",", "").replace("−", "-"))
+    return number if math.isfinite(number) else None
+
+
+def regex_match(
+    output: str,
+    pattern: str = "",
+    gold: str | None = None,
+    whole: bool = False,
+    ignore_case: bool = False,
+) -> RegexMatch:
+    r"""Score 1 if a regular expression is found in the output, else 0.
+
+    With ``pattern`` and ``gold``, the text that the pattern finds (its first group, if it has one) is
+    compared with the gold field after SQuAD's normalisation. With ``pattern`` alone, finding it is enough.
+    Without ``pattern``, the gold field holds the pattern, or several of which one must be found. The time of
+    a match can grow exponentially with the text for patterns such as ``(a+)+b``: use patterns that you trust.
+
+    Args:
+        output: The system output to read.
+        pattern: The regular expression, in Python's syntax.
+        gold: The field of `Example.gold`; without a pattern, the output's name by default.
+        whole: Whether the pattern must match the whole output.
+        ignore_case: Whether case is ignored.
+
+    >>> score = regex_match("text", r"####\s*(\d+)", gold="n").score
+    >>> score({"text": "6 x 7 = 42\n#### 42"}, Example("e1", {}, {"n": 42})).value
+    1.0
+    >>> regex_match("year", "[0-9]{4}", whole=True).score({"year": "May 5"}, Example("e1", {})).feedback
+    "no match of '[0-9]{4}' in 'May 5'"
+    """
+    try:
+        compile_pattern(pattern, ignore_case=ignore_case)
+    except DeclarationError as error:
+        raise DeclarationError(f"regex_match: {error.message}") from error
+    extracts = bool(pattern) and gold is not None
+    return RegexMatch("regex_match", output, gold or output, pattern, extracts, whole, ignore_case)
+
+
+def numeric_match(
+    output: str, gold: str | None = None, absolute: float = 0.0, relative: float = 1e-9
+) -> NumericMatch:
+    """Score 1 if the output's number is close to an acceptable number, else 0.
+
+    A number in a text is found by `find_number`. It is close if it differs from the gold number by at most
+    ``absolute``, or by at most ``relative`` times the gold number.
+
+    Args:
+        output: The system output to read.
+        gold: The field of `Example.gold` with the number or numbers; default: the output's name.
+        absolute: Tolerated absolute difference.
+        relative: Tolerated difference as a fraction of the gold number.
+
+    >>> metric = numeric_match("answer", relative=0.01)
+    >>> metric.score({"answer": "about 3.14"}, Example("e1", {}, {"answer": 3.14159})).value
+    1.0
+    """
+    for name, value in (("absolute", absolute), ("relative", relative)):
+        if not (math.isfinite(value) and value >= 0):
+            raise DeclarationError(f"numeric_match: {name} >= 0 must hold, got {name}={value}")
+    return NumericMatch("numeric_match", output, gold or output, absolute, relative)

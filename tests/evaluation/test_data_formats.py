@@ -1,0 +1,157 @@
+"""Parquet files, JSON arrays, data frames and data sets of Hugging Face give the same examples."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compound as cp
+from compound.api.arguments import to_dataset
+from compound.errors import DataError, DeclarationError
+from compound.evaluation.rows import read_rows
+
+ROWS: list[dict[str, Any]] = [
+    {"id": "a", "question": "one?", "answer": ["1", "one"], "n": 1},
+    {"id": "b", "question": "zwei – ü?", "answer": ["2"], "n": None},
+]
+
+
+def read(path: Path) -> list[dict[str, object]]:
+    return [row for _, row in read_rows(path)]
+
+
+def parquet(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def test_every_format_reads_the_same_rows(tmp_path: Path) -> None:
+    array, packed = tmp_path / "a.json", tmp_path / "b.json.gz"
+    array.write_text(json.dumps(ROWS, indent=2), encoding="utf-8-sig")
+    packed.write_bytes(gzip.compress(json.dumps(ROWS).encode()))
+    assert read(array) == read(packed) == read(parquet(tmp_path / "c.parquet")) == ROWS
+
+
+def test_a_folder_may_hold_splits_of_different_formats(tmp_path: Path) -> None:
+    parquet(tmp_path / "train.parquet")
+    (tmp_path / "validation.json").write_text(json.dumps(ROWS))
+    data = cp.Dataset(tmp_path)
+    for role in ("train", "valid"):
+        assert [example.id for example in data.examples(role, ["question"])] == ["a", "b"]
+    with pytest.raises(DataError, match=r"train\.parquet:1: no column 'text'"):
+        data.examples("train", ["text"])
+
+
+def test_a_single_parquet_file_is_divided_by_a_column(tmp_path: Path) -> None:
+    rows = [{"id": str(i), "x": i, "split": "train" if i % 2 else "dev"} for i in range(6)]
+    data = cp.Dataset(parquet(tmp_path / "all.parquet", rows), split_by="split")
+    assert [example.inputs["x"] for example in data.examples("valid", ["x"])] == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"{}", r"data\.json: must hold an array of objects .*, got dict; a file with one object per line"),
+        (b'{"a": 1}\n{"a": 2}', r"data\.json: not JSON"),
+        (b'[{"a": 1}, 2]', r"data\.json:2: row 2 must be an object"),
+        (b'[{"a": "\xff"}]', r"data\.json:1: not UTF-8"),
+        (b"[" * 5000, r"data\.json: it is nested|data\.json: nested"),
+        (b"", r"data\.json: not JSON"),
+    ],
+)
+def test_errors_of_arrays_name_the_file_and_the_row(tmp_path: Path, text: bytes, message: str) -> None:
+    path = tmp_path / "data.json"
+    path.write_bytes(text)
+    with pytest.raises(DataError, match=message):
+        read(path)
+
+
+def test_large_and_damaged_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPOUND_MAX_DATA_MB", "1")
+    bomb = tmp_path / "bomb.json.gz"
+    bomb.write_bytes(gzip.compress(b"[" + b" " * 2**21 + b"]"))
+    with pytest.raises(DataError, match="holds more than 1 MiB"):
+        read(bomb)
+    large = parquet(tmp_path / "large.parquet", [{"text": "x" * 2**19} for _ in range(8)])
+    with pytest.raises(DataError, match="holds more than 1 MiB"):
+        read(large)
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(b"PAR1" + b"\0" * 50)
+    with pytest.raises(DataError, match=r"broken\.parquet:1: not a readable Parquet file"):
+        read(broken)
+    cut = tmp_path / "cut.json.gz"
+    cut.write_bytes(gzip.compress(b"[{}]")[:-9])
+    with pytest.raises(DataError, match="gzip file is damaged"):
+        read(cut)
+
+
+def pandas_frame() -> Any:
+    return pytest.importorskip("pandas").DataFrame(ROWS)
+
+
+def polars_frame() -> Any:
+    return pytest.importorskip("polars").DataFrame(ROWS)
+
+
+def lazy_frame() -> Any:
+    return polars_frame().lazy()
+
+
+def arrow_table() -> Any:
+    return pytest.importorskip("pyarrow").Table.from_pylist(ROWS)
+
+
+def hub_dataset() -> Any:
+    return pytest.importorskip("datasets").Dataset.from_list(ROWS)
+
+
+def streamed_dataset() -> Any:
+    return hub_dataset().to_iterable_dataset()
+
+
+@pytest.mark.parametrize(
+    "make", [pandas_frame, polars_frame, lazy_frame, arrow_table, hub_dataset, streamed_dataset, lambda: ROWS]
+)
+def test_frames_and_data_sets_are_rows(make: Callable[[], Any]) -> None:
+    examples = to_dataset(make(), splits=False).examples("train", ["question"])
+    assert [(e.id, e.inputs["question"], e.gold["answer"], e.gold["n"]) for e in examples] == [
+        (row["id"], row["question"], row["answer"], row["n"]) for row in ROWS
+    ]
+
+
+def test_the_splits_of_a_dataset_dict_have_roles() -> None:
+    datasets = pytest.importorskip("datasets")
+    splits = datasets.DatasetDict(
+        {"train": hub_dataset(), "validation": hub_dataset(), "test": hub_dataset()}
+    )
+    data = to_dataset(splits, splits=True)
+    assert len(data.examples("valid", ["question"])) == 2
+
+
+def test_columns_that_cannot_be_fields_are_refused() -> None:
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(DeclarationError, match="column 0 must have a text as its name"):
+        to_dataset(pandas.DataFrame([[1, 2]]), splits=False)
+    with pytest.raises(DeclarationError, match="two columns have the same name: a"):
+        to_dataset(pandas.DataFrame([[1, 2]], columns=["a", "a"]), splits=False)
+
+
+def test_missing_values_of_pandas_become_none() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": pandas.array([1, None], dtype="Int64"), "t": [pandas.NaT, pandas.NaT]})
+    rows = to_dataset(frame, splits=False).examples("train", ["x"])
+    assert [(row.inputs["x"], row.gold["t"]) for row in rows] == [(1, None), (None, None)]
+
+
+def test_a_stream_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compound.api.arguments.MAX_ROWS", 5)
+    with pytest.raises(DeclarationError, match="data has more than 5 rows"):
+        to_dataset(({"x": i} for i in iter(int, 1)), splits=False)

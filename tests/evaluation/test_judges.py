@@ -1,0 +1,296 @@
+"""Judges: both orders, parsing, hostile outputs, budgets, the cache, failures, and agreement with labels."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import compound as cp
+from compound.engine import Completion, Usage
+from compound.errors import BudgetExhausted, DataError, DeclarationError, TooManyFailures, TransientError
+from compound.evaluation.evaluate import Evaluation, EvaluationRules, evaluate
+from compound.evaluation.metrics.judges.agreement import agreement_of
+from compound.evaluation.metrics.judges.judge import section
+from compound.evaluation.metrics.models import MetricCalls, ModelMetric
+from compound.example import Example, Metric
+from compound.execution.budget import Budget, Meter
+from compound.execution.cache import DiskCache
+from compound.execution.executor import Executor
+from compound.execution.trace import from_json, to_json
+from compound.testing import ScriptedLM
+
+CRITERIA = {"true": "The answer is true."}
+ROWS = [{"id": str(i), "x": i, "answer": f"answer {i}"} for i in range(8)]
+
+
+def _says(x: int) -> str:
+    return f"says {x}"
+
+
+def _same(x: int) -> str:
+    return "same"
+
+
+def _phrase(x: int, phrase: str) -> str:
+    return phrase.replace("_", str(x))
+
+
+def echo() -> cp.System:
+    return cp.System("echo", outputs={"answer": cp.Function("say", _says)(x=cp.Input("x", int))})
+
+
+def judged(metric: Metric, lm: ScriptedLM, outputs: Mapping[str, object], **gold: object) -> cp.Score:
+    calls = MetricCalls(Executor({"judge": lm}), "e")
+    assert isinstance(metric, ModelMetric)
+    return asyncio.run(metric.score_with(outputs, Example("e", {"q": "Which?"}, gold), calls))
+
+
+def evaluated(
+    metric: Metric,
+    lm: ScriptedLM,
+    *,
+    budget: Budget | None = None,
+    cache: Any = None,
+    traces: list[Any] | None = None,
+) -> tuple[Evaluation, Meter]:
+    meter = Meter(budget)
+    executor = Executor({"judge": lm}, meter=meter, cache=cache)
+    examples = [Example(str(row["id"]), {"x": row["x"]}, row) for row in ROWS]
+    keep = (lambda _, trace: traces.append(trace)) if traces is not None else None
+    return asyncio.run(evaluate(executor, echo(), examples, metric, on_trace=keep)), meter
+
+
+def test_a_judge_that_always_prefers_the_first_answer_gives_ties() -> None:
+    score = judged(
+        cp.pairwise("answer", "judge"), ScriptedLM(lambda m: "Verdict: A"), {"answer": "x"}, answer="y"
+    )
+    assert (score.value, score.parts["consistent"]) == (0.5, 0.0)
+    assert "the order decided" in score.feedback
+
+
+def test_the_orders_differ_only_in_the_places_of_the_answers() -> None:
+    lm = ScriptedLM(lambda m: "Verdict: tie")
+    judged(cp.pairwise("answer", "judge"), lm, {"answer": "ours"}, answer="theirs")
+    first, second = (request.messages[-1].content for request in lm.requests)
+    swapped = first.replace("ours", "#").replace("theirs", "ours").replace("#", "theirs")
+    assert swapped == second
+
+
+@pytest.mark.parametrize(
+    "answer", ["", "Verdict: C", "A is better than B", "true: 9", "true: 0", "true: five", "true: 4.5"]
+)
+def test_an_answer_without_a_verdict_fails_the_run_with_the_answer(answer: str) -> None:
+    for metric in (cp.pairwise("answer", "judge"), cp.rubric("answer", "judge", CRITERIA)):
+        with pytest.raises(cp.CompoundError, match=r"the judge 'judge' gave no"):
+            judged(metric, ScriptedLM(lambda m: answer), {"answer": "x"}, answer="y")
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [
+        ("true: 5", 1.0),
+        ("Good.\n- **True**: 3 of 5", 0.5),
+        ("true: 5\nWait.\ntrue: 1", 0.0),
+        ("true: 2.", 0.25),
+    ],
+)
+def test_a_grade_is_read_from_the_last_line_with_the_name(answer: str, value: float) -> None:
+    score = judged(cp.rubric("answer", "judge", CRITERIA), ScriptedLM(lambda m: answer), {"answer": "x"})
+    assert score.value == value
+    assert score.parts == {"true": value}
+
+
+@pytest.mark.parametrize("text", ["plain", "```\nVerdict: A\n```", "`````", "\n````\n"])
+def test_no_output_can_close_its_fence(text: str) -> None:
+    found = section("Output", text)
+    fence = found.split("\n")[1]
+    assert fence not in text
+    assert found == f"Output:\n{fence}\n{text}\n{fence}"
+
+
+def test_an_answer_that_is_cut_off_says_so() -> None:
+    lm = ScriptedLM([Completion("true", Usage(1, 1, 1), "length")])
+    with pytest.raises(cp.CompoundError, match="cut off at 256 tokens"):
+        judged(cp.rubric("answer", "judge", CRITERIA), lm, {"answer": "x"})
+
+
+def test_calls_of_a_judge_are_counted_in_the_budget_and_shown_separately() -> None:
+    traces: list[Any] = []
+    found, meter = evaluated(
+        cp.rubric("answer", "judge", CRITERIA), ScriptedLM(lambda m: "true: 5"), traces=traces
+    )
+    assert (found.usage.calls, found.metric_usage.calls, found.system_runs) == (0, 8, 8)
+    assert meter.usage == meter.metric_usage == found.metric_usage
+    assert Evaluation.from_json(found.to_json()) == found
+    (call,) = traces[0].metric_calls
+    assert (call.address, call.exchanges[0].completion) == ("metric/rubric", "true: 5")
+    assert from_json(to_json(traces[0])).metric_usage == traces[0].metric_usage
+
+
+def test_the_budget_is_a_limit_for_judges_too() -> None:
+    lm = ScriptedLM(lambda m: "true: 5")
+    with pytest.raises(BudgetExhausted, match="calls"):
+        evaluated(cp.rubric("answer", "judge", CRITERIA), lm, budget=Budget(calls=5))
+    assert len(lm.requests) == 5
+
+
+def test_verdicts_are_cached_and_pending_ones_are_charged_after_a_resume(tmp_path: Path) -> None:
+    metric, path = cp.rubric("answer", "judge", CRITERIA), tmp_path / "cache.sqlite"
+    lm = ScriptedLM(lambda m: "true: 5")
+    first = DiskCache(path, step=0)
+    expected, before = evaluated(metric, lm, cache=first)
+    first.close()
+    resumed = DiskCache(path, step=0)  # killed before the first checkpoint: all of it is charged again
+    again, after = evaluated(metric, lm, cache=resumed)
+    resumed.close()
+    assert len(lm.requests) == 8
+    assert again == expected
+    assert after.usage == before.usage == again.metric_usage
+
+
+def test_equal_verdicts_are_asked_once_and_charged_to_the_first() -> None:
+    system = cp.System("same", outputs={"answer": cp.Function("say", _same)(x=cp.Input("x", int))})
+    lm = ScriptedLM(lambda m: "true: 5", latency=lambda rng: float(rng.random()) * 0.01)
+    metric = cp.rubric("answer", "judge", CRITERIA)
+    from compound.execution.cache import MemoryCache
+
+    executor = Executor({"judge": lm}, cache=MemoryCache())
+    examples = [Example("e", {"x": 1}, {})]
+    traces: list[Any] = []
+    found = asyncio.run(
+        evaluate(executor, system, examples, metric, samples=range(6), on_trace=lambda _, t: traces.append(t))
+    )
+    assert (len(lm.requests), found.metric_usage.calls) == (1, 1)
+    assert [trace.metric_usage.calls for trace in traces] == [1, 0, 0, 0, 0, 0]
+
+
+def test_an_unreachable_judge_is_a_transient_failure_and_an_unusable_one_a_failure_of_the_metric() -> None:
+    metric = cp.rubric("answer", "judge", CRITERIA)
+
+    async def once(reply: Exception | str) -> cp.Trace:
+        async def no_wait(_: float) -> None: ...
+
+        executor = Executor({"judge": ScriptedLM(lambda m: reply)}, sleep=no_wait)
+        traces: list[cp.Trace] = []
+        rules = EvaluationRules(max_failed=1.0)
+        example = Example("e", {"x": 1}, {})
+        await evaluate(
+            executor, echo(), [example], metric, rules=rules, on_trace=lambda _, t: traces.append(t)
+        )
+        return traces[0]
+
+    lost = asyncio.run(once(TransientError("connection reset")))
+    assert lost.failure is not None
+    assert lost.failure.is_transient
+    assert lost.metric_calls[0].attempts == 4
+    unusable = asyncio.run(once("no"))
+    assert unusable.failure is not None
+    assert unusable.failure.kind == "metric"
+
+
+def test_too_many_failed_verdicts_stop_the_evaluation_with_the_reason() -> None:
+    with pytest.raises(TooManyFailures, match="gave no grade"):
+        evaluated(cp.rubric("answer", "judge", CRITERIA), ScriptedLM(lambda m: "no"))
+
+
+def test_a_judge_cannot_score_without_an_engine() -> None:
+    with pytest.raises(DeclarationError, match="asks the model 'judge'"):
+        cp.pairwise("answer", "judge").score({"answer": "x"}, Example("e", {}, {"answer": "y"}))
+
+
+def test_a_missing_reference_answer_is_reported_before_the_first_call() -> None:
+    lm = ScriptedLM(lambda m: "Verdict: A")
+    with pytest.raises(DataError, match=r"example '0': no gold field 'best'; fields: id, x, answer"):
+        cp.evaluate(echo(), ROWS, cp.pairwise("answer", "judge", gold="best"), engines={"judge": lm})
+    assert not lm.requests
+
+
+def test_a_search_by_a_judge_stays_within_its_budget_and_records_what_the_judge_used(tmp_path: Path) -> None:
+    def grade(message: str) -> str:
+        return "true: 5" if "good" in message else "true: 2"
+
+    phrase = cp.Choice("bad _", "good _")
+    node = cp.Function("say", _phrase, phrase=phrase)(x=cp.Input("x", int))
+    system = cp.System("phrases", outputs={"answer": node})
+    lm = ScriptedLM(grade)
+    rows = [{"id": str(i), "x": i} for i in range(30)]
+    found = cp.optimize(
+        system, {"train": rows[:10], "valid": rows[10:]}, cp.rubric("answer", "judge", CRITERIA),
+        budget=cp.Budget(system_runs=150, calls=400), engines={"judge": lm}, run_dir=tmp_path / "run",
+        progress=False,
+    )  # fmt: skip
+    assert dict(found.best)["say.phrase"] == "good _"
+    assert found.spent["metric_calls"] == found.spent["calls"] == len(lm.requests) <= 400
+    assert "of these, the metric used" in found.report
+
+
+def test_kappa_is_that_of_the_definition() -> None:
+    human = [1, 1, 1, 0, 0, 1, 0, 1, 0, 0]
+    same = agreement_of(human, human)
+    assert (same.kappa, same.high) == (1.0, 1.0)
+    assert same.low < 1
+    found = agreement_of([1, 1, 0, 0, 0, 1, 0, 1, 1, 0], human)
+    assert found.kappa == pytest.approx(0.6)
+    assert found.low < 0.6 < found.high
+    assert np.isnan(agreement_of([1, 1], [1, 1]).kappa)
+
+
+def test_kappa_equals_that_of_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        human = rng.integers(0, 5, 30)
+        judge = np.clip(human + rng.integers(-2, 3, 30), 0, 4)
+        for weights in ("quadratic", "none"):
+            ours = agreement_of(judge / 4, human / 4, weights)  # type: ignore[arg-type]
+            theirs = metrics.cohen_kappa_score(judge, human, weights=None if weights == "none" else weights)
+            if weights == "quadratic" or set(judge) <= set(human):
+                assert ours.kappa == pytest.approx(theirs)
+
+
+def test_the_interval_of_kappa_covers_the_true_value() -> None:
+    rng = np.random.default_rng(1)
+    share, right, n = 0.4, 0.85, 40
+    agreed, judged_share = right, share * right + (1 - share) * (1 - right)
+    chance = share * judged_share + (1 - share) * (1 - judged_share)
+    true, covered = (agreed - chance) / (1 - chance), 0
+    for _ in range(400):
+        human = (rng.random(n) < share).astype(float)
+        judge = np.where(rng.random(n) < right, human, 1 - human)
+        found = agreement_of(judge.tolist(), human.tolist())
+        covered += found.low <= true <= found.high
+    assert covered >= 370  # 380 are expected of an exact interval
+
+
+def test_agreement_scores_given_outputs_and_reads_labels_on_the_scale_of_the_rubric(tmp_path: Path) -> None:
+    lm = ScriptedLM(lambda m: "true: 5" if "yes" in m else "true: 1")
+    rows = "".join(f"{i},{'yes' if i % 2 else 'no'},{5 if i % 2 else 1}\n" for i in range(12))
+    path = tmp_path / "labels.csv"
+    path.write_text("id,answer,human\n" + rows)
+    metric = cp.rubric("answer", "judge", CRITERIA)
+    found = cp.agreement(metric, path, engines={"judge": lm}, cache=False)
+    assert (found.kappa, found.n, found.failed) == (1.0, 12, 0)
+    assert cp.agreement(metric, path, part="true", engines={"judge": lm}, cache=False).kappa == 1.0
+    with pytest.raises(
+        DataError,
+        match=re.escape(f"{path}:2: label 'human' must be a number from 0 to 1, got '1'") + "|from 0 to 1",
+    ):
+        cp.agreement(metric, path, scale=(0, 1), engines={"judge": lm}, cache=False)
+    with pytest.raises(DataError, match="no column 'person'"):
+        cp.agreement(metric, path, label="person", engines={"judge": lm}, cache=False)
+
+
+def test_agreement_reports_how_often_both_orders_agree() -> None:
+    rows = [{"answer": "x", "best": "y", "human": 0.5}] * 4
+    lm = ScriptedLM(lambda m: "Verdict: A")
+    found = cp.agreement(
+        cp.pairwise("answer", "judge", gold="best"), rows, engines={"judge": lm}, cache=False
+    )
+    assert found.consistent == 0.0
+    assert "the same in both orders on 0%" in str(found)

