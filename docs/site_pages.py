@@ -39,7 +39,7 @@ API = {
         "compound.example compound.evaluation compound.evaluation.metrics",
     ),
     "execution": ("Execution", "compound.execution compound.execution.observers"),
-    "entry_points": ("Optimizing, evaluating and running", "compound.api"),
+    "entry_points": ("Optimizing, evaluating and running", "compound.api compound.api.sweeps"),
     "optimization": ("Optimization", "compound.optimization"),
     "optimizers": (
         "Optimizers",

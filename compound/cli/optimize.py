@@ -15,7 +15,7 @@ from compound.errors import (
 if TYPE_CHECKING:
     from types import FrameType
 
-    from compound.api.sweep import Stopper
+    from compound.api.sweeps.sweep import Stopper
     from compound.runs.recorder import Recorder
     from compound.spec import Program
 
@@ -140,8 +140,8 @@ def sweep(
     in sweep.md and sweep.json. Exit code 1 if a run failed.
     """
     from compound.api.progress import progress_display
-    from compound.api.sweep import Stopper, plan
-    from compound.api.sweep import sweep as run_sweep
+    from compound.api.sweeps.sweep import Stopper, plan
+    from compound.api.sweeps.sweep import sweep as run_sweep
     from compound.report.comparison import terminal_summary
     from compound.storage.paths import run_folder
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import pytest
 
 import compound as cp
-from compound.api.controls import constant_answer
-from compound.api.direct_call import NotApplicable, direct_system
 from compound.api.result import read_result
-from compound.api.sweep import plan, sweep
+from compound.api.sweeps.controls import constant_answer
+from compound.api.sweeps.direct_call import NotApplicable, direct_system
+from compound.api.sweeps.sweep import plan, sweep
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.evaluation.metrics.built_in import accuracy, exact_match, mrr, token_f1

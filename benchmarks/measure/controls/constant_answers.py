@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from compound.api.controls import constant_answer, evaluate_constant
+from compound.api.sweeps.controls import constant_answer, evaluate_constant
 from compound.evaluation.examples import read_examples
 from compound.spec import load
 

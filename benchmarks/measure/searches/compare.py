@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from compound.api.controls import CONSTANT, DIRECT, Control
 from compound.api.optimize import optimize
 from compound.api.result import read_result
+from compound.api.sweeps.controls import CONSTANT, DIRECT, Control
 from compound.api.sync import evaluate
 from compound.benchmarks.measure.searches.completions import StoredCompletions
 from compound.engine import Engine

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from compound.api.direct_call import NotApplicable, direct_system
+from compound.api.sweeps.direct_call import NotApplicable, direct_system
 from compound.concurrency.blocking import run_blocking
 from compound.errors import CompoundError, ParseError
 from compound.evaluation.evaluate import (

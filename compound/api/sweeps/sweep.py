@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compound.api.controls import CONSTANT, DIRECT, Control
 from compound.api.description import FOR_MEMORY, describe, list_changes
 from compound.api.optimize import make_problem, optimize
+from compound.api.sweeps.controls import CONSTANT, DIRECT, Control
 from compound.errors import CompoundError, DeclarationError, RunDirectoryError
 from compound.optimizers import methods
 from compound.report import comparison
@@ -140,7 +140,7 @@ def sweep(
 ) -> SweepFacts:
     """Execute unfinished runs, and write ``sweep.md`` and ``sweep.json`` after every run.
 
-    The controls of a file and seed (`compound.api.controls`) follow its runs.
+    The controls of a file and seed (`compound.api.sweeps.controls`) follow its runs.
 
     Args:
         runs: the runs returned by `plan`.

@@ -1,0 +1,1 @@
+"""Sweeps over methods, files and seeds, with their controls."""
