@@ -72,8 +72,8 @@ GROUPS = {
     "Types": "json_type",
     "Run and optimize": "run stream evaluate optimize load load_result load_system Executor Result Budget "
     "OptimizeSettings inspect_calls trace_with",
-    "Data and metrics": "Dataset Example Score exact_match token_f1 accuracy regex_match numeric_match json_match "
-    "rouge semantic_similarity mrr recall_at_k pass_at_k rubric pairwise custom agreement Agreement",
+    "Data and metrics": "Dataset Example Score exact_match token_f1 accuracy regex_match numeric_match "
+    "json_match rouge semantic_similarity mrr recall_at_k pass_at_k rubric pairwise custom agreement Agreement",
     "Engines": "LiteLLM Transformers VLLM",
     "Values": "Configuration Trace Usage Component Operation CompoundError RunFailed",
     "Extend": "optimizer method recipe Settings State Optimizer Task Job Method Progress Proposal JobBound "
