@@ -32,6 +32,7 @@ PAGES = tuple(
         "evidence/README.md",
         "evidence/benchmarks.md",
         "evidence/acceptance.md",
+        "guides/serving.md",
     )
 )
 DATA = ROOT / "benchmarks" / "data"
@@ -618,12 +619,36 @@ def relay_searches(system: str) -> str:
     return markdown(["method", *budgets], [start, *rows])
 
 
+def serving() -> str:
+    """Tabulate the throughput of the server relative to its engine, and the time that it adds to a run."""
+    found = json.loads((DATA / "serving.json").read_text(encoding="utf-8"))
+    rows = [
+        [f"{float(seconds):g} s per answer, {found['connections']} connections",
+         f"{median(row['engine_per_second']):,.0f} runs/s", f"{median(row['server_per_second']):,.0f} runs/s",
+         f"{row['ratio']:.2f} ×"]
+        for seconds, row in found["throughput_by_seconds_per_answer"].items()
+    ]  # fmt: skip
+    rows.append([
+        "0 s per answer, 1 connection, median", f"{median(found['p50_ms_engine']):.2f} ms",
+        f"{median(found['p50_ms_server']):.2f} ms", f"+{found['p50_ms_added']:.2f} ms",
+    ])  # fmt: skip
+    rows.append(
+        [
+            f"0 s per answer, {found['connections']} connections",
+            "–",
+            f"{found['most_per_second']:,} runs/s",
+            "–",
+        ]
+    )
+    return markdown(["", "engine alone", "server", "server relative to engine"], rows)
+
+
 GENERATED: tuple[Callable[..., str], ...] = (
     search, accuracy, lora, interaction, misaligned, regret, same, sweep, rewards, judged,
     trained, course, rollouts, learned, speed, several, batches, prefill, sampling,
     coverage, of_seeds, needed, kills, faults, damages, disks, controls,
     settings, stark,
-    false_accepts, false_runs, acceptance_power, decision_rules, of_searches, relay_searches,
+    false_accepts, false_runs, acceptance_power, decision_rules, of_searches, relay_searches, serving,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {table.__name__: table for table in GENERATED}
 

@@ -37,6 +37,7 @@ API = {
     "evaluation": ("Data, metrics and evaluation", "compound.example compound.evaluation"),
     "execution": ("Execution", "compound.execution"),
     "entry_points": ("Optimizing, evaluating and running", "compound.api"),
+    "serving": ("Serving", "compound.serving compound.serving.routes"),
     "optimization": ("Optimization", "compound.optimization"),
     "optimizers": (
         "Optimizers",
@@ -61,7 +62,7 @@ GROUPS = {
     "Declare": "Input System LLM Retriever Selector Hyperparameter Function CodeRunner FirstOf Loop Map "
     "BM25 Dense PassageIndex",
     "Spaces": "Text Demos Choice Int Float LoRA",
-    "Run and optimize": "run evaluate optimize load load_result load_system Executor Result Budget "
+    "Run and optimize": "run stream evaluate optimize load load_result load_system Executor Result Budget "
     "OptimizeSettings",
     "Data and metrics": "Dataset Example Score exact_match token_f1 accuracy mrr recall_at_k custom",
     "Engines": "LiteLLM Transformers VLLM",

@@ -98,5 +98,5 @@ class Metrics:
     def text(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics in the format that is asked for, and its content type."""
         if "application/openmetrics-text" in accept:
-            return generate_openmetrics(self.registry), OPENMETRICS
-        return generate_latest(self.registry), PLAIN  # type: ignore[no-untyped-call]
+            return generate_openmetrics(self.registry), OPENMETRICS  # type: ignore[no-untyped-call]
+        return generate_latest(self.registry), PLAIN

@@ -63,7 +63,8 @@ def openapi(system: System, routes: list[Route], *, keyed: bool) -> dict[str, ob
     models: set[type[BaseModel]] = {
         model for route in routes for model in (route.body, route.answer) if model is not None
     }
-    ordered = sorted({*models, ErrorBody}, key=lambda model: model.__name__)
+    models.add(ErrorBody)
+    ordered = sorted(models, key=lambda model: model.__name__)
     _, definitions = models_json_schema([(model, "validation") for model in ordered], ref_template=REFERENCE)
     paths: dict[str, dict[str, object]] = {}
     for route in routes:

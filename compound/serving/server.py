@@ -42,10 +42,10 @@ def serve(
         CompoundError: the address is in use, a file cannot be used, or the engines cannot be opened.
     """
     settings = settings or ServerSettings()
-    built = build(system, config, engines, settings)
     listening = _listen(settings)
-    server = DrainingServer(uvicorn_config(built, settings), built, system.name)
     try:
+        built = build(system, config, engines, settings)
+        server = DrainingServer(uvicorn_config(built, settings), built, system.name)
         server.run([listening])
     finally:
         listening.close()

@@ -83,6 +83,10 @@ ACTIONS = [
         "program = cp.CodeRunner('c')(code=question).stdout; "
         "cp.run(cp.System('s', outputs={'y': program}), {'question': 'print(1)'})",
     ),
+    ("fastapi", "import compound.serving; compound.serving.app(llm())"),
+    ("uvicorn", "import compound.serving; compound.serving.serve(llm())"),
+    ("prometheus_client", "import compound.serving; compound.serving.app(llm())"),
+    ("starlette", "import compound.serving; compound.serving.app(llm())"),
     ("peft", "from compound.rewards.backbone import _peft; _peft()"),
 ]
 NEVER_IMPORTED = {"accelerate"}  # transformers imports it

@@ -188,7 +188,7 @@ def command(
     try:
         assert process.stderr is not None
         address = None
-        printed = []
+        printed: list[str] = []
         while address is None:
             line = process.stderr.readline()
             assert line, "".join(printed)

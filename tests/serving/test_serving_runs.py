@@ -45,7 +45,7 @@ def typed() -> cp.System:
     return cp.System("typed", {"text": text, "count": cp.Function("count", count)(tags=tags)})
 
 
-GOOD = {
+GOOD: dict[str, Any] = {
     "address": {"street": "Jirón", "number": 5}, "tags": ["a", "b"], "kind": "short", "score": 1,
 }  # fmt: skip
 
@@ -87,12 +87,13 @@ def test_typed_inputs_are_validated_and_typed_outputs_returned() -> None:
     with served(typed()) as running, running.client() as client:
         answer = client.post("/v1/run", json={"inputs": GOOD})
         assert answer.json()["outputs"] == {"text": "Jirón 5 ['a', 'b'] short 1.0", "count": 2}
-        for change, field in [
+        changes: list[tuple[dict[str, Any], str]] = [
             ({"kind": "medium"}, "inputs.kind"),
             ({"tags": "a"}, "inputs.tags"),
             ({"address": {"street": "x"}}, "inputs.address.number"),
             ({"extra": 1}, "inputs.extra"),
-        ]:
+        ]
+        for change, field in changes:
             wrong = client.post("/v1/run", json={"inputs": {**GOOD, **change}})
             assert wrong.status_code == 422
             error = wrong.json()["error"]
@@ -113,7 +114,8 @@ def test_openapi_describes_what_the_server_accepts_and_returns() -> None:
 
     check({"inputs": GOOD, "seed": 3}, body)
     check(answer, result)
-    for wrong in ({"inputs": {**GOOD, "kind": "medium"}}, {"inputs": {}}, {"inputs": GOOD, "sed": 1}):
+    wrongs: list[Any] = [{"inputs": {**GOOD, "kind": "medium"}}, {"inputs": {}}, {"inputs": GOOD, "sed": 1}]
+    for wrong in wrongs:
         with pytest.raises(jsonschema.ValidationError):
             check(wrong, body)
     assert "/v1/chat/completions" not in document["paths"]  # four inputs are no chat
