@@ -45,8 +45,17 @@ def system() -> cp.System:
 
 
 def engine(latency: float) -> ScriptedLM:
-    """Return an engine that takes some time per answer."""
-    return ScriptedLM(lambda message: ANSWER, latency=latency, concurrency=CONNECTIONS)
+    """Return an engine that takes some time per answer, and does not keep its requests."""
+    lm = ScriptedLM(lambda message: ANSWER, latency=latency, concurrency=CONNECTIONS)
+    lm.requests = Forgetful()
+    return lm
+
+
+class Forgetful(list[Request]):
+    """A list that stays empty."""
+
+    def append(self, item: Request) -> None:
+        """Forget a request."""
 
 
 async def rate(asks: list[Ask], seconds: float, latency: float) -> float:
@@ -88,7 +97,6 @@ def direct(lm: ScriptedLM) -> Ask:
 
     async def ask() -> None:
         await lm.generate(request)
-        lm.requests.clear()
 
     return ask
 

@@ -77,11 +77,15 @@ class Fleet:
         while not re.search(r"http://", line):
             line = self.process.stderr.readline()
             assert line, "the server ended"
-        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+        self.log = threading.Thread(target=self.process.stderr.read, daemon=True)
+        self.log.start()
 
     def end(self, how: signal.Signals) -> None:
         self.process.send_signal(how)
         self.exits.append(self.process.wait(40))
+        self.log.join(20)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
 
 
 def call(client: httpx.Client, path: str, body: Any, deadline: float) -> httpx.Response:
