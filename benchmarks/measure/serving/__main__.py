@@ -28,7 +28,7 @@ from compound.engine import Message, Request
 from compound.serving import ServerSettings, serve
 from compound.testing import ScriptedLM
 
-OUTPUT = Path(__file__).parents[1] / "data" / "serving.json"
+OUTPUT = Path(__file__).parents[2] / "data" / "serving.json"
 MODULE = "compound.benchmarks.measure.serving"
 CONNECTIONS = 256
 WARM_UP = 2.5  # seconds that are not counted
