@@ -53,9 +53,8 @@ class ServerSettings:
         DeclarationError: a value is out of range, or the key is missing or too short.
 
     Example:
-        >>> ServerSettings(host="0.0.0.0")
-        Traceback (most recent call last):
-        compound.errors.DeclarationError: listening on 0.0.0.0 requires a key; set COMPOUND_SERVE_KEY to …
+        >>> ServerSettings(concurrency=8).host
+        '127.0.0.1'
     """
 
     host: str = "127.0.0.1"
