@@ -60,7 +60,7 @@ API = {
     "inspection": ("Inspection of rewards", "compound.rewards.inspection"),
     "runs": ("Runs and reports", "compound.runs compound.report"),
     "tracing": ("Tracing and trackers", "compound.tracing compound.trackers"),
-    "serving": ("Serving", "compound.serving"),
+    "serving": ("Serving", "compound.serving compound.serving.routes"),
     "settings": ("Settings and state", "compound.settings compound.storage.state"),
     "testing": ("Testing", "compound.testing"),
     "errors": ("Errors", "compound.errors"),
@@ -73,7 +73,8 @@ GROUPS = {
     "Run and optimize": "run stream evaluate optimize load load_result load_system Executor Result Budget "
     "OptimizeSettings inspect_calls trace_with",
     "Data and metrics": "Dataset Example Score exact_match token_f1 accuracy regex_match numeric_match "
-    "json_match rouge semantic_similarity mrr recall_at_k pass_at_k rubric pairwise custom agreement Agreement",
+    "json_match rouge semantic_similarity mrr recall_at_k pass_at_k rubric pairwise custom agreement "
+    "Agreement",
     "Engines": "LiteLLM Transformers VLLM",
     "Values": "Configuration Trace Usage Component Operation CompoundError RunFailed",
     "Extend": "optimizer method recipe Settings State Optimizer Task Job Method Progress Proposal JobBound "

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from compound.errors import CompoundError
 from compound.graph.configuration import load
 from compound.graph.system import System
 from compound.security.sanitize import sanitize_text
@@ -85,7 +84,7 @@ class Deployments:
         self._seen = await asyncio.to_thread(self._signature)
         try:
             found = await asyncio.to_thread(self._load)
-        except (CompoundError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - a damaged file must not end the server, or its watch
             self.problem = sanitize_text(str(error))
             LOG.warning("the configuration stays %s: %s", self.current.digest[:12], self.problem)
             self._on_reload(False)

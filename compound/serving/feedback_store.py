@@ -63,11 +63,16 @@ class FeedbackStore:
             raise StoreError(
                 f"feedback cannot be stored: {error.message}", hint="choose another --feedback folder"
             ) from error
-        folder = self._lock.folder
-        for name in (RUNS, FEEDBACK):
-            _remove_partial_line(folder, name)
-        self._files: dict[str, BinaryIO] = {name: folder.appender(name) for name in (RUNS, FEEDBACK)}
-        self._inputs = _known_runs(folder)
+        self._files: dict[str, BinaryIO] = {}
+        try:
+            folder = self._lock.folder
+            for name in (RUNS, FEEDBACK):
+                _remove_partial_line(folder, name)
+                self._files[name] = folder.appender(name)
+            self._inputs = _known_runs(folder)
+        except BaseException:
+            self._release()
+            raise
         self._lines: SimpleQueue[_Line | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="compound-feedback", daemon=True)
         self._thread.start()
@@ -99,6 +104,9 @@ class FeedbackStore:
         """Write what is left, and release the folder."""
         self._lines.put(None)
         self._thread.join()
+        self._release()
+
+    def _release(self) -> None:
         for file in self._files.values():
             file.close()
         self._lock.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import sys
@@ -42,10 +43,10 @@ def serve(
         CompoundError: the address is in use, a file cannot be used, or the engines cannot be opened.
     """
     settings = settings or ServerSettings()
-    built = build(system, config, engines, settings)
     listening = _listen(settings)
-    server = DrainingServer(uvicorn_config(built, settings), built, system.name)
     try:
+        built = build(system, config, engines, settings)
+        server = DrainingServer(uvicorn_config(built, settings), built, system.name)
         server.run([listening])
     finally:
         listening.close()
@@ -102,9 +103,12 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         if not self.started:
             return
-        loop = asyncio.get_running_loop()
-        if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
-            loop.add_signal_handler(signal.SIGHUP, self._reload)
+        if threading.current_thread() is threading.main_thread():  # the process is the server's own
+            # Without this, each full collection of garbage would traverse the imported libraries.
+            gc.collect()
+            gc.freeze()
+            if hasattr(signal, "SIGHUP"):
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         host, port = (sockets or [])[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         digest = self._service.deployments.current.digest[:12]

@@ -11,6 +11,7 @@ from tables import (
     intervals,
     local_rewards,
     reliability,
+    serving,
     sweeps,
     systems,
     training,
@@ -31,10 +32,12 @@ PAGES = tuple(
         "evidence/README.md",
         "evidence/benchmarks.md",
         "evidence/acceptance.md",
+        "guides/serving.md",
     )
 )
 MODULES = (
-    acceptance, decoding, intervals, local_rewards, reliability, sweeps, systems, training, training_speed,
+    acceptance, decoding, intervals, local_rewards, reliability, serving, sweeps, systems, training,
+    training_speed,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {
     table.__name__: table for module in MODULES for table in module.TABLES

@@ -120,7 +120,16 @@ def test_a_run_in_flight_keeps_its_configuration(tmp_path: Path) -> None:
     assert asked[-1].startswith("First")  # the second component of the first run, after the reload
 
 
-@pytest.mark.parametrize("damage", ["{", '{"format": 99}', '{"format": 1, "values": {"other.prompt": "x"}}'])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "{",
+        '{"format": 99}',
+        '{"format": 1, "values": {"other.prompt": "x"}}',
+        "[]",
+        '{"format": 1, "values": {"answerer.prompt": {"path": 5, "sha256": []}}}',
+    ],
+)
 def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "best.json"
     first = save(path, "First.")

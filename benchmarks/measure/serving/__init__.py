@@ -1,0 +1,1 @@
+"""Measure the server against the scripted engine that it calls."""
