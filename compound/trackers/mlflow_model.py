@@ -24,6 +24,7 @@ from compound.extras import raise_missing_extra
 from compound.graph.configuration import load
 from compound.graph.system import System
 from compound.registry.engines import for_system
+from compound.security.untrusted import UntrustedFolder
 from compound.spec import load as load_program
 from compound.spec.dump import dump
 
@@ -148,7 +149,7 @@ def _rows(given: object) -> list[object]:
 def _fill(folder: Path, run: Path, system: System | str | Path | None, files: Sequence[str | Path]) -> None:
     """Write the files of a model."""
     (folder / SYSTEM).write_text(_text(run, system), encoding="utf-8")
-    if not (run / BEST).is_file():
+    if UntrustedFolder(run).kind(BEST) is None:
         raise RunDirectoryError(
             f"{run} has no {BEST}", hint="it is not a run directory, or the run is not finished"
         )
@@ -165,11 +166,17 @@ def _fill(folder: Path, run: Path, system: System | str | Path | None, files: Se
 def _text(run: Path, system: System | str | Path | None) -> str:
     if isinstance(system, System):
         return dump(system)
-    path = run / SYSTEM if system is None else Path(system)
-    if not path.is_file():
-        where = "the run was started in Python" if system is None else "there is no such file"
-        raise RunDirectoryError(f"{path} is missing: {where}", hint="pass system=, the system or its file")
-    return path.read_text(encoding="utf-8")
+    if system is not None:
+        if not Path(system).is_file():
+            raise RunDirectoryError(f"{system} is missing", hint="pass system=, the system or its file")
+        return Path(system).read_text(encoding="utf-8")
+    stored = UntrustedFolder(run)
+    if stored.kind(SYSTEM) is None:
+        raise RunDirectoryError(
+            f"{run / SYSTEM} is missing: the run was started in Python",
+            hint="pass system=, the system or its file",
+        )
+    return stored.read(SYSTEM).decode()
 
 
 def _signature(system: System) -> ModelSignature | None:

@@ -71,7 +71,7 @@ class RewardMemory(MemoryPart):
     Attributes:
         iteration: the last iteration that pairs were collected in; 0 before the first.
         inputs: the number of inputs that pairs were collected from; the next ones follow in a fixed order.
-        feedback: whether the pairs of the feedback folder were added.
+        feedback: the number of draws copied from the feedback folder; ``None`` before that.
         adapter: the adapter that was used last.
         adapters: the last adapter of each configuration, by the digest of the configuration.
         tried: the locally scored candidates, by the context of their scores (see `_context_key`).
@@ -80,7 +80,7 @@ class RewardMemory(MemoryPart):
     NAME = "rewards"
     iteration: int = 0
     inputs: int = 0
-    feedback: bool = False
+    feedback: int | None = None
     adapter: Adapter | None = None
     adapters: dict[str, Adapter] = Field(default_factory=dict)
     tried: dict[str, list[dict[str, object]]] = Field(default_factory=dict)
@@ -121,11 +121,11 @@ class RunRewards:
         A resumed run does not depend on feedback that arrived after its start.
         """
         folder, stored = self.learning.pairs.feedback, RewardMemory.of(self.memory)
-        if folder is None or stored.feedback:
+        if folder is None or stored.feedback is not None:
             return
         log = read_feedback(self.task.context.folder / folder)
         found = draws_from_feedback(log, self.task.system, self.buffer.sampling)
-        stored.feedback = True
+        stored.feedback = len(found.draws)
         stored.store(self.memory)
         self.add(found.draws, stored.iteration)
 

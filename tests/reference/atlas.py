@@ -27,6 +27,7 @@ SMALL = {
     "optimize.valid_size": "16", "optimize.test_size": "12", "optimize.budget.system_runs": "150",
     "optimize.baselines": "[]", "optimize.candidates": "4",
 }  # fmt: skip
+NEWER = ("format",)  # fields of requests that the earlier version did not have
 OPTIMAS = {
     "backbone": {"model": "none"},
     "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 1},
@@ -108,7 +109,7 @@ def summary(method: str, overrides: Mapping[str, str], *, scripted: bool = True)
         for event in events
         if event["event"] == "decision"
     ]
-    requests = sorted(json.dumps(asdict(request), sort_keys=True, default=str) for request in lm.requests)
+    requests = sorted(json.dumps(described(request), sort_keys=True, default=str) for request in lm.requests)
     spent = {name: value for name, value in result.spent.items() if name != "seconds"}
     found = {
         "best": result.best.to_json(),
@@ -120,6 +121,12 @@ def summary(method: str, overrides: Mapping[str, str], *, scripted: bool = True)
         "requests": [len(requests), hashlib.sha256("\n".join(requests).encode()).hexdigest()],
     }
     return {name: without_scores(value) for name, value in found.items()}
+
+
+def described(request: Request) -> dict[str, object]:
+    """Return the fields of a request, without newer ones that are not set."""
+    found = asdict(request)
+    return {name: value for name, value in found.items() if name not in NEWER or value}
 
 
 def without_scores(value: object) -> object:

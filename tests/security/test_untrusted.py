@@ -548,6 +548,7 @@ ALLOWED = {
     "compound/testing/checks.py": "a temporary folder of its own",
     "compound/testing/doubles.py": "copies folders that the kits themselves made",
     "compound/testing/optimizer_job.py": "a temporary folder of its own",
+    "compound/trackers/mlflow_model.py": "a temporary folder of its own; copies the files that the caller names",
     "compound/security/sandbox/launchers.py": "a file of the kernel",
     "compound/security/sandbox/stage.py": "inside the sandbox, on a file system of its own",
     "compound/security/sandbox/view.py": "asks what of Python's own folders is there",

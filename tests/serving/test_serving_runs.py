@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, Literal
 
 import httpx
@@ -214,11 +215,15 @@ def test_a_stream_sends_calls_tokens_output_and_usage() -> None:
         answer = client.post("/v1/run/stream", json={"inputs": {"question": "?"}, "seed": 5})
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = sse(answer.text)
-    assert [name for name, _ in events] == ["call", "token", "token", "call", "output", "usage"]
+    # the number of tokens depends on which texts the process must keep secret
+    assert [name for name, _ in groupby(events, lambda event: event[0])] == [
+        "call", "token", "call", "output", "usage",
+    ]  # fmt: skip
     assert "".join(data["text"] for name, data in events if name == "token") == "the Rímac"
-    assert events[4][1]["outputs"] == {"answer": "the Rímac"}
-    assert events[4][1]["run_id"] == answer.headers["x-run-id"]
-    assert events[5][1]["usage"]["calls"] == 1
+    output, usage = (data for _, data in events[-2:])
+    assert output["outputs"] == {"answer": "the Rímac"}
+    assert output["run_id"] == answer.headers["x-run-id"]
+    assert usage["usage"]["calls"] == 1
 
 
 def test_a_client_that_leaves_cancels_its_run() -> None:

@@ -147,6 +147,14 @@ class TestModels:
         with pytest.raises(cp.CompoundError):
             log_model(run)
 
+    @pytest.mark.parametrize("name", ["system.yaml", "best.json"])
+    def test_a_link_in_a_run_directory_is_not_followed(self, run: Path, tmp_path: Path, name: str) -> None:
+        outside = tmp_path / "outside"
+        (run / name).rename(outside)
+        (run / name).symlink_to(outside)
+        with pytest.raises(cp.CompoundError, match="link"):
+            log_model(run, files=["cleaning.py"])
+
     def test_a_system_of_python_is_given_as_an_object(self, store: MlflowClient, tmp_path: Path) -> None:
         llm = cp.LLM("answerer", prompt=cp.Text("Say something."), lm="some/model", retries=0)
         system = cp.System("qa", outputs={"answer": llm(question=cp.Input("question"))})
