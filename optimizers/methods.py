@@ -43,12 +43,15 @@ def search(system: System, optimize: OptimizeSettings, settings: PromptSettings)
     """Joint search of all parameters except weights: texts, demonstrations, choices and numbers."""
     keys = keys_of(system, Text, Demos, Choice, Int, Float)
     jobs = [Job("joint", keys)] if keys else []
-    return Method("search", {"joint": JointSearch(PromptSearch.of(settings))}, jobs, Uniform())
+    return Method("search", {"joint": JointSearch(PromptSearch.of(settings, system))}, jobs, Uniform())
 
 
 def coordinate(system: System, optimize: OptimizeSettings, settings: PromptSettings) -> Method:
     """Coordinate search: one component at a time, with the candidates of `optimas`, by the global reward."""
-    optimizers: Mapping[str, Optimizer] = {"prompts": PromptSearch.of(settings), "numbers": NumberSearch()}
+    optimizers: Mapping[str, Optimizer] = {
+        "prompts": PromptSearch.of(settings, system),
+        "numbers": NumberSearch(),
+    }
     return Method("coordinate", optimizers, by_component(system, "prompts", "numbers"), Uniform())
 
 

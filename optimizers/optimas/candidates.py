@@ -10,7 +10,7 @@ from compound.execution.rng import derive_seed, generator
 from compound.graph.configuration import canonical_json
 from compound.graph.space import Choice, Float, Int
 from compound.optimization.method import ScoredCandidate, Task
-from compound.optimizers.search.prompts import PromptSearch, bootstrap_pools, demo_keys, text_keys
+from compound.optimizers.search.prompts import PromptSearch, bootstrap_pools, demo_keys, split, text_keys
 from compound.optimizers.search.sampling import enumerate_settings, suggest
 
 DRAWS = 8  # attempts per candidate, since some draws are equal
@@ -24,7 +24,7 @@ async def first_candidates(
     """Return the first candidates of a job: proposed prompts, or all or random settings."""
     if demo_keys(task) or text_keys(task):
         pools = await bootstrap_pools(task, pool) if "demos" in prompts.proposers else {}
-        return await prompts.candidates(task, pools)
+        return await prompts.candidates(task, pools, await prompts.exemplars(task, pool or split(task)[1]))
     grid = enumerate_settings(task)
     if len(grid) <= task.candidates:
         return list(grid)
@@ -60,6 +60,8 @@ async def next_candidates(
         scored: the candidates so far with their estimated gains.
     """
     again = [dict(best)] if best else []
+    pool, examples = split(task)
+    shown = await prompts.exemplars(task, pool or examples)
     task = replace(
         task, seed=derive_seed(task.seed, "round", number), candidates=task.candidates - len(again)
     )
@@ -69,7 +71,7 @@ async def next_candidates(
         system = task.system.bind({**task.system.configuration, **best})
         # a model that writes prompts sees all earlier ones with their gains
         nearby = replace(task, system=system, tried=[*task.tried, *tried])
-        return [*again, *({**best, **values} for values in await prompts.candidates(nearby, {}))]
+        return [*again, *({**best, **values} for values in await prompts.candidates(nearby, {}, shown))]
     trials = [({key: values[key] for key in task.keys}, gain) for values, gain in scored]
     known = {canonical_json(dict(values)) for values, _ in scored}
     found: list[dict[str, object]] = []

@@ -101,7 +101,7 @@ class HBCSettings(BaseOptimasSettings):
 def optimas(system: System, optimize: OptimizeSettings, settings: OptimasSettings) -> Method:
     """OPTIMAS: optimizes one component at a time, guided by a local reward learned from its candidates."""
     learning = RewardLearning(settings.pairs, settings.backbone, settings.reward)
-    prompts = PromptSearch.of(settings.prompts)
+    prompts = PromptSearch.of(settings.prompts, system)
     search = GuidedSearch(
         learning, prompts, settings.search.rounds, settings.search.gold,
         shrink=settings.search.estimator == "shrinkage",
@@ -122,7 +122,10 @@ def optimas(system: System, optimize: OptimizeSettings, settings: OptimasSetting
 def hbc(system: System, optimize: OptimizeSettings, settings: HBCSettings) -> Method:
     """Hierarchical behaviour cloning: `optimas`, with similarity to preferred outputs as the local score."""
     learning, guide = RewardLearning(settings.pairs, settings.backbone), Cloning()
-    prompts, training = PromptSearch.of(settings.prompts), f"optimize.hbc.training.{settings.training.name}"
+    prompts, training = (
+        PromptSearch.of(settings.prompts, system),
+        f"optimize.hbc.training.{settings.training.name}",
+    )
     optimizers: Mapping[str, Optimizer] = {
         "offline": OfflineRewards(learning, prompts, guide),
         "local": LocalSearch(learning, settings.search, prompts, guide),

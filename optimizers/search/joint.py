@@ -27,7 +27,7 @@ from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, ScoredCandidate, Task
 from compound.optimizers.search.gain_model import GainModel, Observation
 from compound.optimizers.search.levels import DRAWS, levels_of_each, new_texts, starting_levels
-from compound.optimizers.search.prompts import ATTEMPTS, PromptSearch, bootstrap_pools, split
+from compound.optimizers.search.prompts import ATTEMPTS, Exemplars, PromptSearch, bootstrap_pools, split
 from compound.optimizers.search.racing import Track
 from compound.storage.state import State
 
@@ -109,38 +109,44 @@ class JointSearch:
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Score combinations of values in steps, and propose the one with the highest expected gain."""
         pool, examples = split(task)
+        shown = await self.prompts.exemplars(task, pool or examples)
         if task.resume is not None:
             state = JointProgress.from_json(task.resume)
         else:
-            state = await self._start(task, pool, len(examples))
+            state = await self._start(task, pool, len(examples), shown)
             yield Progress(state.to_json(), plural(len(state.candidates), "candidate"))
         while sizes := next_sizes(task, state, len(examples)):
             await score_step(task, state, examples, sizes)
-            best = await self._choose_field(task, state, len(examples))
+            best = await self._choose_field(task, state, len(examples), shown)
             yield Progress(state.to_json(), state.note(best))
         yield proposal_of(task, state)
 
-    async def _start(self, task: Task, pool: Sequence[Example], examples: int) -> JointProgress:
+    async def _start(
+        self, task: Task, pool: Sequence[Example], examples: int, shown: Exemplars
+    ) -> JointProgress:
         """Propose values of each parameter, and combine them into the first candidates."""
         pools = await bootstrap_pools(task, pool) if "demos" in self.prompts.proposers else {}
         runs, free = task.scorer.runs_left, task.scorer.has_free_repeats
         price = task.prices.keys(task.keys) if free else 1.0
         count = Track(task.minibatch, examples, price, free_repeats=free).entrants(task.candidates, runs)
-        levels = await starting_levels(task, self.prompts, pools, count)
+        levels = await starting_levels(task, self.prompts, pools, count, shown)
         limit = runs if math.isfinite(runs) else None
         state = JointProgress(levels=levels, runs=limit, price=price)
         state.candidates = [Candidate(values=values) for values in balanced_design(task, levels, count)]
         state.field = list(range(len(state.candidates)))
         return state
 
-    async def _choose_field(self, task: Task, state: JointProgress, examples: int) -> float:
+    async def _choose_field(self, task: Task, state: JointProgress, examples: int, shown: Exemplars) -> float:
         """Choose the candidates of the next step; return the highest expected gain."""
         model, rng = model_of(task, state), generator(task.seed, "step", state.steps)
         scored = [number for number, candidate in enumerate(state.candidates) if candidate.n]
         known = [state.candidates[number].values for number in scored]
         means = model.means(known)
         leader = scored[int(np.argmax(means))]
-        new = await self._combinations(task, state, model, leader, rng) if explores(task, state) else []
+        new: list[Values] = []
+        if explores(task, state):
+            await self._add_texts(task, state, model, leader, shown)
+            new = combinations(task, state, state.candidates[leader].values, rng)
         drawn = model.draw([*known, *new], rng)
         complete = {i for i, number in enumerate(scored) if state.candidates[number].n == examples}
         ranked = [int(i) for i in np.argsort(-drawn, kind="stable") if int(i) not in complete]
@@ -151,16 +157,16 @@ class JointSearch:
             state.field = [*state.field, scored[i] if i < len(known) else len(state.candidates) - 1]
         return max(means)
 
-    async def _combinations(
-        self, task: Task, state: JointProgress, model: GainModel, leader: int, rng: np.random.Generator
-    ) -> list[Values]:
-        """Return new combinations of values, some with new texts that resemble the leader's."""
-        start = state.candidates[leader].values
-        if state.steps < STEPS:
-            nearby, count = _at(task, start, model, state), new_texts_per_step(task.candidates)
-            for key, texts in (await new_texts(nearby, self.prompts, count, state.steps)).items():
-                state.levels[key] = [*state.levels.get(key, []), *texts]
-        return combinations(task, state, start, rng)
+    async def _add_texts(
+        self, task: Task, state: JointProgress, model: GainModel, leader: int, shown: Exemplars
+    ) -> None:
+        """Add new texts that resemble those of the leading candidate to the values to combine."""
+        if state.steps >= STEPS:
+            return
+        nearby = _at(task, state.candidates[leader].values, model, state)
+        count = new_texts_per_step(task.candidates)
+        for key, texts in (await new_texts(nearby, self.prompts, count, shown, state.steps)).items():
+            state.levels[key] = [*state.levels.get(key, []), *texts]
 
 
 def new_texts_per_step(candidates: int) -> int:

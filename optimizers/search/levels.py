@@ -9,7 +9,7 @@ from compound.execution.rng import derive_seed, generator
 from compound.graph.configuration import canonical_json
 from compound.graph.space import Choice, Demos, Float, Int
 from compound.optimization.method import Task
-from compound.optimizers.search.prompts import Pools, PromptSearch, text_keys
+from compound.optimizers.search.prompts import Exemplars, Pools, PromptSearch, text_keys
 from compound.optimizers.search.proposers.demos import draw_demos
 
 DRAWS = 16  # random numbers of a range too large to enumerate
@@ -19,7 +19,9 @@ __all__ = ["DRAWS", "levels_of_each", "new_texts", "starting_levels"]
 Levels = dict[str, list[object]]
 
 
-async def starting_levels(task: Task, prompts: PromptSearch, pools: Pools, candidates: int) -> Levels:
+async def starting_levels(
+    task: Task, prompts: PromptSearch, pools: Pools, candidates: int, shown: Exemplars | None = None
+) -> Levels:
     """Return values of each parameter, other than the current ones.
 
     Choices and small ranges are enumerated; there are half as many demonstrations and texts as candidates,
@@ -30,6 +32,7 @@ async def starting_levels(task: Task, prompts: PromptSearch, pools: Pools, candi
         prompts: proposes prompts.
         pools: demonstrations by parameter.
         candidates: the number of candidates to combine.
+        shown: worked examples for a model that writes prompts.
     """
     number = levels_of_each(len(task.keys), candidates)
     levels: Levels = {}
@@ -45,7 +48,7 @@ async def starting_levels(task: Task, prompts: PromptSearch, pools: Pools, candi
         elif isinstance(space, Int | Float):
             drawn = [space.draw(rng) for _ in range(DRAWS)]
         levels[key] = _others(task, key, drawn)
-    return levels | await new_texts(task, prompts, number * len(text_keys(task)))
+    return levels | await new_texts(task, prompts, number * len(text_keys(task)), shown)
 
 
 def levels_of_each(keys: int, candidates: int) -> int:
@@ -53,7 +56,9 @@ def levels_of_each(keys: int, candidates: int) -> int:
     return candidates if keys == 1 else (candidates + 1) // 2
 
 
-async def new_texts(task: Task, prompts: PromptSearch, count: int, step: int = 0) -> Levels:
+async def new_texts(
+    task: Task, prompts: PromptSearch, count: int, shown: Exemplars | None = None, step: int = 0
+) -> Levels:
     """Return up to ``count`` new texts in total, by parameter; each ``step`` draws others."""
     active = tuple(name for name in prompts.proposers if name != "demos")
     keys = text_keys(task)
@@ -62,7 +67,7 @@ async def new_texts(task: Task, prompts: PromptSearch, count: int, step: int = 0
     seed = derive_seed(task.seed, "texts", step)
     texts = replace(task, keys=tuple(keys), seed=seed, candidates=count)
     found: Levels = {}
-    for values in await replace(prompts, proposers=active).candidates(texts, {}):
+    for values in await replace(prompts, proposers=active).candidates(texts, {}, shown):
         for key, text in values.items():
             found.setdefault(key, []).append(text)
     return found

@@ -19,6 +19,7 @@ from compound.execution.trace import Trace
 from compound.formatting import plural
 from compound.graph.configuration import canonical_json, component_of
 from compound.graph.space import Demos, Text
+from compound.graph.system import System
 from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
@@ -26,8 +27,10 @@ from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.proposers import opro
 from compound.optimizers.search.proposers.demos import WeightedDemo, bootstrap, correct_calls, draw_demos
 from compound.optimizers.search.proposers.edits import GROWTH, bounded_edit
+from compound.optimizers.search.proposers.exemplars import exemplars
 from compound.optimizers.search.proposers.opro import propose_prompt
 from compound.optimizers.search.racing import Race, Standing, Track, race
+from compound.registry.engines import is_served
 from compound.settings.base import Settings
 from compound.settings.references import ModelName
 from compound.storage.state import State
@@ -36,7 +39,8 @@ MAX_POOL = 48  # examples that demonstrations are bootstrapped from
 ATTEMPTS = 6  # per candidate of a round, since duplicates are dropped
 POOL_SHARE = 0.4  # of a job's system runs, for bootstrapping demonstrations
 
-Pools = Mapping[str, Sequence[WeightedDemo]]
+Pools = Mapping[str, Sequence[WeightedDemo]]  # demonstrations to draw from, by parameter
+Exemplars = Mapping[str, Sequence[str]]  # worked examples of a component as text, by parameter
 Proposer = Literal["demos", "edits", "opro"]
 
 
@@ -50,9 +54,11 @@ class OPROSettings(Settings):
 class PromptSettings(OPROSettings):
     """Proposal of prompts and demonstrations."""
 
-    proposers: tuple[Proposer, ...] = ("demos", "edits")
+    proposers: tuple[Proposer, ...] | None = None
     """Sources of candidates, used in turn: `demos` (demonstrations from successful traces), `edits` (a
-    grammar of edits), `opro` (prompts written by a model)."""
+    grammar of edits), `opro` (prompts written by a model). Default: `demos` and `edits`, and `opro` if `lm`
+    is set or the name of the system's model is that of a server (`provider/model`, `vllm/NAME`); models that
+    run in this process are usually too small to write prompts."""
     edits_per_candidate: int = Field(default=2, ge=1)
     """Maximum number of edits between the incumbent and a candidate (a trust region)."""
 
@@ -101,6 +107,21 @@ class Sources(MemoryPart):
 
 
 @dataclass(frozen=True)
+class Known:
+    """What the proposers of a round read.
+
+    Attributes:
+        pools: demonstrations to draw from.
+        exemplars: worked examples of the component of each text.
+        written: the prompts that a model wrote in this round.
+    """
+
+    pools: Pools
+    exemplars: Exemplars
+    written: list[str]
+
+
+@dataclass(frozen=True)
 class PromptSearch:
     """Optimizer that searches the texts and demonstrations of one or several components jointly.
 
@@ -118,9 +139,13 @@ class PromptSearch:
     lm: str | None = None
 
     @classmethod
-    def of(cls, settings: PromptSettings) -> PromptSearch:
-        """Return the search with the given settings."""
-        return cls(settings.proposers, settings.edits_per_candidate, settings.lm)
+    def of(cls, settings: PromptSettings, system: System) -> PromptSearch:
+        """Return the search with the given settings, which has ``opro`` by default if a model can write."""
+        if settings.proposers is not None:
+            return cls(settings.proposers, settings.edits_per_candidate, settings.lm)
+        can_write = settings.lm is not None or (system.lm is not None and is_served(system.lm))
+        proposers = ("demos", "edits", "opro") if can_write else ("demos", "edits")
+        return cls(proposers, settings.edits_per_candidate, settings.lm)
 
     def bound(self, outlook: Outlook) -> JobBound:
         """Declare the requests of one round of candidates, all from ``opro``."""
@@ -144,32 +169,61 @@ class PromptSearch:
             state = CandidateRace.from_json(task.resume)
         else:
             pools = await bootstrap_pools(task, pool_examples) if "demos" in self.proposers else {}
-            state = CandidateRace(candidates=await self.candidates(task, pools))
+            shown = await self.exemplars(task, pool_examples or examples)
+            state = CandidateRace(candidates=await self.candidates(task, pools, shown))
             count = sum(map(len, pools.values()))
             note = f"{plural(len(state.candidates), 'candidate')}, {plural(count, 'demonstration')} found"
             yield Progress(state.to_json(), note)
         async for event in race_incumbent(task, state.candidates, examples, state):
             yield event
 
-    async def candidates(self, task: Task, pools: Pools) -> list[dict[str, object]]:
-        """Return distinct new candidates; the proposers take turns, and later candidates may combine two."""
+    async def exemplars(self, task: Task, examples: Sequence[Example]) -> Exemplars:
+        """Return worked examples of the component of each text, from runs of the incumbent.
+
+        There are none without ``opro``, or if repeating the runs later would cost system runs again.
+
+        Args:
+            task: the job.
+            examples: examples that the incumbent is run on anyway, of which the first ones are used.
+        """
+        keys, left = text_keys(task), task.scorer.runs_left
+        if "opro" not in self.proposers or not keys or not task.scorer.has_free_repeats:
+            return {}
+        rows = examples[: int(min(task.minibatch, left))]
+        traces = await task.scorer.traces({}, rows) if rows else []
+        known, components = {example.id: example for example in rows}, task.system.components
+        return {
+            key: exemplars(components[component_of(key)], traces, task.system, task.context.metric, known)
+            for key in keys
+        }
+
+    async def candidates(
+        self, task: Task, pools: Pools, shown: Exemplars | None = None
+    ) -> list[dict[str, object]]:
+        """Return distinct new candidates; the proposers take turns, and later candidates may combine two.
+
+        Args:
+            task: the job.
+            pools: demonstrations to draw from.
+            shown: worked examples, of which requests for new prompts show a few.
+        """
         has_texts = bool(text_keys(task))
         is_usable = {"demos": any(pools.values()), "edits": has_texts, "opro": has_texts}
         active = [name for name in self.proposers if is_usable[name]]
         seen = {canonical_json({k: task.system.configuration[k] for k in task.keys})}
         seen |= {canonical_json(dict(t.values)) for t in task.tried}
         candidates: list[dict[str, object]] = []
-        written: list[str] = []  # prompts that a model wrote in this round
+        known = Known(pools, shown or {}, [])
         for attempt in range(ATTEMPTS * task.candidates if active else 0):
             if len(candidates) == task.candidates or (
                 active == ["opro"] and not task.scorer.may_ask(self.lm)
             ):
                 break
             rng = generator(task.seed, "candidate", attempt)
-            values = await self._propose(active[attempt % len(active)], task, pools, rng, attempt, written)
+            values = await self._propose(active[attempt % len(active)], task, known, rng, attempt)
             if values and len(active) > 1 and attempt >= task.candidates // 2 and rng.random() < 0.5:
                 other = active[(attempt + 1) % len(active)]
-                values = {**(await self._propose(other, task, pools, rng, attempt, written)), **values}
+                values = {**(await self._propose(other, task, known, rng, attempt)), **values}
             full = {k: values.get(k, task.system.configuration[k]) for k in task.keys}
             if values and canonical_json(full) not in seen:
                 seen.add(canonical_json(full))
@@ -180,15 +234,14 @@ class PromptSearch:
         self,
         proposer: str,
         task: Task,
-        pools: Pools,
+        known: Known,
         rng: np.random.Generator,
         attempt: int,
-        known: list[str],
     ) -> dict[str, object]:
         if proposer == "demos":
             return {
                 key: draw_demos(pool, space.max, rng)
-                for key, pool in pools.items()
+                for key, pool in known.pools.items()
                 if pool and isinstance(space := task.system.parameters[key], Demos)
             }
         keys = text_keys(task)
@@ -199,8 +252,11 @@ class PromptSearch:
             assert isinstance(space, Text)  # `text_keys` returns keys of texts only
             text = bounded_edit(current, rng, space, self.most_edits)
             return {} if text is None or text == current else {key: text}
-        new = await propose_prompt(task, key, attempt, self.lm, known)
-        known += [] if new is None else [new]
+        shown = known.exemplars.get(key, ())
+        order = generator(task.seed, "exemplars", attempt).permutation(len(shown))
+        some = [shown[i] for i in order[: opro.EXEMPLARS]]
+        new = await propose_prompt(task, key, attempt, self.lm, known.written, exemplars=some)
+        known.written.extend([] if new is None else [new])
         return {} if new is None else {key: new}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compound import LLM, Input, System, optimize
 from compound.benchmarks.simulated.search import world
 from compound.benchmarks.simulated.systems import Simulated
 from compound.graph.space import Choice, Demos, Float, Int, Space, Text
@@ -22,6 +24,7 @@ from compound.optimizers.search.joint import JointProgress, JointSearch, balance
 from compound.optimizers.search.levels import starting_levels
 from compound.optimizers.search.prompts import PromptSearch
 from compound.optimizers.search.sampling import NumberSearch
+from compound.testing import ScriptedLM
 
 SPACES: dict[str, Space] = {"a.x": Choice(0, 1, 2), "b.y": Choice(0, 1, 2)}
 START = {"a.x": 0, "b.y": 0}
@@ -205,3 +208,48 @@ def value(made: Simulated, proposal: Proposal) -> float:
     """Return the expected score of a proposal, as a share of the optimum's."""
     options = {key.partition(".")[0]: option for key, option in proposal.values.items()}
     return made.value({**dict.fromkeys(made.names, 0), **options}) / made.optimum()[1]
+
+
+class TestWrittenPrompts:
+    """Prompts that a model writes, among the texts of a joint search."""
+
+    @staticmethod
+    def requests(method: str, path: Path, search: Mapping[str, Any], lm: str = "lm") -> list[str]:
+        """Return the requests for prompts of a run."""
+        rows = [{"question": f"What is {i}?", "answer": f"It is {i}."} for i in range(60)]
+        node = LLM("answerer", prompt=Text("Answer."))(question=Input("question"))
+        model = ScriptedLM(lambda message: "<prompt>Be brief.</prompt>" if "<prompt>" in message else "7")
+        settings: Mapping[str, Any] = search
+        if method == "optimas":
+            settings = {"prompts": search, "backbone": {"model": "none"}}
+        optimize(
+            System("qa", {"answer": node}, lm=lm), {"train": rows[:40], "valid": rows[40:]}, "exact_match",
+            method=method, budget=80, valid_size=20, run_dir=path, engines={lm: model, "writer": model},
+            progress=False, **{method: settings},  # type: ignore[arg-type]
+        )  # fmt: skip
+        asked = [request.messages[-1].content for request in model.requests]
+        return [text for text in asked if "Instructions tried so far" in text]
+
+    @pytest.mark.parametrize("method", ["search", "coordinate", "optimas"])
+    def test_the_model_sees_worked_examples(self, method: str, tmp_path: Path) -> None:
+        asked = self.requests(method, tmp_path / "run", {"proposers": ["opro"]})
+        assert asked
+        for text in asked:
+            assert 1 <= text.count("Right answer: It is ") <= 3
+
+    @pytest.mark.parametrize(
+        ("lm", "search", "expected"),
+        [
+            ("openai/gpt-4o-mini", {}, True),
+            ("vllm/Qwen/Qwen3-8B", {}, True),
+            ("smollm2", {}, False),
+            ("local/Qwen/Qwen3-8B", {}, False),
+            ("alias", {}, False),
+            ("smollm2", {"lm": "writer"}, True),
+            ("openai/gpt-4o-mini", {"proposers": ["edits"]}, False),
+        ],
+    )
+    def test_models_of_servers_write_by_default(
+        self, lm: str, search: dict[str, Any], expected: bool, tmp_path: Path
+    ) -> None:
+        assert bool(self.requests("search", tmp_path / "run", search, lm)) == expected
