@@ -20,6 +20,9 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.api.sync import optimize as optimize
     from compound.api.sync import run as run
     from compound.components.code import CodeRunner as CodeRunner
+    from compound.components.declaration.component import component as component
+    from compound.components.declaration.llm import llm as llm
+    from compound.components.declaration.system import system as system
     from compound.components.engines.litellm import LiteLLMEngine
     from compound.components.engines.local.engine import TransformersEngine
     from compound.components.engines.vllm.engine import VLLMEngine
@@ -177,6 +180,9 @@ _HOME = {
     "Transformers": "compound.components.engines.local.engine:TransformersEngine",
     "VLLM": "compound.components.engines.vllm.engine:VLLMEngine",
     "BM25": "compound.components.index",
+    "component": "compound.components.declaration.component",
+    "llm": "compound.components.declaration.llm",
+    "system": "compound.components.declaration.system",
     "CodeRunner": "compound.components.code",
     "Dense": "compound.components.index",
     "FirstOf": "compound.components.function",

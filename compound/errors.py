@@ -40,6 +40,10 @@ class WiringError(DeclarationError):
     """The ends of an edge have incompatible types, or an edge is missing, duplicated or part of a cycle."""
 
 
+class GraphBuildError(DeclarationError, TypeError):
+    """A function that builds a graph uses a value that exists only when the graph runs."""
+
+
 class ConfigurationError(CompoundError, ValueError):
     """A configuration has an unknown key, or a value outside its space."""
 
