@@ -11,7 +11,7 @@ from typing import overload
 from compound.components.function import parameter_types
 from compound.errors import CompoundError, DeclarationError, GraphBuildError
 from compound.graph.building import building
-from compound.graph.component import Input, Output, Outputs, Source
+from compound.graph.component import Input, Node, Output, Outputs, Source
 from compound.graph.system import System
 from compound.registry.user_code import definition, place_in
 
@@ -85,7 +85,8 @@ def _build(function: Callable[..., object], name: str, lm: str | None) -> System
                 hint="its parameters are placeholders without values; compute with them in a @cp.component",
             ) from error
         outputs = _outputs(own, function, returned)
-    return System(own, outputs, inputs=inputs, nodes=build.nodes, lm=lm)
+    nodes = [node for node in build.nodes.values() if isinstance(node, Node)]
+    return System(own, outputs, inputs=inputs, nodes=nodes, lm=lm)
 
 
 def _outputs(name: str, function: Callable[..., object], returned: object) -> dict[str, Source]:

@@ -12,12 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from compound.errors import GraphBuildError
-
-if TYPE_CHECKING:
-    from compound.graph.component import Node
 
 BRANCH = "pass the condition as when=… to a component and join the branches with cp.FirstOf"
 REPEAT = "use cp.Map to run a system for each item, or cp.Loop to repeat one"
@@ -27,9 +24,9 @@ WRITE = "give the value to a component as an input; an LLM component shows its i
 
 @dataclass
 class GraphBuild:
-    """A graph under construction: the nodes created so far."""
+    """A graph under construction: the nodes created so far, by name."""
 
-    nodes: list[Node] = field(default_factory=list)
+    nodes: dict[str, object] = field(default_factory=dict)
 
     def node_name(self, name: str) -> str:
         """Return a name that no node has: ``name``, or ``name_2`` and so on.
@@ -37,9 +34,8 @@ class GraphBuild:
         >>> GraphBuild().node_name("reader")
         'reader'
         """
-        taken = {node.name for node in self.nodes}
         number, unused = 1, name
-        while unused in taken:
+        while unused in self.nodes:
             number += 1
             unused = f"{name}_{number}"
         return unused

@@ -20,7 +20,7 @@ from compound.errors import DeclarationError, WiringError, suggest_name
 from compound.example import CallValues
 from compound.formatting import MOST_NAMES, format_names, format_repr, short_repr
 from compound.graph.bounds import Extent, Limits, Reach, extent_of_type
-from compound.graph.building import Placeholder, active_build
+from compound.graph.building import GraphBuild, Placeholder, active_build
 from compound.graph.configuration import Configuration
 from compound.graph.members import member_type, member_types
 from compound.graph.space import Space
@@ -286,7 +286,7 @@ class Component(ABC):
         named = {**_by_position(self, own, sources, wires), **wires} if sources else wires
         node = connect(self, own, named, when)
         if build is not None:
-            build.nodes.append(node)
+            _add(build, node)
         if len(self.outputs) == 1:
             return Output(node, next(iter(self.outputs)))
         return Outputs(node)
@@ -368,6 +368,14 @@ def connect(
     _check_condition(name, condition)
     ordered = {port: wires[port] for port in ports if port in wires}
     return Node(name, component, ordered, condition, ports)
+
+
+def _add(build: GraphBuild, node: Node) -> None:
+    if node.name in build.nodes:
+        raise WiringError(
+            f"two nodes are named {node.name!r}", hint="give the second use another name=…, or none"
+        )
+    build.nodes[node.name] = node
 
 
 def _constant_hint(value: object) -> str:

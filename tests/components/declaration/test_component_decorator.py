@@ -11,7 +11,6 @@ import pytest
 import compound as cp
 from compound.errors import DeclarationError, WiringError
 from compound.spec.dump import dump
-from compound.testing import ComponentKit
 
 
 @cp.component
@@ -29,14 +28,6 @@ def fuse(a: float, b: float, weight: float) -> float:
 async def split(text: str) -> dict[str, str]:
     first, _, rest = text.partition(" ")
     return {"first": first, "rest": rest}
-
-
-class TestDecorated(ComponentKit):
-    def make(self, name: str) -> Any:
-        return cp.component(name=name, weight=cp.Float(0.0, 1.0, value=0.5))(fuse.function)
-
-    def inputs(self) -> Any:
-        return {"a": 1.0, "b": 3.0}
 
 
 def test_a_call_with_values_is_the_function() -> None:
