@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.components.function import FirstOf as FirstOf
     from compound.components.function import Function as Function
     from compound.components.hyperparameter import Hyperparameter as Hyperparameter
+    from compound.components.imports.dspy_import import from_dspy as from_dspy
+    from compound.components.imports.dspy_import import to_dspy as to_dspy
     from compound.components.index import BM25 as BM25
     from compound.components.index import Dense as Dense
     from compound.components.index import PassageIndex as PassageIndex
@@ -180,6 +182,8 @@ _HOME = {
     "Transformers": "compound.components.engines.local.engine:TransformersEngine",
     "VLLM": "compound.components.engines.vllm.engine:VLLMEngine",
     "BM25": "compound.components.index",
+    "from_dspy": "compound.components.imports.dspy_import",
+    "to_dspy": "compound.components.imports.dspy_import",
     "component": "compound.components.declaration.component",
     "llm": "compound.components.declaration.llm",
     "system": "compound.components.declaration.system",
