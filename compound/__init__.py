@@ -33,6 +33,9 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.components.hyperparameter import Hyperparameter as Hyperparameter
     from compound.components.imports.dspy_import import from_dspy as from_dspy
     from compound.components.imports.dspy_import import to_dspy as to_dspy
+    from compound.components.imports.dspy_module import from_dspy_module as from_dspy_module
+    from compound.components.imports.haystack import from_haystack as from_haystack
+    from compound.components.imports.langchain import from_langchain as from_langchain
     from compound.components.index import BM25 as BM25
     from compound.components.index import Dense as Dense
     from compound.components.index import PassageIndex as PassageIndex
@@ -184,6 +187,9 @@ _HOME = {
     "BM25": "compound.components.index",
     "from_dspy": "compound.components.imports.dspy_import",
     "to_dspy": "compound.components.imports.dspy_import",
+    "from_dspy_module": "compound.components.imports.dspy_module",
+    "from_haystack": "compound.components.imports.haystack",
+    "from_langchain": "compound.components.imports.langchain",
     "component": "compound.components.declaration.component",
     "llm": "compound.components.declaration.llm",
     "system": "compound.components.declaration.system",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MOST_DEMOS = 4
 
 
+@explain_missing("cp.from_dspy")
 def from_dspy(
     program: dspy.Module,
     *,
@@ -85,8 +86,7 @@ def from_dspy(
             f"the DSPy program {own!r} has no predictors", hint="assign them to attributes in __init__"
         )
     bind_predictors(copied, {id(predictor): component for component, (_, predictor, _) in named.items()})
-    ports = inputs or _inputs(program, predictors)
-    returned = outputs or _outputs(program, predictors)
+    ports, returned = module_ports(program, inputs, outputs)
     composite = DSPyProgram(
         f"{own}_program" if own in predictors else own,
         copied, predictors, inputs=ports, outputs=returned, max_calls=max_calls,
@@ -183,49 +183,67 @@ def _as_demo(demo: Any, signature: Any) -> Demo:  # noqa: ANN401
     }
 
 
-def _inputs(program: dspy.Module, predictors: Mapping[str, DSPyPredictor]) -> dict[str, object]:
-    """Return the arguments of ``forward`` and their types."""
+def module_ports(
+    module: dspy.Module, inputs: Mapping[str, object] | None, outputs: Mapping[str, object] | None
+) -> tuple[Mapping[str, object], Mapping[str, object]]:
+    """Return the types of a module's arguments and of the fields of its prediction.
+
+    Args:
+        module: the module.
+        inputs: the types of the arguments, if the user states them.
+        outputs: the types of the fields, if the user states them.
+
+    Raises:
+        DeclarationError: they are not stated, and cannot be determined.
+    """
+    import dspy
+
+    signatures = [predictor.signature for _, predictor in module.named_sub_modules(type_=dspy.Predict)]
+    own = getattr(module, "signature", None)
+    if own is None or not hasattr(own, "input_fields"):
+        own = signatures[0] if len(signatures) == 1 else None
+    takes = inputs or _arguments(module, own, signatures)
+    if outputs:
+        return takes, outputs
+    if own is None:
+        fields = ", ".join(
+            f"{field}: {format_type(info.annotation)}"
+            for signature in signatures
+            for field, info in signature.output_fields.items()
+        )
+        raise DeclarationError(
+            f"the outputs of {type(module).__name__} are not known: it has several predictors",
+            hint=f"give outputs={{'answer': str}}; fields of its predictors: {fields}",
+        )
+    return takes, {field: info.annotation for field, info in own.output_fields.items()}
+
+
+def _arguments(module: dspy.Module, own: Any, signatures: Sequence[Any]) -> dict[str, object]:  # noqa: ANN401
+    """Return the required arguments of ``forward`` and their types, or the input fields of the signature."""
     known: dict[str, object] = {}
-    for predictor in predictors.values():
-        for field, port in predictor.inputs.items():
-            known.setdefault(field, port.type)
-    forward = getattr(type(program), "forward", None) or type(program).aforward
+    for signature in signatures:
+        for field, info in signature.input_fields.items():
+            known.setdefault(field, info.annotation)
+    forward = getattr(type(module), "forward", None) or type(module).aforward
     parameters = [p for p in inspect.signature(forward).parameters.values() if p.name != "self"]
-    declared = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    required = [p.name for p in declared if p.default is p.empty]
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = [
+        name
+        for name in named
+        if inspect.signature(forward).parameters[name].default is inspect.Parameter.empty
+    ]
     if required:
         try:
             hints = typing.get_type_hints(forward)
         except NameError:
             hints = {}
         return {name: hints.get(name, known.get(name, Any)) for name in required}
-    signature = _signature(program, predictors)
-    if signature is None:
+    if own is None:
         raise DeclarationError(
-            f"forward of {type(program).__name__} does not name its arguments",
+            f"forward of {type(module).__name__} does not name its arguments",
             hint=f"give inputs={{'question': str}}; fields of its predictors: {format_names(known)}",
         )
-    return {field: info.annotation for field, info in signature.input_fields.items()}
-
-
-def _outputs(program: dspy.Module, predictors: Mapping[str, DSPyPredictor]) -> dict[str, object]:
-    signature = _signature(program, predictors)
-    if signature is None:
-        known = {f: port.type for p in predictors.values() for f, port in p.outputs.items()}
-        fields = ", ".join(f"{field}: {format_type(kind)}" for field, kind in known.items())
-        raise DeclarationError(
-            f"the outputs of {type(program).__name__} are not known: it has several predictors",
-            hint=f"give outputs={{'answer': str}}; fields of its predictors: {fields}",
-        )
-    return {field: info.annotation for field, info in signature.output_fields.items()}
-
-
-def _signature(program: dspy.Module, predictors: Mapping[str, DSPyPredictor]) -> Any:  # noqa: ANN401
-    """Return the signature of a program: its own, such as that of ReAct, or that of its only predictor."""
-    declared = getattr(program, "signature", None)
-    if declared is not None and hasattr(declared, "input_fields"):
-        return declared
-    return next(iter(predictors.values())).signature if len(predictors) == 1 else None
+    return {field: info.annotation for field, info in own.input_fields.items()}
 
 
 @explain_missing("cp.to_dspy")

@@ -8,14 +8,14 @@ ones: a fork at one call runs ``forward`` again, with the results of the calls b
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 from compound.components.imports.dspy_predictor import DSPyPredictor
+from compound.concurrency.own_thread import run_in_own_thread
 from compound.errors import CallError, CompoundError
 from compound.execution.schedule import ABSENT, Mark
 from compound.graph.bounds import Extent, extent_of_type
@@ -27,7 +27,6 @@ from compound.graph.system import System
 from compound.graph.types import Port, as_declared
 from compound.registry.user_code import located
 
-T = TypeVar("T")
 RUN = "compound_run"  # setting of DSPy that holds the run which its predictors belong to
 CHOSEN = "predictor"
 SEPARATOR = "__"
@@ -108,7 +107,7 @@ class DSPyProgram(Composite):
         run = ProgramRun(self, body, merge_addresses(*(value.sources for value in inputs.values())))
         given = {name: value.data for name, value in inputs.items()}
         try:
-            returned = await _in_thread(lambda: self._forward(run, given), f"dspy {self.name}")
+            returned = await run_in_own_thread(lambda: self._forward(run, given), f"dspy {self.name}")
         except PredictorFailed:
             return None
         except CompoundError:
@@ -328,32 +327,3 @@ def _hint(error: Exception) -> str:
     if "No LM is loaded" in str(error):
         return "only predictors that are attributes of the program become components: create them in __init__"
     return ""
-
-
-async def _in_thread(function: Callable[[], T], name: str) -> T:
-    """Run a function in a thread of its own; pools would limit how many programs run at a time."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(result)  # type: ignore[arg-type]
-        else:
-            done.set_exception(error)
-
-    def work() -> None:
-        result, problem = None, None
-        try:
-            result = context.run(function)
-        except BaseException as error:  # noqa: BLE001 - raised again in the event loop
-            problem = error
-        try:
-            loop.call_soon_threadsafe(settle, result, problem)
-        except RuntimeError:  # the loop has been closed: no one awaits the result
-            return
-
-    threading.Thread(target=work, name=name, daemon=True).start()
-    return await done

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from compound.engine import Completion, Request
+from compound.engine import Completion, Request, Usage
 from compound.errors import DeclarationError, WiringError, suggest_name
 from compound.example import CallValues
 from compound.formatting import MOST_NAMES, format_names, format_repr, short_repr
@@ -188,6 +189,14 @@ class CallContext(Protocol):
 
     async def generate(self, lm: str, request: Request) -> Completion:
         """Send a request to engine ``lm``, within the budget and its concurrency; record usage."""
+        ...
+
+    def reserve(self, worst: Usage) -> AbstractAsyncContextManager[list[Usage]]:
+        """Reserve budget for requests that the component sends itself; append their usage to the list.
+
+        Without reported usage, ``worst`` is charged. Usage above it is charged in full, and ends the run
+        with the next request if a limit is exceeded.
+        """
         ...
 
     async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> Sequence[float]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import dspy
 import pytest
 
 import compound as cp
@@ -14,10 +15,9 @@ from compound.errors import BudgetExhausted, DeclarationError, RunFailed
 from compound.testing import ComponentKit, ScriptedLM
 from compound.testing.chat_server import ChatServer
 
-pytest.importorskip("dspy")
-import dspy
-
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore:.*ReadOnly"
+)
 DONE = "[[ ## completed ## ]]"
 
 
