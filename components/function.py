@@ -88,6 +88,11 @@ class Function(Operation):
         return self._settings
 
     @property
+    def single(self) -> bool:
+        """Whether the returned value is the only output, instead of a mapping of outputs."""
+        return self._single
+
+    @property
     def version(self) -> str:  # noqa: D102
         return self._version
 

@@ -71,6 +71,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.execution.budget import Budget as Budget
     from compound.execution.executor import Executor as Executor
     from compound.execution.trace import Trace as Trace
+    from compound.exports.export import export as export
     from compound.graph.component import CallContext as CallContext
     from compound.graph.component import Component as Component
     from compound.graph.component import Input as Input
@@ -190,6 +191,7 @@ _HOME = {
     "from_dspy_module": "compound.components.imports.dspy_module",
     "from_haystack": "compound.components.imports.haystack",
     "from_langchain": "compound.components.imports.langchain",
+    "export": "compound.exports.export",
     "component": "compound.components.declaration.component",
     "llm": "compound.components.declaration.llm",
     "system": "compound.components.declaration.system",

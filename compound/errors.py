@@ -56,6 +56,10 @@ class SpecError(CompoundError, ValueError):
         super().__init__("\n".join(self.problems))
 
 
+class ExportError(CompoundError, ValueError):
+    """A part of a system has no counterpart in the form that it is exported to, or cannot be written."""
+
+
 class DataError(CompoundError, ValueError):
     """A data file is missing, or one of its rows is invalid."""
 
