@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import re
+from pathlib import Path
 
-from compound.exports import dspy_runtime, langchain_runtime, runtime
 from compound.exports.dspy_state import describe_for_dspy
 from compound.exports.literal import python_literal
 from compound.exports.program import Data, describe_program, without_secrets
@@ -25,7 +24,7 @@ ONLY_HERE = re.compile(r"  # (?:noqa|nosec|type:).*$", re.MULTILINE)
 def python_module(system: System) -> str:
     """Return a Python module that runs the system with the standard library only."""
     title = f"The system {system.name!r}, exported from compound. Needs Python 3.11, and no packages."
-    return _fill(inspect.getsource(runtime), title, describe_program(system))
+    return _fill(_template("runtime"), title, describe_program(system))
 
 
 def langchain_module(system: System) -> str:
@@ -35,15 +34,20 @@ def langchain_module(system: System) -> str:
         prompt.node: {**prompt.settings, "messages": [list(message) for message in prompt.messages]}
         for prompt in prompts_of(system)
     }
-    return _fill(inspect.getsource(langchain_runtime), title, data)
+    return _fill(_template("langchain_runtime"), title, data)
 
 
 def dspy_module(system: System) -> str:
     """Return a Python module with the system as a DSPy program, its demonstrations included."""
     title = f"The system {system.name!r} as a DSPy program, exported from compound. Needs dspy."
-    graph = GRAPH.findall(inspect.getsource(runtime))[0]
-    source = inspect.getsource(dspy_runtime).replace(SHARED, "").replace(BEGIN, NEEDED + BEGIN, 1)
+    graph = GRAPH.findall(_template("runtime"))[0]
+    source = _template("dspy_runtime").replace(SHARED, "").replace(BEGIN, NEEDED + BEGIN, 1)
     return _fill(source, title, describe_for_dspy(system), ONLY_HERE.sub("", graph))
+
+
+def _template(name: str) -> str:
+    """Return the source of a module of this package, without importing the libraries that it needs."""
+    return Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
 
 
 def _fill(source: str, title: str, data: Data, more: str = "") -> str:
