@@ -229,7 +229,7 @@ def send(body: Mapping[str, Any], base_url: str, api_key: str, timeout: float) -
     )
     for attempt in range(TRIES):
         try:
-            with urllib.request.urlopen(asked, timeout=timeout) as answer:  # nosec B310 - http only
+            with urllib.request.urlopen(asked, timeout=timeout) as answer:  # nosec B310  # http only
                 content = json.load(answer)["choices"][0]["message"]["content"]
                 return content if isinstance(content, str) else ""
         except urllib.error.HTTPError as error:

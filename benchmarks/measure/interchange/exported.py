@@ -37,7 +37,7 @@ def in_dspy(program: Any, url: str, **inputs: object) -> Any:  # noqa: ANN401 - 
 def ask(url: str, body: dict[str, Any]) -> str:
     """Return the text of a chat completion."""
     asked = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode())
-    with urllib.request.urlopen(asked) as answer:  # nosec B310 - a server on loopback
+    with urllib.request.urlopen(asked) as answer:  # nosec B310  # a server on loopback
         text: str = json.load(answer)["choices"][0]["message"]["content"]
         return text
 
@@ -77,7 +77,7 @@ def _langchain(system: cp.System, url: str, folder: Path) -> Answer:
 def _module(system: cp.System, target: Any, path: Path) -> dict[str, Any]:  # noqa: ANN401
     cp.export(system, target, path)
     names: dict[str, Any] = {"__name__": "exported"}
-    exec(compile(path.read_text("utf-8"), str(path), "exec"), names)  # nosec B102 - just written
+    exec(compile(path.read_text("utf-8"), str(path), "exec"), names)
     return names
 
 
