@@ -53,8 +53,10 @@ class Function(Operation):
         retries: int = 0,
         **settings: object,
     ) -> None:
+        if isinstance(function, Function):  # made by `compound.component`
+            function = function.function
         self.name = name
-        self.function = function
+        self.function: Callable[..., object] = function
         self.timeout = timeout
         self.retries = retries
         self._settings = settings
@@ -84,6 +86,11 @@ class Function(Operation):
     @property
     def settings(self) -> Mapping[str, object]:  # noqa: D102
         return self._settings
+
+    @property
+    def single(self) -> bool:
+        """Whether the returned value is the only output, instead of a mapping of outputs."""
+        return self._single
 
     @property
     def version(self) -> str:  # noqa: D102
@@ -128,6 +135,25 @@ def _signature(
                 "*args or **kwargs"
             )
     return hints, parameters
+
+
+def typed_signature(name: str, function: Callable[..., object]) -> tuple[dict[str, object], object]:
+    """Return the types of a function's parameters, and the type that it returns.
+
+    Raises:
+        DeclarationError: one of them is missing, or a parameter cannot be given by name.
+    """
+    return parameter_types(name, function), _returned(name, _signature(name, function)[0])
+
+
+def parameter_types(name: str, function: Callable[..., object]) -> dict[str, object]:
+    """Return the types of a function's parameters.
+
+    Raises:
+        DeclarationError: one of them is missing, or a parameter cannot be given by name.
+    """
+    hints, parameters = _signature(name, function)
+    return {p: _port(name, p, parameters[p], hints).type for p in parameters}
 
 
 def _port(name: str, parameter: str, declared: inspect.Parameter, hints: Mapping[str, object]) -> Port:

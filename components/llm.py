@@ -166,7 +166,7 @@ class LLM(Operation):
     def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
         longest = given.get("max_tokens", extent_of_setting(self.max_tokens)).largest
         models = given.get("lm", extent_of_setting(self.lm) if self.lm else Extent()).values
-        outputs = {name: _written(port.type, longest) for name, port in self.outputs.items()}
+        outputs = {name: written_extent(port.type, longest) for name, port in self.outputs.items()}
         prompt = self._longest_prompt(given, outputs, limits)
         lms = tuple(str(model) for model in models) or limits.lms
         messages = 2 if self.system else 1
@@ -281,7 +281,7 @@ def labelled(values: Mapping[str, Extent]) -> Extent:
     return sum(values.values(), Extent(labels))
 
 
-def _written(kind: object, tokens: float) -> Extent:
+def written_extent(kind: object, tokens: float) -> Extent:
     """Bound the value of a type that a model can write with the given number of tokens."""
     fixed = extent_of_type(kind, "")
     if fixed.finite:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.api.sync import optimize as optimize
     from compound.api.sync import run as run
     from compound.components.code import CodeRunner as CodeRunner
+    from compound.components.declaration.component import component as component
+    from compound.components.declaration.llm import llm as llm
+    from compound.components.declaration.system import system as system
     from compound.components.engines.litellm import LiteLLMEngine
     from compound.components.engines.local.engine import TransformersEngine
     from compound.components.engines.vllm.engine import VLLMEngine
@@ -28,6 +31,11 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.components.function import FirstOf as FirstOf
     from compound.components.function import Function as Function
     from compound.components.hyperparameter import Hyperparameter as Hyperparameter
+    from compound.components.imports.dspy_import import from_dspy as from_dspy
+    from compound.components.imports.dspy_import import to_dspy as to_dspy
+    from compound.components.imports.dspy_module import from_dspy_module as from_dspy_module
+    from compound.components.imports.haystack import from_haystack as from_haystack
+    from compound.components.imports.langchain import from_langchain as from_langchain
     from compound.components.index import BM25 as BM25
     from compound.components.index import Dense as Dense
     from compound.components.index import PassageIndex as PassageIndex
@@ -63,6 +71,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.execution.budget import Budget as Budget
     from compound.execution.executor import Executor as Executor
     from compound.execution.trace import Trace as Trace
+    from compound.exports.export import export as export
     from compound.graph.component import CallContext as CallContext
     from compound.graph.component import Component as Component
     from compound.graph.component import Input as Input
@@ -177,6 +186,15 @@ _HOME = {
     "Transformers": "compound.components.engines.local.engine:TransformersEngine",
     "VLLM": "compound.components.engines.vllm.engine:VLLMEngine",
     "BM25": "compound.components.index",
+    "from_dspy": "compound.components.imports.dspy_import",
+    "to_dspy": "compound.components.imports.dspy_import",
+    "from_dspy_module": "compound.components.imports.dspy_module",
+    "from_haystack": "compound.components.imports.haystack",
+    "from_langchain": "compound.components.imports.langchain",
+    "export": "compound.exports.export",
+    "component": "compound.components.declaration.component",
+    "llm": "compound.components.declaration.llm",
+    "system": "compound.components.declaration.system",
     "CodeRunner": "compound.components.code",
     "Dense": "compound.components.index",
     "FirstOf": "compound.components.function",

@@ -40,6 +40,10 @@ class WiringError(DeclarationError):
     """The ends of an edge have incompatible types, or an edge is missing, duplicated or part of a cycle."""
 
 
+class GraphBuildError(DeclarationError, TypeError):
+    """A function that builds a graph uses a value that exists only when the graph runs."""
+
+
 class ConfigurationError(CompoundError, ValueError):
     """A configuration has an unknown key, or a value outside its space."""
 
@@ -50,6 +54,10 @@ class SpecError(CompoundError, ValueError):
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(self.problems))
+
+
+class ExportError(CompoundError, ValueError):
+    """A part of a system has no counterpart in the form that it is exported to, or cannot be written."""
 
 
 class DataError(CompoundError, ValueError):

@@ -6,7 +6,8 @@ at the entry points, so that features need no import handling.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from compound.errors import MissingExtra
 
@@ -37,6 +38,9 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "uvicorn": ("uvicorn", "serve"),
     "prometheus_client": ("prometheus-client", "serve"),
     "pyseccomp": ("pyseccomp", "sandbox"),
+    "dspy": ("dspy", "dspy"),
+    "langchain_core": ("langchain-core", "langchain"),
+    "haystack": ("haystack-ai", "haystack"),
 }
 """Maps a module to the library's name on PyPI and the extra that installs it."""
 
@@ -52,3 +56,17 @@ def raise_missing_extra(error: BaseException, feature: str = "this") -> None:
         known = LIBRARIES.get(error.name.partition(".")[0])
         if known is not None:
             raise MissingExtra(feature, *known) from error
+
+
+@contextmanager
+def explain_missing(feature: str) -> Iterator[None]:
+    """Raise `MissingExtra` for a failed import of an optional library in a block or a decorated function.
+
+    Args:
+        feature: what needs the library.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise_missing_extra(error, feature)
+        raise

@@ -28,7 +28,8 @@ ROOT_PAGES = {
 }
 API = {
     "graph": ("Graphs", "compound.graph"),
-    "components": ("Components", "compound.components"),
+    "components": ("Components", "compound.components compound.components.declaration"),
+    "imports": ("Imports and exports", "compound.components.imports compound.exports"),
     "engines": (
         "Engines",
         "compound.engine compound.components.engines compound.components.engines.local "
@@ -67,7 +68,8 @@ API = {
 }
 GROUPS = {
     "Declare": "Input System LLM Retriever Selector Hyperparameter Function CodeRunner FirstOf Loop Map "
-    "BM25 Dense PassageIndex",
+    "BM25 Dense PassageIndex component llm system",
+    "Import and export": "from_dspy to_dspy from_langchain from_haystack from_dspy_module export",
     "Spaces": "Text Demos Choice Int Float LoRA",
     "Types": "json_type",
     "Run and optimize": "run stream evaluate optimize load load_result load_system Executor Result Budget "

@@ -367,6 +367,17 @@ async def _streamed(
     return response
 
 
+def listed_cost(model: str, prompt: int, completion: int) -> float | None:
+    """Return the dollars of a request at litellm's list price, or ``None`` if it is unknown."""
+    try:
+        if _listed(model) is None:
+            return None
+        parts = _litellm().cost_per_token(model=model, prompt_tokens=prompt, completion_tokens=completion)
+    except ImportError:
+        return None
+    return float(sum(parts))
+
+
 def _litellm() -> ModuleType:
     """Import and configure litellm once; safe to call from several threads."""
     with _IMPORTING:

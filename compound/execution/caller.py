@@ -11,8 +11,8 @@ import copy
 import inspect
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypedDict, TypeVar, cast
@@ -20,7 +20,7 @@ from typing import TypedDict, TypeVar, cast
 import numpy as np
 
 from compound.engine import NO_USAGE, Completion, Engine, OnText, Request, TokenRecord, Usage, UsageDocument
-from compound.errors import CallError, CompoundError, OutputTypeError, TransientError
+from compound.errors import CallError, CompoundError, DeclarationError, OutputTypeError, TransientError
 from compound.example import CallValues
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
@@ -106,6 +106,20 @@ class Context:
         self.exchanges += record_exchange(lm, request, completion)
         return completion
 
+    @asynccontextmanager
+    async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
+        """Reserve budget for requests that the component sends itself; append their usage to the list."""
+        used: list[Usage] = []
+        try:
+            async with self.caller.reserve(worst) as charged:
+                try:
+                    yield used
+                finally:
+                    charged.extend(used)
+        finally:
+            for item in used or [worst]:
+                self.usage += item
+
     async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> Sequence[float]:
         """Score (inputs, outputs) pairs of a component by a stored reward."""
         return await score(reward, self.caller.folder, component, calls)
@@ -189,6 +203,22 @@ class Caller:
             located = str(self.folder.absolute() / request.adapter.path)
             request = replace(request, adapter=replace(request.adapter, path=located))
         return await self._sender.send(lm, request, self._meter, context or Context("", 0, self), on_text)
+
+    @asynccontextmanager
+    async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
+        """Reserve budget for requests that are not sent through an engine.
+
+        Raises:
+            DeclarationError: the cost is limited, and the price of the requests is unknown.
+        """
+        limited = self._meter.budget.cost is not None
+        async with self._meter.reserve(worst) as used:
+            yield used
+        if limited and any(item.unpriced for item in used):
+            raise DeclarationError(
+                "budget.cost is set, but the price of the component's own requests is unknown",
+                hint="give the component price=(…, …), in dollars per million prompt and completion tokens",
+            )
 
     async def ask(self, lm: str, request: Request) -> Completion:
         """Send a request outside of nodes; its answer is cached like that of a call."""

@@ -431,6 +431,9 @@ class Executor:
         async def body(index: int, inputs: Mapping[str, Value]) -> Mapping[str, Value] | None:
             nonlocal failed
             outputs = await self._graph(run, component.body, f"{address}[{index}]/", (*place, index), inputs)
+            if component.keeps_partial_outputs:
+                failed = failed or any(value.data is FAILED for value in outputs.values())
+                return {name: value for name, value in outputs.items() if value.data is not ABSENT}
             if any(value.data is FAILED for value in outputs.values()):
                 failed = True
                 return None

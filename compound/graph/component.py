@@ -10,16 +10,18 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from compound.engine import Completion, Request
+from compound.engine import Completion, Request, Usage
 from compound.errors import DeclarationError, WiringError, suggest_name
 from compound.example import CallValues
 from compound.formatting import MOST_NAMES, format_names, format_repr, short_repr
 from compound.graph.bounds import Extent, Limits, Reach, extent_of_type
+from compound.graph.building import GraphBuild, Placeholder, active_build
 from compound.graph.configuration import Configuration
 from compound.graph.members import member_type, member_types
 from compound.graph.space import Space
@@ -39,7 +41,7 @@ def check_name(kind: str, name: object) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Input:
+class Input(Placeholder):
     """A value that the system reads from each example.
 
     >>> Input("question", str).label
@@ -63,7 +65,7 @@ class Input:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Output:
+class Output(Placeholder):
     """One output field of a node; pass it to another component to create an edge.
 
     A field of a structured output is an output, too: ``person["name"]``, or ``person.name`` unless the name
@@ -73,8 +75,6 @@ class Output:
     node: Node
     field: str
     path: tuple[str, ...] = ()
-
-    __iter__ = None  # `__getitem__` would otherwise make it iterable
 
     @property
     def type(self) -> object:
@@ -123,11 +123,16 @@ class Condition:
         return f"Condition({self.source.label} == {short_repr(self.value)})"
 
 
-class Outputs:
+class Outputs(Placeholder):
     """Outputs of a node with several output fields: ``node.answer`` or ``node["answer"]``."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
+
+    @property
+    def label(self) -> str:
+        """Spelling in messages."""
+        return f"${self._node.name}"
 
     def __getitem__(self, name: str) -> Output:
         ports = self._node.component.outputs
@@ -186,6 +191,14 @@ class CallContext(Protocol):
         """Send a request to engine ``lm``, within the budget and its concurrency; record usage."""
         ...
 
+    def reserve(self, worst: Usage) -> AbstractAsyncContextManager[list[Usage]]:
+        """Reserve budget for requests that the component sends itself; append their usage to the list.
+
+        Without reported usage, ``worst`` is charged. Usage above it is charged in full, and ends the run
+        with the next request if a limit is exceeded.
+        """
+        ...
+
     async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> Sequence[float]:
         """Score (inputs, outputs) pairs of a component by a stored reward; higher is better."""
         ...
@@ -206,6 +219,7 @@ class Component(ABC):
 
     kind: ClassVar[str] = "component"
     cacheable: ClassVar[bool] = False
+    positional: ClassVar[bool] = False  # whether the declared order of the inputs is that of arguments
     name: str
     timeout: float | None = None
     retries: int = 0
@@ -263,20 +277,25 @@ class Component(ABC):
 
     def __call__(
         self,
-        *sources: Source,
+        *sources: Any,  # noqa: ANN401 - sources; typed as their values in functions that build a graph
         name: str | None = None,
-        when: Source | Condition | None = None,
-        **wires: Source,
+        when: Any = None,  # noqa: ANN401
+        **wires: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401 - `Output` or `Outputs`, depending on the component's ports
         """Use the component in a graph: create a node whose inputs are ``wires``.
 
-        A source given by position feeds the only port; if any port may be connected, an `Input` feeds the
-        port with its own name.
+        A source given by position feeds the only port, or the port of its position if the component declares
+        an order (`positional`); if any port may be connected, an `Input` feeds the port with its own name.
+        While a graph is built from a function, further uses of a component are numbered (``reader_2``).
 
         Returns the node's `Output`, or an `Outputs` if it has several.
         """
-        named = {**_by_position(self, name or self.name, sources, wires), **wires} if sources else wires
-        node = connect(self, name or self.name, named, when)
+        build = active_build()
+        own = name or (self.name if build is None else build.node_name(self.name))
+        named = {**_by_position(self, own, sources, wires), **wires} if sources else wires
+        node = connect(self, own, named, when)
+        if build is not None:
+            _add(build, node)
         if len(self.outputs) == 1:
             return Output(node, next(iter(self.outputs)))
         return Outputs(node)
@@ -346,7 +365,7 @@ def connect(
         if not isinstance(source, Input | Output):
             raise WiringError(
                 f"{name}.{port} must be connected to an input or an output, but got {source!r}",
-                hint="use the component's settings for constants, or a function",
+                hint=_constant_hint(source),
             )
     ports = _ports(component, name, wires)
     for port, source in wires.items():
@@ -360,6 +379,20 @@ def connect(
     return Node(name, component, ordered, condition, ports)
 
 
+def _add(build: GraphBuild, node: Node) -> None:
+    if node.name in build.nodes:
+        raise WiringError(
+            f"two nodes are named {node.name!r}", hint="give the second use another name=…, or none"
+        )
+    build.nodes[node.name] = node
+
+
+def _constant_hint(value: object) -> str:
+    if isinstance(value, Outputs):
+        return f"name one of its fields: {format_names(value._node.component.outputs)}"
+    return "use the component's settings for constants, or a function"
+
+
 def _by_position(
     component: Component, name: str, sources: Sequence[Source], wires: Mapping[str, Source]
 ) -> dict[str, Source]:
@@ -369,6 +402,11 @@ def _by_position(
         free = [port for port in declared if port not in wires]
         if len(sources) == len(free) == 1:
             return {free[0]: sources[0]}
+        if component.positional and len(sources) <= len(declared):
+            placed = dict(zip(declared, sources, strict=False))
+            if twice := next((port for port in placed if port in wires), None):
+                raise WiringError(f"{name}.{twice} is connected twice")
+            return placed
         ports = format_ports(declared)
         raise WiringError(f"{name} needs its inputs as keywords", hint=f"{name} takes {ports}")
     found: dict[str, Source] = {}

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 from compound.graph.bounds import Extent
 from compound.graph.component import CompositeBase, Value
@@ -15,8 +16,15 @@ RunBody = Callable[[int, Mapping[str, Value]], Awaitable[Mapping[str, Value] | N
 
 
 class Composite(CompositeBase):
-    """A component that runs its body several times; addresses of the body's calls carry an index."""
+    """A component that runs its body several times; addresses of the body's calls carry an index.
 
+    Attributes:
+        keeps_partial_outputs: whether a turn returns the outputs that exist if nodes were skipped or failed.
+            Skipped outputs are left out, and failed ones have a mark as their value. Without it, such a turn
+            returns ``None``.
+    """
+
+    keeps_partial_outputs: ClassVar[bool] = False
     body: System
 
     def max_turns_bound(self, given: Mapping[str, Extent]) -> float:

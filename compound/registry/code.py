@@ -65,7 +65,8 @@ def place_of(found: object) -> str | None:
             here = getattr(here, part)
     except (ImportError, AttributeError):
         return None
-    return f"{module}:{path}" if here == found else None
+    # a function may be inside a component with its name, which `compound.component` made
+    return f"{module}:{path}" if here == found or getattr(here, "function", None) is found else None
 
 
 def _import(name: str, folder: Path) -> ModuleType:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 from unittest import SkipTest
 
 import numpy as np
 
-from compound.engine import Completion, Engine, Request
+from compound.engine import Completion, Engine, Request, Usage
 from compound.errors import CompoundError, DeclarationError
 from compound.example import CallValues, Example, Values
 from compound.execution.executor import Executor
@@ -363,6 +364,11 @@ class _Call:
     async def generate(self, lm: str, request: Request) -> Completion:
         """Send the request to the engine."""
         return await self._engine.generate(request)
+
+    @asynccontextmanager
+    async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
+        """Accept any usage."""
+        yield []
 
     async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> list[float]:
         """Return the score 0 for every call."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from tables import (
     acceptance,
     decoding,
+    interchange,
     intervals,
     local_rewards,
     reliability,
@@ -33,11 +34,12 @@ PAGES = tuple(
         "evidence/benchmarks.md",
         "evidence/acceptance.md",
         "guides/serving.md",
+        "guides/imports.md",
     )
 )
 MODULES = (
-    acceptance, decoding, intervals, local_rewards, reliability, serving, sweeps, systems, training,
-    training_speed,
+    acceptance, decoding, interchange, intervals, local_rewards, reliability, serving, sweeps, systems,
+    training, training_speed,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {
     table.__name__: table for module in MODULES for table in module.TABLES

@@ -100,6 +100,9 @@ ACTIONS = [
     ("starlette", "from compound.serving import app"),
     ("prometheus_client", "from compound.serving import app"),
     ("uvicorn", "from compound.serving import serve"),
+    ("dspy", "cp.from_dspy(None)"),
+    ("langchain_core", "cp.from_langchain(None)"),
+    ("haystack", "cp.from_haystack(None)"),
 ]
 NEVER_IMPORTED = {"accelerate"}  # transformers imports it
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import ConfigDict, Field
 
+from compound.components.declaration.component import FunctionComponent
 from compound.components.function import Function
 from compound.errors import DeclarationError
 from compound.graph.types import format_type
@@ -42,9 +43,13 @@ def _make(entry: FunctionEntry, context: MakeContext) -> Function | None:
     file, inside, given = context.file, (*context.address, "function"), entry.function
     settings = make_settings(given.model_extra or {})
     function = file.load_function(given.call, (*inside, "call"))
+    rest = {key: value for key, value in given.given.items() if key != "call"}
+    if isinstance(function, Function):  # made by `compound.component`; the file overrides its settings
+        settings = {**function.settings, **settings}
+        rest = {"timeout": function.timeout, "retries": function.retries, **rest}
+        function = function.function
     if function is None or report_wrong_settings(file, function, settings, inside):
         return None
-    rest = {key: value for key, value in given.given.items() if key != "call"}
     outputs = entry.out if isinstance(entry.out, dict) else None
     component = file.attempt(
         inside,
@@ -77,4 +82,4 @@ def _dump(component: Function, context: DumpContext) -> Tree:
     }
 
 
-FUNCTION_KIND = Kind("function", FunctionEntry, _make, (Function,), _dump)
+FUNCTION_KIND = Kind("function", FunctionEntry, _make, (Function, FunctionComponent), _dump)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from compound.components.declaration.llm import LLMFunction
 from compound.components.llm import LLM
 from compound.graph.space import Choice, Weights
 from compound.spec.kinds.kind import DumpContext, Kind, MakeContext, make_settings
@@ -91,4 +92,4 @@ def _dump(component: LLM, context: DumpContext) -> Tree:
     return {"llm": given, "out": outputs["output"] if list(outputs) == ["output"] else Flow(outputs)}
 
 
-LLM_KIND = Kind("llm", LLMEntry, _make, (LLM,), _dump)
+LLM_KIND = Kind("llm", LLMEntry, _make, (LLM, LLMFunction), _dump)

@@ -1,0 +1,1 @@
+"""Programs of other libraries, imported, optimized, exported, and compared."""

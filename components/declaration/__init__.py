@@ -1,0 +1,1 @@
+"""Declare components and systems as plain Python functions."""

@@ -1,0 +1,141 @@
+"""The decorator `system`: build a graph by calling a Python function once with placeholders."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import overload
+
+from compound.components.function import parameter_types
+from compound.errors import CompoundError, DeclarationError, GraphBuildError
+from compound.graph.building import building
+from compound.graph.component import Input, Node, Output, Outputs, Source
+from compound.graph.system import System
+from compound.registry.user_code import definition, place_in
+
+SINGLE = "output"
+
+
+@overload
+def system(function: Callable[..., object], /) -> System: ...
+
+
+@overload
+def system(*, name: str = "", lm: str | None = None) -> Callable[[Callable[..., object]], System]: ...
+
+
+def system(
+    function: Callable[..., object] | None = None, /, *, name: str = "", lm: str | None = None
+) -> System | Callable[[Callable[..., object]], System]:
+    """Build a system from a Python function that calls components; a decorator with or without options.
+
+    The function is called once, with a placeholder for each parameter. Its parameters become the inputs, and
+    what it returns the outputs: one value (named ``output``), a dict, a dataclass, a named tuple, a tuple of
+    outputs (named after their nodes), or a component with several outputs. A component that is used
+    several times gets numbered nodes (``reader``, ``reader_2``).
+
+    Python code runs while the graph is built, not for each example: a ``for`` loop over constants or an
+    ``if`` on an argument of yours is fine, one that needs the value of a placeholder raises an error.
+
+    Args:
+        function: a function with typed parameters.
+        name: the system's name; default: the function's name.
+        lm: default model of LLM components that name none.
+
+    Raises:
+        GraphBuildError: the function uses the value of an input or an output.
+        DeclarationError: a parameter lacks a type or is unused, or the function returns something else.
+
+    Example:
+        >>> from compound import LLM, Text, component
+        >>> rewrite = LLM("rewrite", prompt=Text("Write a search query."))
+        >>> @component
+        ... def search(query: str, k: int = 3) -> list[str]:
+        ...     return [query] * k
+        >>> @system(lm="smollm2")
+        ... def find(question: str) -> list[str]:
+        ...     return search(rewrite(question=question))
+        >>> list(find.inputs), list(find.nodes), list(find.outputs)
+        (['question'], ['rewrite', 'search'], ['output'])
+    """
+    if function is None:
+        return lambda decorated: _build(decorated, name, lm)
+    return _build(function, name, lm)
+
+
+def _build(function: Callable[..., object], name: str, lm: str | None) -> System:
+    own = name or function.__name__
+    if inspect.iscoroutinefunction(function):
+        raise DeclarationError(
+            f"system {own!r} is an async function, which cannot build a graph",
+            hint="write def; components may be async, and independent ones run concurrently",
+        )
+    inputs = [Input(parameter, kind) for parameter, kind in parameter_types(own, function).items()]
+    with building() as build:
+        try:
+            returned = function(**{item.name: item for item in inputs})
+        except CompoundError:
+            raise
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}{place_in(error, function)}"
+            raise GraphBuildError(
+                f"system {own!r} could not be built: {problem}",
+                hint="its parameters are placeholders without values; compute with them in a @cp.component",
+            ) from error
+        outputs = _outputs(own, function, returned)
+    nodes = [node for node in build.nodes.values() if isinstance(node, Node)]
+    return System(own, outputs, inputs=inputs, nodes=nodes, lm=lm)
+
+
+def _outputs(name: str, function: Callable[..., object], returned: object) -> dict[str, Source]:
+    """Return the outputs by name."""
+    if isinstance(returned, Input | Output):
+        return {SINGLE: returned}
+    if isinstance(returned, Outputs):
+        return {output.field: output for output in returned}
+    found = _fields(returned)
+    if not found:
+        raise DeclarationError(
+            f"system {name!r} returns {type(returned).__name__}, which names no outputs "
+            f"({definition(function)})",
+            hint="return the output of a component, or a dict of them: {'answer': …}",
+        )
+    for key, value in found.items():
+        if not isinstance(value, Input | Output):
+            raise DeclarationError(
+                f"output {key!r} of system {name!r} is {value!r}, which no component produces "
+                f"({definition(function)})",
+                hint="return outputs of components, such as {'answer': answerer(question=question)}",
+            )
+    return {str(key): value for key, value in found.items() if isinstance(value, Input | Output)}
+
+
+def _fields(returned: object) -> Mapping[object, object]:
+    if isinstance(returned, Mapping):
+        return dict(returned)
+    if dataclasses.is_dataclass(returned) and not isinstance(returned, type):
+        return {field.name: getattr(returned, field.name) for field in dataclasses.fields(returned)}
+    if isinstance(returned, tuple) and hasattr(returned, "_asdict"):
+        return dict(typing.cast("typing.Any", returned)._asdict())
+    if isinstance(returned, tuple | list):
+        return _named_after_nodes(returned)
+    return {}
+
+
+def _named_after_nodes(values: tuple[object, ...] | list[object]) -> Mapping[object, object]:
+    found: dict[object, object] = {}
+    for value in values:
+        key: object = value
+        if isinstance(value, Output):
+            key = value.path[-1] if value.path else value.field
+            key = value.node.name if key == SINGLE else key
+        elif isinstance(value, Input):
+            key = value.name
+        if key in found:
+            raise DeclarationError(
+                f"two of the returned outputs would be named {key!r}", hint="return a dict to name them"
+            )
+        found[key] = value
+    return found

@@ -1,0 +1,1 @@
+"""Programs of other frameworks as systems and components."""

@@ -1,0 +1,306 @@
+"""Import DSPy programs, and write optimized values back into them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compound.components.imports.dspy_predictor import DSPyPredictor, flat
+from compound.components.imports.dspy_program import DSPyProgram, bind_predictors
+from compound.errors import DeclarationError, suggest_name
+from compound.extras import explain_missing
+from compound.formatting import format_names
+from compound.graph.component import Input, Outputs
+from compound.graph.configuration import Configuration, load
+from compound.graph.space import Choice, Demo, Demos, Float, Text, Weights, as_demos
+from compound.graph.system import System
+from compound.graph.types import format_type
+from compound.narrowing import entry
+
+if TYPE_CHECKING:
+    import dspy
+
+MOST_DEMOS = 4
+
+
+@explain_missing("cp.from_dspy")
+def from_dspy(
+    program: dspy.Module,
+    *,
+    lm: str | Choice | None = None,
+    name: str = "",
+    inputs: Mapping[str, object] | None = None,
+    outputs: Mapping[str, object] | None = None,
+    temperature: float | Float | None = None,
+    max_tokens: int | None = None,
+    max_demos: int = MOST_DEMOS,
+    weights: Weights | None = None,
+    max_calls: int = 20,
+) -> System:
+    """Import a DSPy program as a system whose predictors are LLM components.
+
+    Each predictor has its own prompt (the instructions of its signature) and demonstrations to tune, named
+    after its place in the program: ``generate.prompt`` for ``self.generate``. The program's Python code runs
+    unchanged between the predictors' calls, on a copy; the program itself is not modified. Prompts have the
+    format of DSPy's adapter (`dspy.settings.adapter`, by default its ChatAdapter).
+
+    Args:
+        program: a program, compiled or not.
+        lm: the model of all predictors, or a space of models to choose from; by default the names of the
+            models that are set in DSPy.
+        name: the system's name; default: that of the program's class.
+        inputs: types of the arguments of ``forward``; default: its annotations, else the types of the fields
+            of its predictors with the same names.
+        outputs: types of the fields that the program returns; default: those of its signature, or of its
+            only predictor.
+        temperature: temperature of all predictors; default: their own in DSPy, or 0.
+        max_tokens: maximum length of an answer in tokens; default: that in DSPy, or 1000.
+        max_demos: maximum number of demonstrations of a predictor.
+        weights: a space of LoRA adapters for each predictor.
+        max_calls: maximum number of predictor calls in one run of the program.
+
+    Raises:
+        DeclarationError: inputs or outputs cannot be determined, or a predictor asks for several completions.
+    """
+    import dspy
+
+    if not isinstance(program, dspy.Module):
+        raise DeclarationError(
+            f"from_dspy needs a dspy.Module, but got {type(program).__name__}",
+            hint="call it with an instance, such as from_dspy(MyProgram())",
+        )
+    own = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(program).__name__).lower()
+    copied = program.deepcopy()
+    named = predictor_names(copied)
+    given = {"temperature": temperature, "max_tokens": max_tokens, "max_demos": max_demos, "weights": weights}
+    predictors = {
+        component: _predictor(component, predictor, tuned, given, lm)
+        for component, (_, predictor, tuned) in named.items()
+    }
+    if not predictors:
+        raise DeclarationError(
+            f"the DSPy program {own!r} has no predictors", hint="assign them to attributes in __init__"
+        )
+    bind_predictors(copied, {id(predictor): component for component, (_, predictor, _) in named.items()})
+    ports, returned = module_ports(program, inputs, outputs)
+    composite = DSPyProgram(
+        f"{own}_program" if own in predictors else own,
+        copied, predictors, inputs=ports, outputs=returned, max_calls=max_calls,
+    )  # fmt: skip
+    wires: dict[str, Any] = {field: Input(field, kind) for field, kind in ports.items()}
+    node = composite(**wires)
+    found = (
+        dict(zip(returned, node, strict=True)) if isinstance(node, Outputs) else {next(iter(returned)): node}
+    )
+    default = lm if isinstance(lm, str) else _model_name(dspy.settings.lm)
+    return System(own, found, lm=default)
+
+
+def predictor_names(program: dspy.Module) -> dict[str, tuple[str, dspy.Predict, bool]]:
+    """Return the predictors of a program by the name of their component.
+
+    The values are the path in DSPy (the key in its state), the predictor, and whether it may be changed:
+    predictors of compiled modules inside the program are frozen in DSPy, too.
+    """
+    import dspy
+
+    tuned = {id(predictor): path for path, predictor in program.named_predictors()}
+    found: dict[str, tuple[str, dspy.Predict, bool]] = {}
+    for path, predictor in program.named_sub_modules(type_=dspy.Predict):
+        shown = tuned.get(id(predictor), path.removeprefix("self."))
+        own = _identifier(shown)
+        short = own.removesuffix("_predict")
+        key = short if short and short not in found else own
+        number = 1
+        while key in found:
+            number += 1
+            key = f"{own}_{number}"
+        found[key] = (shown, predictor, id(predictor) in tuned)
+    return found
+
+
+def _identifier(path: str) -> str:
+    """Return a path as a component's name.
+
+    >>> _identifier("self"), _identifier("generate.predict"), _identifier("hops[0]"), _identifier("by['a b']")
+    ('predict', 'generate_predict', 'hops_0', 'by_a_b')
+    """
+    name = re.sub(r"[^A-Za-z0-9]+", "_", path).strip("_") or "predict"
+    name = "predict" if name == "self" else name
+    return f"p_{name}" if name[0].isdigit() else name
+
+
+def _predictor(
+    name: str,
+    predictor: dspy.Predict,
+    tuned: bool,
+    given: Mapping[str, Any],
+    lm: str | Choice | None,
+) -> DSPyPredictor:
+    import dspy
+
+    own = predictor.lm or dspy.settings.lm
+    config = {**getattr(own, "kwargs", {}), **predictor.config}
+    if (config.get("n") or 1) > 1:
+        raise DeclarationError(
+            f"the predictor {name!r} asks for n={config['n']} completions, but a component returns one",
+            hint="remove n, or import the module with cp.from_dspy_module",
+        )
+    demos = tuple(_as_demo(demo, predictor.signature) for demo in predictor.demos)
+    most = max(given["max_demos"], len(demos))
+    temperature, longest = given["temperature"], given["max_tokens"]
+    prompt = predictor.signature.instructions
+    return DSPyPredictor(
+        name,
+        prompt=Text(prompt, max_length=max(Text.max_length, len(prompt))) if tuned else prompt,
+        output={field: info.annotation for field, info in predictor.signature.output_fields.items()},
+        demos=Demos(demos, max=most) if tuned and most else demos,
+        lm=lm if lm is not None else _model_name(predictor.lm),
+        temperature=temperature if temperature is not None else float(config.get("temperature") or 0.0),
+        max_tokens=longest if longest is not None else int(config.get("max_tokens") or 1000),
+        weights=given["weights"] if tuned else None,
+        enforce=False,
+        format="fields" if len(predictor.signature.output_fields) > 1 else "auto",
+        signature=predictor.signature,
+        adapter=dspy.settings.adapter or dspy.ChatAdapter(),
+    )
+
+
+def _model_name(lm: Any) -> str | None:  # noqa: ANN401
+    return None if lm is None else str(lm.model)
+
+
+def _as_demo(demo: Any, signature: Any) -> Demo:  # noqa: ANN401
+    """Return a demonstration of DSPy, an example or a dict, split into inputs and outputs."""
+    fields = dict(demo.toDict() if hasattr(demo, "toDict") else demo)
+    return {
+        "inputs": {name: fields[name] for name in signature.input_fields if name in fields},
+        "outputs": {name: fields[name] for name in signature.output_fields if name in fields},
+    }
+
+
+def module_ports(
+    module: dspy.Module, inputs: Mapping[str, object] | None, outputs: Mapping[str, object] | None
+) -> tuple[Mapping[str, object], Mapping[str, object]]:
+    """Return the types of a module's arguments and of the fields of its prediction.
+
+    Args:
+        module: the module.
+        inputs: the types of the arguments, if the user states them.
+        outputs: the types of the fields, if the user states them.
+
+    Raises:
+        DeclarationError: they are not stated, and cannot be determined.
+    """
+    import dspy
+
+    signatures = [predictor.signature for _, predictor in module.named_sub_modules(type_=dspy.Predict)]
+    own = getattr(module, "signature", None)
+    if own is None or not hasattr(own, "input_fields"):
+        own = signatures[0] if len(signatures) == 1 else None
+    takes = inputs or _arguments(module, own, signatures)
+    if outputs:
+        return takes, outputs
+    if own is None:
+        fields = ", ".join(
+            f"{field}: {format_type(info.annotation)}"
+            for signature in signatures
+            for field, info in signature.output_fields.items()
+        )
+        raise DeclarationError(
+            f"the outputs of {type(module).__name__} are not known: it has several predictors",
+            hint=f"give outputs={{'answer': str}}; fields of its predictors: {fields}",
+        )
+    return takes, {field: info.annotation for field, info in own.output_fields.items()}
+
+
+def _arguments(module: dspy.Module, own: Any, signatures: Sequence[Any]) -> dict[str, object]:  # noqa: ANN401
+    """Return the required arguments of ``forward`` and their types, or the input fields of the signature."""
+    known: dict[str, object] = {}
+    for signature in signatures:
+        for field, info in signature.input_fields.items():
+            known.setdefault(field, info.annotation)
+    forward = getattr(type(module), "forward", None) or type(module).aforward
+    parameters = [p for p in inspect.signature(forward).parameters.values() if p.name != "self"]
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = [
+        name
+        for name in named
+        if inspect.signature(forward).parameters[name].default is inspect.Parameter.empty
+    ]
+    if required:
+        try:
+            hints = typing.get_type_hints(forward)
+        except NameError:
+            hints = {}
+        return {name: hints.get(name, known.get(name, Any)) for name in required}
+    if own is None:
+        raise DeclarationError(
+            f"forward of {type(module).__name__} does not name its arguments",
+            hint=f"give inputs={{'question': str}}; fields of its predictors: {format_names(known)}",
+        )
+    return {field: info.annotation for field, info in own.input_fields.items()}
+
+
+@explain_missing("cp.to_dspy")
+def to_dspy(
+    program: dspy.Module,
+    configuration: Mapping[str, object] | System | str | Path,
+    *,
+    lms: Mapping[str, dspy.LM] | None = None,
+) -> dspy.Module:
+    """Return a copy of a DSPy program with optimized instructions, demonstrations and sampling settings.
+
+    The copy can be saved and loaded as usual: ``program.save("program.json")``.
+
+    Args:
+        program: the program that was imported with `from_dspy`.
+        configuration: the configuration, such as ``result.best``, a system bound to it, or its file.
+        lms: the models of DSPy by name, if the models of predictors were tuned; by default
+            ``dspy.LM(name)``.
+
+    Raises:
+        DeclarationError: a value belongs to no predictor, or cannot be written into a DSPy program.
+    """
+    values = _configuration(configuration)
+    copied = program.deepcopy()
+    named = predictor_names(copied)
+    for key, value in values.items():
+        component, _, setting = key.partition(".")
+        if component not in named:
+            raise DeclarationError(
+                f"the program has no predictor for {key!r}", hint=suggest_name(component, named)
+            )
+        if value is not None:
+            _write(named[component][1], key, setting, value, lms or {})
+    return copied
+
+
+def _configuration(given: Mapping[str, object] | System | str | Path) -> Mapping[str, object]:
+    if isinstance(given, System):
+        return given.configuration
+    return load(given) if isinstance(given, str | Path) else Configuration(given)
+
+
+def _write(predictor: Any, key: str, setting: str, value: object, lms: Mapping[str, Any]) -> None:  # noqa: ANN401
+    import dspy
+
+    if setting == "prompt":
+        predictor.signature = predictor.signature.with_instructions(value)
+    elif setting == "demos":
+        names = list(predictor.signature.input_fields)
+        predictor.demos = [dspy.Example(**flat(demo)).with_inputs(*names) for demo in as_demos(value)]
+    elif setting in ("temperature", "max_tokens"):
+        predictor.update_config(**{setting: value})
+    elif setting == "lm":
+        name = entry({"lm": value}, "lm", str)
+        predictor.lm = lms[name] if name in lms else dspy.LM(name)
+    else:
+        raise DeclarationError(
+            f"{key} cannot be written into a DSPy program",
+            hint="serve the adapter, for example with vLLM, and set that model with dspy.configure(lm=…)",
+        )

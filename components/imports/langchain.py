@@ -1,0 +1,212 @@
+"""LangChain runnables as components."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_args, get_origin
+
+from compound.components.imports.black_box import BlackBox, Price, Report, as_text, counted
+from compound.engine import Usage
+from compound.errors import CallError, DeclarationError, suggest_name
+from compound.extras import explain_missing
+from compound.graph.configuration import to_readable_json
+from compound.graph.fingerprint import code_digest
+from compound.graph.types import Port, accepts
+
+if TYPE_CHECKING:
+    from langchain_core.callbacks import BaseCallbackHandler
+    from langchain_core.runnables import Runnable
+
+SINGLE_INPUT, SINGLE_OUTPUT = "input", "output"
+PLAIN = (str, int, float, bool, list, dict)
+
+
+class LangChainRunnable(BlackBox):
+    """A runnable as a component. Made by `compound.from_langchain`."""
+
+    kind = "langchain"
+
+    def __init__(self, name: str, runnable: Any, *, single: bool, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(name, **options)
+        self.runnable = runnable
+        self._single = single
+
+    async def invoke(self, arguments: Mapping[str, object], reports: list[Report]) -> Mapping[str, object]:  # noqa: D102
+        values = {name: arguments[name] for name in self.settings}
+        given = {name: value for name, value in arguments.items() if name not in values}
+        config: dict[str, Any] = {"callbacks": [_recorder(reports)], "run_name": self.name}
+        if values:
+            config["configurable"] = values
+        returned = await self.runnable.ainvoke(given[SINGLE_INPUT] if self._single else given, config=config)
+        if list(self.outputs) == [SINGLE_OUTPUT] and not (
+            isinstance(returned, Mapping) and set(returned) == {SINGLE_OUTPUT}
+        ):
+            return {SINGLE_OUTPUT: as_text(returned)}
+        if not isinstance(returned, Mapping):
+            returned = returned.model_dump() if hasattr(returned, "model_dump") else vars(returned)
+        missing = [field for field in self.outputs if field not in returned]
+        if missing:
+            raise CallError(f"the runnable returned no {missing[0]!r}, but {', '.join(map(str, returned))}")
+        return {field: as_text(returned[field]) for field in self.outputs}
+
+
+@explain_missing("cp.from_langchain")
+def from_langchain(
+    runnable: Runnable[Any, Any],
+    name: str = "",
+    *,
+    inputs: Mapping[str, object] | None = None,
+    outputs: Mapping[str, object] | None = None,
+    version: str = "",
+    price: Price | None = None,
+    worst: Usage | None = None,
+    cache: bool = True,
+    timeout: float | None = None,
+    **settings: object,
+) -> LangChainRunnable:
+    """Make a component of a LangChain runnable, such as ``prompt | model | parser`` or a LangGraph graph.
+
+    Inputs and outputs follow from the runnable's schemas; a chat message becomes its text. The requests of
+    its models are charged to the budget as LangChain reports them, after each run.
+
+    Args:
+        runnable: the runnable.
+        name: the component's name; default: ``runnable``.
+        inputs: types of the inputs, if the schema does not state them; ``{"input": str}`` passes one value.
+        outputs: types of the outputs, if the schema does not state them.
+        version: text that changes when the runnable's behavior does, for the cache; added to its description.
+        price: dollars per million prompt and completion tokens; default: litellm's price of the model.
+        worst: upper bound of the usage of one run, which is reserved before it; without one, the last run may
+            exceed the budget.
+        cache: whether results are cached.
+        timeout: time limit of one run in seconds.
+        **settings: values or spaces of configurable fields (``runnable.configurable_fields``).
+
+    Raises:
+        DeclarationError: it is no runnable, or a setting is no configurable field of it.
+    """
+    from langchain_core.runnables import Runnable as Base
+
+    own = name or "runnable"
+    if not isinstance(runnable, Base):
+        raise DeclarationError(
+            f"from_langchain needs a Runnable, but got {type(runnable).__name__}",
+            hint="wrap a function with langchain_core.runnables.RunnableLambda",
+        )
+    specs = {spec.id for spec in runnable.config_specs}
+    unknown = [key for key in settings if key not in specs]
+    if unknown:
+        raise DeclarationError(
+            f"the runnable {own!r} has no configurable field {unknown[0]!r}",
+            hint=suggest_name(unknown[0], specs),
+        )
+    ports = {k: Port(kind) for k, kind in inputs.items()} if inputs else _inputs(runnable)
+    return LangChainRunnable(
+        own, runnable, single=list(ports) == [SINGLE_INPUT] and not _takes_mapping(runnable), inputs=ports,
+        outputs=outputs or _outputs(runnable), version=f"{version}|{_describe(runnable)}", settings=settings,
+        price=price, worst=worst, cache=cache, timeout=timeout,
+    )  # fmt: skip
+
+
+def _recorder(reports: list[Report]) -> BaseCallbackHandler:
+    """Return a callback that records the usage of each request, also of those without a model name."""
+    from langchain_core.callbacks import BaseCallbackHandler as Base
+
+    class Recorder(Base):  # type: ignore[misc]
+        def on_llm_end(self, response: Any, **_: object) -> None:  # noqa: ANN401
+            for generations in response.generations:
+                message = getattr(generations[0], "message", None) if generations else None
+                usage = getattr(message, "usage_metadata", None) or {}
+                told = getattr(message, "response_metadata", None) or {}
+                model = (
+                    told.get("model_name")
+                    or told.get("model")
+                    or (response.llm_output or {}).get("model_name")
+                )
+                tokens = counted(usage.get("input_tokens")), counted(usage.get("output_tokens"))
+                reports.append(Report(str(model or ""), 1, *tokens))
+
+    return Recorder()
+
+
+def _takes_mapping(runnable: Any) -> bool:  # noqa: ANN401
+    return SINGLE_INPUT in (getattr(runnable.get_input_schema(), "model_fields", None) or {})
+
+
+def _inputs(runnable: Any) -> dict[str, Port]:  # noqa: ANN401
+    """Return the fields of the input schema, or a single input."""
+    fields = getattr(runnable.get_input_schema(), "model_fields", None) or {}
+    if not fields or "root" in fields:
+        return {SINGLE_INPUT: Port(_plain(runnable.InputType))}
+    return {
+        name: Port(_plain(field.annotation), optional=not field.is_required(), default=None)
+        for name, field in fields.items()
+    }
+
+
+def _outputs(runnable: Any) -> dict[str, object]:  # noqa: ANN401
+    schema = runnable.get_output_schema()
+    fields = getattr(schema, "model_fields", None) or {}
+    if not fields or "root" in fields or _is_message(runnable.OutputType):
+        kind = runnable.OutputType
+        return {SINGLE_OUTPUT: str if _is_message(kind) else _plain(kind)}
+    return {
+        name: str if _is_message(field.annotation) else _plain(field.annotation)
+        for name, field in fields.items()
+    }
+
+
+def _is_message(kind: object) -> bool:
+    """Return whether a type is a chat message, or a union of kinds of them."""
+    from langchain_core.messages import BaseMessage
+
+    if get_origin(kind) is Annotated:
+        return _is_message(get_args(kind)[0])
+    if isinstance(kind, type) and get_origin(kind) is None:
+        return issubclass(kind, BaseMessage)
+    parts = [part for part in get_args(kind) if isinstance(part, type) or get_args(part)]
+    return bool(parts) and all(_is_message(part) for part in parts)
+
+
+def _plain(kind: object) -> object:
+    """Return a type that ports can check; ``Any`` for type variables and classes of LangChain."""
+    if isinstance(kind, TypeVar) or kind in (Generic, object) or "langchain_core." in str(kind):
+        return Any
+    try:
+        accepts(kind, None)
+    except DeclarationError:
+        return Any
+    return kind
+
+
+def _describe(runnable: Any) -> str:  # noqa: ANN401
+    """Return a text that identifies a runnable: its serialized form, and the code of its functions."""
+    from langchain_core.load import dumpd
+
+    codes: list[str] = []
+    stack, seen = [runnable], set()
+    while stack:
+        part = stack.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        for value in vars(part).values() if hasattr(part, "__dict__") else ():
+            if callable(getattr(value, "ainvoke", None)):
+                stack.append(value)
+            elif isinstance(value, list | tuple):
+                stack += [item for item in value if callable(getattr(item, "ainvoke", None))]
+            elif isinstance(value, dict):
+                stack += [item for item in value.values() if callable(getattr(item, "ainvoke", None))]
+            elif hasattr(value, "__code__"):
+                codes.append(code_digest(value))
+    return json.dumps(
+        [to_readable_json(_without_ids(dumpd(runnable))), sorted(codes)], sort_keys=True, default=str
+    )
+
+
+def _without_ids(value: object) -> object:
+    """Drop texts with addresses of objects, which differ between processes."""
+    if isinstance(value, dict):
+        return {key: _without_ids(item) for key, item in value.items() if key not in ("repr", "id", "graph")}
+    return [_without_ids(item) for item in value] if isinstance(value, list) else value

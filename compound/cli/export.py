@@ -1,0 +1,65 @@
+"""Command that exports a system for use without this package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from compound.cli.options import NoImport, Sets, TrustOption, app, format_examples, load_program
+from compound.errors import ExportError
+
+
+@app.command(
+    epilog=format_examples(
+        "export runs/qa/best.json --to messages",
+        "export runs/qa/best.json --to python --output qa.py",
+        "export runs/qa/best.json --to langchain --output prompts.json",
+        "export best.json --system system.yaml --to openai",
+        "export system.yaml --to dspy --output qa_program.py   # the initial configuration",
+    )
+)
+def export(
+    configuration: Annotated[
+        Path,
+        typer.Argument(help="Configuration, such as the best.json of a run, or a system's YAML file."),
+    ],
+    to: Annotated[str, typer.Option("--to", help="messages, openai, langchain, dspy or python.")],
+    output: Annotated[
+        Optional[Path],  # noqa: UP045 - typer reads this at run time
+        typer.Option("--output", "-o", help="File to write; default: stdout."),
+    ] = None,
+    system: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--system", help="YAML file of the system; default: system.yaml beside the configuration."
+        ),
+    ] = None,
+    sets: Sets = None,
+    no_import: NoImport = False,
+    trust: TrustOption = None,
+) -> None:
+    """Export a system with its best prompts for use elsewhere.
+
+    messages: chat messages with placeholders, as JSON. openai: request bodies, as JSON. langchain: a module
+    of chat prompts, or their JSON for an output that ends in .json. dspy: a DSPy program. python: a module
+    that runs the system with the standard library only. What cannot be exported is named, and nothing is
+    written.
+    """
+    from typing import cast
+
+    from compound.exports.export import Target
+    from compound.exports.export import export as write
+
+    is_system = configuration.suffix in (".yaml", ".yml")
+    file = configuration if is_system else system or configuration.parent / "system.yaml"
+    if not file.is_file():
+        raise ExportError(
+            f"{file} does not exist, so that the system of {configuration} is not known",
+            hint="give --system system.yaml; a system declared in Python is exported with cp.export",
+        )
+    program = load_program(file, sets, no_import, None if is_system else configuration, trust)
+    text = write(program.system, cast("Target", to), output)
+    if output is None:
+        print(text)

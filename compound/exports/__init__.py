@@ -1,0 +1,1 @@
+"""Write systems as messages, request bodies, and programs for other libraries."""

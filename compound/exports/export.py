@@ -1,0 +1,131 @@
+"""Export a system with a configuration to messages, request bodies, and programs for other libraries."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal, get_args
+
+from compound.errors import ExportError, suggest_name
+from compound.exports.dspy_state import dspy_state, imported_program
+from compound.exports.modules import dspy_module, langchain_module, python_module
+from compound.exports.program import without_secrets
+from compound.exports.prompts import messages_document, openai_document
+from compound.extras import explain_missing
+from compound.graph.configuration import load
+from compound.graph.system import System
+
+Target = Literal["messages", "openai", "langchain", "dspy", "python"]
+TARGETS: tuple[str, ...] = get_args(Target)
+
+
+def export(
+    system: System,
+    to: Target,
+    path: str | Path | None = None,
+    *,
+    configuration: Mapping[str, object] | str | Path | None = None,
+) -> str:
+    """Return a system in the form of another library, and write it to a file.
+
+    No key is written: keys in the environment that occur in a text are replaced. Weights and learned
+    selectors cannot be exported.
+
+    Args:
+        system: the system, bound to the configuration to export.
+        to: ``messages`` (JSON with chat messages and placeholders), ``openai`` (JSON with request bodies),
+            ``langchain`` (a Python module with chat prompts, or their JSON for a path that ends in
+            ``.json``), ``dspy`` (the state of an imported program, or else a Python module with a program),
+            or ``python`` (a module that needs the standard library only).
+        path: the file to write; an existing one is replaced. Nothing else is written.
+        configuration: values or a file (``best.json``) to export instead of those of ``system``.
+
+    Returns:
+        The text.
+
+    Raises:
+        ExportError: a part of the system has no counterpart there; the message names it.
+
+    Example:
+        >>> from compound import LLM, Input, Text
+        >>> answerer = LLM("answerer", prompt=Text("Answer {briefly}."))
+        >>> system = System("qa", {"answer": answerer(question=Input("question"))}, lm="openai/gpt-4o-mini")
+        >>> print(json.loads(export(system, "messages"))["prompts"][0]["messages"][0]["content"])
+        Answer {{briefly}}.
+        <BLANKLINE>
+        Question: {question}
+        Answer:
+    """
+    if to not in TARGETS:
+        raise ExportError(f"cannot export to {to!r}", hint=suggest_name(str(to), TARGETS))
+    if configuration is not None:
+        values = load(configuration) if isinstance(configuration, str | Path) else configuration
+        system = system.bind(values)
+    target = None if path is None else Path(path)
+    as_json = target is not None and target.suffix == ".json"
+    text = _WRITERS[to](system, as_json)
+    if target is not None:
+        write(target, text)
+    return text
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file; a link is not followed, so that nothing outside of it is written.
+
+    Raises:
+        ExportError: it cannot be written.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        with os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
+            file.write(text if text.endswith("\n") else f"{text}\n")
+    except OSError as error:
+        raise ExportError(
+            f"{path} cannot be written: {error.strerror}", hint="name a file in a folder that exists, no link"
+        ) from None
+
+
+def _json(value: object) -> str:
+    return json.dumps(without_secrets(value), indent=2, ensure_ascii=False)
+
+
+@explain_missing("the export to LangChain's JSON")
+def _langchain(system: System, as_json: bool) -> str:
+    source = langchain_module(system)
+    if not as_json:
+        return source
+    from langchain_core.load import dumpd
+    from langchain_core.prompts import ChatPromptTemplate
+
+    document = messages_document(system)
+    return _json(
+        {
+            prompt["name"]: dumpd(
+                ChatPromptTemplate.from_messages([(m["role"], m["content"]) for m in prompt["messages"]])
+            )
+            for prompt in document["prompts"]
+        }
+    )
+
+
+def _dspy(system: System, as_json: bool) -> str:
+    imported = imported_program(system)
+    if imported is not None:
+        return dspy_state(system, imported)
+    if as_json:
+        raise ExportError(
+            f"system {system.name!r} was not imported from DSPy, so that there is no program to load a state",
+            hint="export to a file that ends in .py: a DSPy program with its state",
+        )
+    return dspy_module(system)
+
+
+_WRITERS: Mapping[str, Callable[[System, bool], str]] = {
+    "messages": lambda system, _: _json(messages_document(system)),
+    "openai": lambda system, _: _json(openai_document(system)),
+    "langchain": _langchain,
+    "dspy": _dspy,
+    "python": lambda system, _: python_module(system),
+}

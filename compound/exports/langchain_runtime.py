@@ -1,0 +1,18 @@
+"""Chat prompts for LangChain; this file is copied into exported modules, with the prompts as PROGRAM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.prompts import ChatPromptTemplate
+
+PROGRAM: dict[str, Any] = {}  # <- replaced by the prompts
+
+PROMPTS: dict[str, ChatPromptTemplate] = {
+    name: ChatPromptTemplate.from_messages([(role, content) for role, content in prompt["messages"]])
+    for name, prompt in PROGRAM.items()
+}
+MODELS: dict[str, dict[str, Any]] = {
+    name: {"model": prompt["lm"], "temperature": prompt["temperature"], "max_tokens": prompt["max_tokens"]}
+    for name, prompt in PROGRAM.items()
+}

@@ -1,0 +1,200 @@
+"""Describe a system as plain data: its graph, prompts and settings, with the values of a configuration."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Mapping
+from typing import Any, Union, get_args, get_origin
+
+from compound.components.answer_types import is_plain, labels_of, without_annotation
+from compound.components.fields import answer_cue, render
+from compound.components.flow import Loop, Map
+from compound.components.function import FirstOf, Function
+from compound.components.hyperparameter import Hyperparameter
+from compound.components.imports.dspy_predictor import DSPyPredictor
+from compound.components.llm import LLM
+from compound.components.selector import Selector
+from compound.errors import ExportError
+from compound.execution.schedule import setting_values
+from compound.graph.component import Component, Input, Node, Source
+from compound.graph.configuration import to_readable_json
+from compound.graph.space import as_demos
+from compound.graph.system import System
+from compound.graph.types import format_type
+from compound.registry.code import place_of
+from compound.security.sanitize import redact_secrets, remember_environment
+
+Data = dict[str, Any]
+RENDERED = ("prompt", "demos", "weights")  # settings that an edge cannot feed in an exported program
+
+
+def describe_program(system: System) -> Data:
+    """Return a system as JSON types, for `compound.exports.runtime`.
+
+    Raises:
+        ExportError: a component has no counterpart outside of this package; the message names all of them.
+    """
+    problems = [problem for node in system.all_nodes() if (problem := problem_of(node))]
+    if problems:
+        raise ExportError(
+            f"system {system.name!r} cannot be exported as a program: {'; '.join(dict.fromkeys(problems))}",
+            hint="export its prompts with --to messages, or serve it with compound serve",
+        )
+    return _graph(system, system)
+
+
+def problem_of(node: Node) -> str:
+    """Return why a node cannot be part of an exported program, or ``""``."""
+    component = node.component
+    own = f"{component.kind} {component.name!r}"
+    if isinstance(component, DSPyPredictor) or not isinstance(
+        component, LLM | Function | Hyperparameter | Selector | FirstOf | Loop | Map
+    ):
+        return f"{own} runs only in this package"
+    if isinstance(component, Function):
+        if component.stochastic:
+            return f"{own} needs a random generator"
+        if place_of(component.function) is None:
+            return f"{own} is not a function at the top of a module"
+    if isinstance(component, LLM):
+        wired = [name for name in node.wires if name in RENDERED]
+        if wired:
+            return f"the setting {wired[0]!r} of {own} comes from another component"
+    return ""
+
+
+def model_settings(component: LLM, node: Node, values: Mapping[str, object]) -> Data:
+    """Return the settings of a request to a model, as JSON types."""
+    if values.get("weights"):
+        raise ExportError(
+            f"{component.name!r} uses a trained adapter, which an exported program cannot load",
+            hint="serve it with compound serve, or export another configuration",
+        )
+    if not values.get("lm") and "lm" not in node.wires:
+        raise ExportError(f"{component.name!r} has no model", hint="set lm on the system")
+    return {name: values[name] for name in ("lm", "temperature", "max_tokens")}
+
+
+def _graph(system: System, bound: System) -> Data:
+    return {
+        "name": system.name,
+        "inputs": {name: format_type(kind) for name, kind in system.inputs.items()},
+        "nodes": [_node(node, bound) for node in system.nodes.values()],
+        "outputs": {name: _source(source) for name, source in system.outputs.items()},
+    }
+
+
+def _node(node: Node, bound: System) -> Data:
+    when = node.when
+    return {
+        "name": node.name,
+        **_component(node, setting_values(node.component, bound), bound),
+        "wires": {port: _source(source) for port, source in node.wires.items()},
+        "when": None if when is None else {"source": _source(when.source), "equals": plain(when.value)},
+        "optional": {
+            name: plain(port.default) for name, port in (node.component.inputs or {}).items() if port.optional
+        },
+        "outputs": list(node.component.outputs),
+    }
+
+
+def _source(source: Source) -> list[str]:
+    if isinstance(source, Input):
+        return ["input", source.name]
+    return ["node", source.node.name, source.field, *source.path]
+
+
+def _component(node: Node, values: Mapping[str, object], bound: System) -> Data:
+    component = node.component
+    if isinstance(component, LLM):
+        return {"kind": "llm", **_llm(component, node, values)}
+    if isinstance(component, Function):
+        call, settings = place_of(component.function), {name: plain(value) for name, value in values.items()}
+        return {"kind": "function", "call": call, "settings": settings, "single": component.single}
+    if isinstance(component, Hyperparameter | Selector):
+        setting = next(iter(component.settings))
+        value = values[setting]
+        if isinstance(value, Mapping):
+            raise ExportError(f"selector {component.name!r} uses a learned reward, which needs this package")
+        return {"kind": "value", "setting": setting, "value": plain(value)}
+    if isinstance(component, FirstOf):
+        return {"kind": "first_of", "ports": list(component.inputs)}
+    return _composite(component, values, bound)
+
+
+def _composite(component: Component, values: Mapping[str, object], bound: System) -> Data:
+    if isinstance(component, Loop):
+        return {
+            "kind": "loop", "body": _graph(component.body, bound), "carry": dict(component.carry),
+            "until": component.until, "max_turns": values["max_turns"],
+        }  # fmt: skip
+    assert isinstance(component, Map)  # `problem_of` rejects others
+    return {"kind": "map", "body": _graph(component.body, bound), "over": component.over}
+
+
+def _llm(component: LLM, node: Node, values: Mapping[str, object]) -> Data:
+    shown = {name: None for name in node.wires if name not in component.settings}
+    demos = as_demos(values["demos"] or ())
+    head = render(str(values["prompt"] or ""), demos, shown, component.outputs, component.layout)
+    blocks = head.removesuffix("\n\n")  # of the inputs, which are empty here
+    schema = component.answer_format is not None and component.answer_format.schema
+    return {
+        "system": component.system,
+        "blocks": [blocks] if blocks else [],
+        "cue": answer_cue(component.outputs, component.layout),
+        "layout": component.layout,
+        "fields": {name: describe_type(port.type) for name, port in component.outputs.items()},
+        "settings": model_settings(component, node, values),
+        "stop": list(component.stop),
+        "reasks": component.most_reasks,
+        "corrected": "the corrected JSON" if schema else "the corrected answer",
+    }
+
+
+def describe_type(kind: object) -> Data:
+    """Return the type of an answer for `compound.exports.runtime.parse_value`.
+
+    >>> describe_type(list[int]), describe_type(Literal["yes", "no"])
+    ({'type': 'list', 'item': {'type': 'int'}}, {'type': 'labels', 'options': ['yes', 'no']})
+    """
+    kind = without_annotation(kind)
+    if kind is Any or kind is str:
+        return {"type": "any" if kind is Any else "str"}
+    if labels := labels_of(kind):
+        return {"type": "labels", "options": list(labels)}
+    if kind in (int, float, bool):
+        return {"type": format_type(kind)}
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType) and type(None) in arguments and len(arguments) == 2:
+        inner = next(argument for argument in arguments if argument is not type(None))
+        return {"type": "optional", "item": describe_type(inner)}
+    if (origin is list or kind is list) and is_plain(kind):
+        return {"type": "list", "item": describe_type((arguments or (Any,))[0])}
+    return {"type": "json"}
+
+
+def plain(value: object) -> Any:  # noqa: ANN401 - JSON types
+    """Return a value as JSON types without keys of the environment.
+
+    Raises:
+        ExportError: it has no JSON form.
+    """
+    found = to_readable_json(value)
+    if isinstance(found, float) and not math.isfinite(found):
+        raise ExportError(f"{value!r} cannot be exported: it is not a finite number")
+    return found
+
+
+def without_secrets(value: Any) -> Any:  # noqa: ANN401 - JSON types
+    """Return a value with the registered keys, and those in the environment, removed from its texts."""
+    remember_environment()
+    return _redacted(value)
+
+
+def _redacted(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, str):
+        return redact_secrets(value)
+    if isinstance(value, Mapping):
+        return {_redacted(key): _redacted(item) for key, item in value.items()}
+    return [_redacted(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,462 @@
+"""Run an exported system with an OpenAI-compatible server, using the standard library only.
+
+This file is copied into exported programs, with the system as the literal PROGRAM. It formats prompts and
+reads answers as the package does; the tests compare the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import math
+import os
+import re
+import sys
+import textwrap
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+PROGRAM: dict[str, Any] = {}  # <- replaced by the system
+
+# -- graph -------------------------------------------------------------------------------------------
+
+ABSENT: Any = object()  # value of an output whose node was skipped by its condition
+Complete = Callable[[dict[str, Any]], str]
+
+
+class ExportedRunError(Exception):
+    """A step failed; the message names it."""
+
+
+def run_program(program: Mapping[str, Any], inputs: Mapping[str, Any], complete: Complete) -> dict[str, Any]:
+    """Run a system whose requests are answered by ``complete``."""
+    if set(inputs) != set(program["inputs"]):
+        raise ExportedRunError(f"the inputs must be {sorted(program['inputs'])}, but got {sorted(inputs)}")
+    outputs = run_graph(program, inputs, complete)
+    for name, value in outputs.items():
+        if value is ABSENT:
+            raise ExportedRunError(f"output {name!r} was skipped by a condition")
+    return outputs
+
+
+def run_graph(graph: Mapping[str, Any], inputs: Mapping[str, Any], complete: Complete) -> dict[str, Any]:
+    """Run the nodes of a graph, which are in topological order."""
+    results: dict[str, dict[str, Any]] = {}
+    for node in graph["nodes"]:
+        results[node["name"]] = run_node(node, inputs, results, complete)
+    return {name: read(source, inputs, results) for name, source in graph["outputs"].items()}
+
+
+def read(source: Sequence[str], inputs: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]) -> Any:  # noqa: ANN401
+    """Return the value of an input, or of a node's output or a field of it."""
+    if source[0] == "input":
+        return inputs[source[1]]
+    value = results[source[1]][source[2]]
+    for key in source[3:]:
+        if value is not ABSENT:
+            value = value[key] if isinstance(value, Mapping) else getattr(value, key)
+    return value
+
+
+def run_node(
+    node: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    results: Mapping[str, Mapping[str, Any]],
+    complete: Complete,
+) -> dict[str, Any]:
+    """Run a node, or return absent outputs if its condition does not hold."""
+    given = {port: read(source, inputs, results) for port, source in node["wires"].items()}
+    optional = node["optional"]
+    skipped = any(value is ABSENT and port not in optional for port, value in given.items())
+    if node["when"] is not None:
+        guard = read(node["when"]["source"], inputs, results)
+        skipped = skipped or guard is ABSENT or guard != node["when"]["equals"]
+    if skipped:
+        return dict.fromkeys(node["outputs"], ABSENT)
+    given = {port: optional.get(port) if value is ABSENT else value for port, value in given.items()}
+    given = {**{port: value for port, value in optional.items() if port not in given}, **given}
+    try:
+        return KINDS[node["kind"]](node, given, complete)
+    except ExportedRunError:
+        raise
+    except Exception as error:
+        raise ExportedRunError(f"{node['name']}: {type(error).__name__}: {error}") from error
+
+
+def run_function(node: Mapping[str, Any], given: Mapping[str, Any], complete: Complete) -> dict[str, Any]:
+    """Call a Python function that is found by its name."""
+    module, _, path = node["call"].partition(":")
+    function: Any = importlib.import_module(module)
+    for part in path.split("."):
+        function = getattr(function, part)
+    result = function(**{**node["settings"], **given})
+    if inspect.isawaitable(result):
+        result = asyncio.run(_awaited(result))
+    return {"output": result} if node["single"] else dict(result)
+
+
+async def _awaited(result: Any) -> Any:  # noqa: ANN401
+    return await result
+
+
+def run_value(node: Mapping[str, Any], given: Mapping[str, Any], complete: Complete) -> dict[str, Any]:
+    """Return a fixed value."""
+    return {name: given.get(node["setting"], node["value"]) for name in node["outputs"]}
+
+
+def run_first_of(node: Mapping[str, Any], given: Mapping[str, Any], complete: Complete) -> dict[str, Any]:
+    """Return the first value of a branch that was not skipped."""
+    present = [given[port] for port in node["ports"] if given.get(port) is not None]
+    if not present:
+        raise ValueError("no input has a value: every branch was skipped")
+    return {"output": present[0]}
+
+
+def run_loop(node: Mapping[str, Any], given: Mapping[str, Any], complete: Complete) -> dict[str, Any]:
+    """Repeat a graph until its condition holds."""
+    turns = given.get("max_turns", node["max_turns"])
+    state = {name: given[name] for name in node["body"]["inputs"]}
+    outputs: dict[str, Any] = {}
+    for _ in range(turns):
+        outputs = run_program(node["body"], state, complete)
+        if node["until"] is not None and outputs[node["until"]] is True:
+            break
+        state |= {target: outputs[source] for source, target in node["carry"].items()}
+    return outputs
+
+
+def run_map(node: Mapping[str, Any], given: Mapping[str, Any], complete: Complete) -> dict[str, Any]:
+    """Run a graph for each item of a list."""
+    items = given[node["over"]]
+    found = [run_program(node["body"], {**given, node["over"]: item}, complete) for item in items]
+    return {name: [outputs[name] for outputs in found] for name in node["outputs"]}
+
+
+KINDS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any], Complete], dict[str, Any]]] = {
+    "function": run_function,
+    "value": run_value,
+    "first_of": run_first_of,
+    "loop": run_loop,
+    "map": run_map,
+}
+
+
+# -- chat --------------------------------------------------------------------------------------------
+
+BASE_URL = "https://api.openai.com/v1"
+TRIES, WAIT = 4, 1.0  # attempts of a request, and seconds before the second one
+NUMBER = re.compile(
+    r"(?:(?<!\w)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|(?<!\w)\.\d+)(?:[eE][-+]?\d+)?"
+)
+NEGATION = re.compile(
+    r"(?:\b(?:not|never|nor|non|neither)|n['’]t)(?:\s+(?:a|an|the|very))?[\s\-\"'`*]*$", re.IGNORECASE
+)
+
+
+def run(
+    inputs: Mapping[str, Any], *, base_url: str = "", api_key: str = "", timeout: float = 120.0
+) -> dict[str, Any]:
+    """Run the system on one set of inputs and return its outputs.
+
+    Args:
+        inputs: a value for each input.
+        base_url: base URL of an OpenAI-compatible server; default: OPENAI_BASE_URL, or OpenAI's.
+        api_key: key of the server; default: the environment variable OPENAI_API_KEY.
+        timeout: seconds until a request fails.
+    """
+
+    def complete(body: dict[str, Any]) -> str:
+        return send(body, base_url or os.environ.get("OPENAI_BASE_URL") or BASE_URL, api_key, timeout)
+
+    return run_program(PROGRAM, inputs, complete)
+
+
+def run_llm(node: Mapping[str, Any], given: Mapping[str, Any], complete: Complete) -> dict[str, Any]:
+    """Ask the model, and ask again after an answer that cannot be read."""
+    settings = {**node["settings"], **{k: v for k, v in given.items() if k in node["settings"]}}
+    shown = {name: value for name, value in given.items() if name not in settings}
+    messages = [{"role": "system", "content": node["system"]}] if node["system"] else []
+    messages.append({"role": "user", "content": "\n\n".join([*node["blocks"], format_inputs(shown)])})
+    for attempt in range(node["reasks"] + 1):
+        *earlier, last = messages
+        cued = f"{last['content']}\n{node['cue']}" if node["cue"] else last["content"]
+        body = {
+            "model": model_of(settings["lm"]),
+            "messages": [*earlier, {"role": last["role"], "content": cued}],
+            "max_tokens": settings["max_tokens"],
+            "temperature": settings["temperature"],
+            **({"stop": node["stop"]} if node["stop"] else {}),
+        }
+        text = complete(body)
+        try:
+            return parse(text, node["fields"], node["layout"])
+        except ValueError as error:
+            if attempt == node["reasks"]:
+                raise
+            correction = f"The answer is invalid: {str(error)[:500]}\nReply with {node['corrected']} only."
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": correction}]
+    raise AssertionError("the last attempt returns or raises")
+
+
+KINDS["llm"] = run_llm
+
+
+# -- requests ----------------------------------------------------------------------------------------
+
+
+def model_of(name: str) -> str:
+    """Return the name of a model at its server: without the prefix of the provider OpenAI.
+
+    >>> model_of("openai/gpt-4o-mini"), model_of("meta/llama")
+    ('gpt-4o-mini', 'meta/llama')
+    """
+    return name.removeprefix("openai/")
+
+
+def send(body: Mapping[str, Any], base_url: str, api_key: str, timeout: float) -> str:
+    """Send a request for a chat completion and return the answer's text; retry what may pass."""
+    if not base_url.startswith(("http://", "https://")):
+        raise ExportedRunError(f"the base URL must start with http:// or https://, but is {base_url!r}")
+    key = api_key or os.environ.get("OPENAI_API_KEY", "")
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    asked = urllib.request.Request(
+        f"{base_url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers
+    )
+    for attempt in range(TRIES):
+        try:
+            with urllib.request.urlopen(asked, timeout=timeout) as answer:  # nosec B310  # http only
+                content = json.load(answer)["choices"][0]["message"]["content"]
+                return content if isinstance(content, str) else ""
+        except urllib.error.HTTPError as error:
+            detail = error.read(500).decode(errors="replace")
+            if attempt + 1 == TRIES or (error.code != 429 and error.code < 500):
+                raise ExportedRunError(f"the server answered {error.code}: {detail}") from None
+        except (OSError, ValueError) as error:
+            if attempt + 1 == TRIES:
+                raise ExportedRunError(f"the server did not answer: {error}") from None
+        time.sleep(WAIT * 2**attempt)
+    raise AssertionError("the last attempt returns or raises")
+
+
+# -- prompts -----------------------------------------------------------------------------------------
+
+
+def format_inputs(inputs: Mapping[str, Any]) -> str:
+    """Format inputs as labelled text."""
+    texts = {name: format_value(value) for name, value in inputs.items() if value is not None}
+    return "\n".join(
+        f"{field_label(name)}:" + (f"\n{text}" if "\n" in text else f" {text}")
+        for name, text in texts.items()
+    )
+
+
+def field_label(name: str) -> str:
+    """Return a field's label."""
+    return "Answer" if name == "output" else name.replace("_", " ").capitalize()
+
+
+def format_value(value: Any) -> str:  # noqa: ANN401
+    """Format a value for a model: one passage per line, numbered texts, anything else as JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (list, tuple)) and value and all(isinstance(item, str) for item in value):
+        return "\n".join(f"[{i}] {text}" for i, text in enumerate(value, 1))
+    if (
+        isinstance(value, (list, tuple))
+        and value
+        and all(isinstance(v, Mapping) and "text" in v for v in value)
+    ):
+        return "\n".join(
+            f"{item['title']}: {item['text']}" if item.get("title") else str(item["text"]) for item in value
+        )
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+# -- answers -----------------------------------------------------------------------------------------
+
+
+def parse(text: str, fields: Mapping[str, Any], layout: str) -> dict[str, Any]:
+    """Read the fields of an answer, or raise ValueError."""
+    if layout == "text":
+        name = next(iter(fields))
+        raw: dict[str, Any] = {name: text.strip().removeprefix(f"{field_label(name)}:").strip()}
+    else:
+        raw = json_object(text, list(fields)) if layout == "json" else labelled_fields(text, list(fields))
+    parsed: dict[str, Any] = {}
+    problems = []
+    for name, kind in fields.items():
+        if name not in raw:
+            problems.append(f"{name!r} is missing")
+            continue
+        try:
+            parsed[name] = parse_value(raw[name], kind)
+        except ValueError as error:
+            problems.append(f"{name!r}: {error}")
+    if problems:
+        raise ValueError(f"{'; '.join(problems)} in {text!r:.300}")
+    return parsed
+
+
+def labelled_fields(text: str, names: Sequence[str]) -> dict[str, Any]:
+    """Find ``name: value`` for each name."""
+    options = "|".join(re.escape(name).replace("_", "[_ ]") for name in sorted(names, key=len, reverse=True))
+    pattern = re.compile(rf"^[ \t#>*\-`]*({options})[ \t*`]*[:=]\**", re.IGNORECASE | re.MULTILINE)
+    found: dict[str, Any] = {}
+    marks = list(pattern.finditer(text))
+    for i, mark in enumerate(marks):
+        end = marks[i + 1].start() if i + 1 < len(marks) else len(text)
+        key = mark.group(1).lower().replace(" ", "_")
+        found.setdefault(next(n for n in names if n.lower() == key), bare(text[mark.end() : end]))
+    return found
+
+
+def bare(text: str) -> str:
+    """Remove a value's common indentation, and emphasis that encloses the whole value."""
+    first, _, rest = text.partition("\n")
+    value = (text if first.strip() else textwrap.dedent(rest)).strip()
+    if whole := re.fullmatch(r"(\*{1,3}|`)([^*`\n]+)\1", value):
+        return whole.group(2).strip()
+    if value.endswith("**") and value.count("**") % 2:
+        return value[:-2].strip()
+    return value
+
+
+def json_object(text: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return the first JSON object with one of the fields."""
+    for value in json_values(text, r"\{"):
+        if isinstance(value, dict) and not value.keys().isdisjoint(names):
+            return value
+    return {}
+
+
+def json_values(text: str, start: str) -> Iterator[Any]:
+    """Yield the JSON values in a text, with bounded work."""
+    decoder, left = json.JSONDecoder(), 16 * len(text) + 100_000
+    for match in re.finditer(start, text):
+        try:
+            value, end = decoder.raw_decode(text, match.start())
+        except (ValueError, RecursionError) as error:
+            left -= getattr(error, "pos", len(text))
+        else:
+            left -= end
+            yield value
+        if left < 0:
+            return
+
+
+def parse_value(raw: Any, kind: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """Convert the text or JSON of a value to its type."""
+    name = kind["type"]
+    if name == "optional":
+        none = raw is None or (isinstance(raw, str) and raw.strip().lower() in ("", "none", "null"))
+        return None if none else parse_value(raw, kind["item"])
+    if not isinstance(raw, str):
+        return _from_json_value(raw, kind)
+    if name in ("str", "any"):
+        return raw
+    if name == "labels":
+        return _label(raw, kind["options"])
+    if name == "bool":
+        return _bool(raw)
+    if name in ("int", "float"):
+        return _number(raw, name)
+    if name == "list":
+        return _list(raw, kind["item"])
+    for value in json_values(raw, r"[{\[]"):
+        return value
+    raise ValueError(f"{raw!r:.100} holds no complete JSON")
+
+
+def _from_json_value(raw: Any, kind: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    name = kind["type"]
+    if isinstance(raw, float) and not math.isfinite(raw):
+        raise ValueError(f"{raw!r} is not a finite number")
+    if name == "list" and isinstance(raw, list):
+        return [parse_value(item, kind["item"]) for item in raw]
+    if name in ("str", "labels") and isinstance(raw, (int, float)):
+        return parse_value(json.dumps(raw), kind)
+    fits: Any = {"int": int, "float": (int, float), "bool": bool}.get(name)
+    if fits is None or (isinstance(raw, fits) and (name == "bool") == isinstance(raw, bool)):
+        return raw
+    if name == "int" and isinstance(raw, float) and raw.is_integer():
+        return int(raw)
+    raise ValueError(f"{raw!r:.100} is not {name}")
+
+
+def _label(raw: str, options: Sequence[Any]) -> Any:  # noqa: ANN401
+    plain = raw.strip().strip("\"'`.*").lower()
+    exact = [option for option in options if str(option).lower() == plain]
+    longest = sorted((str(option).lower() for option in options if str(option)), key=len, reverse=True)
+    words = re.finditer(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest))})(?!\w)", raw.lower())
+    found = {
+        word.group() for word in words if not NEGATION.search(raw[max(0, word.start() - 24) : word.start()])
+    }
+    named = exact or [option for option in options if str(option).lower() in found]
+    if len(named) != 1:
+        raise ValueError(
+            f"{raw!r:.100} names {'none' if not named else 'several'} of {', '.join(map(str, options))}"
+        )
+    return named[0]
+
+
+def _bool(raw: str) -> bool:
+    words = re.findall(r"\w+", raw.lower())
+    if words and words[0] in ("yes", "true", "1"):
+        return True
+    if words and words[0] in ("no", "false", "0"):
+        return False
+    raise ValueError(f"{raw!r:.100} is neither yes nor no")
+
+
+def _number(raw: str, name: str) -> int | float:
+    matches = list(NUMBER.finditer(raw.replace("\N{MINUS SIGN}", "-")))
+    if not matches:
+        raise ValueError(f"{raw!r:.100} holds no number")
+    text = matches[0].group().replace(",", "")
+    leads = not any(character.isalnum() for character in raw[: matches[0].start()])
+    if not leads and len({match.group().replace(",", "") for match in matches}) > 1:
+        raise ValueError(f"{raw!r:.100} holds several numbers and does not start with one")
+    if name == "int" and text.lstrip("+-").isdigit():
+        return int(text)
+    value = float(text)
+    if not math.isfinite(value) or (name == "int" and not value.is_integer()):
+        raise ValueError(f"{raw!r:.100} is not a {'whole' if name == 'int' else 'finite'} number")
+    return int(value) if name == "int" else value
+
+
+def _list(raw: str, item: Mapping[str, Any]) -> list[Any]:
+    text = raw.strip()
+    if text.startswith("["):
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, list):
+            return [parse_value(one, item) for one in value]
+    marker = re.compile(r"^\s*(?:[-*•](?!\d)|\d+[.)](?!\d)|\[\d+\])\s*")
+    parts = [line for line in (marker.sub("", line).strip() for line in text.splitlines()) if line]
+    if len(parts) == 1 and not marker.match(text):
+        parts = [part.strip() for part in parts[0].split(",") if part.strip()]
+    return [parse_value(part, item) for part in parts]
+
+
+def main() -> None:
+    """Read the inputs as NAME=VALUE or one JSON object, and print the outputs as JSON."""
+    arguments = sys.argv[1:]
+    if len(arguments) == 1 and arguments[0].startswith("{"):
+        inputs = json.loads(arguments[0])
+    else:
+        inputs = dict(argument.split("=", 1) for argument in arguments)
+    try:
+        print(json.dumps(run(inputs), ensure_ascii=False, indent=2, default=str))
+    except ExportedRunError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""`cp.system`: a Python function of components becomes a graph; code that needs values is refused with its line."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import compound as cp
+from compound.errors import DeclarationError, GraphBuildError, WiringError
+from compound.testing import ScriptedLM
+
+
+@cp.component
+def increase(x: int) -> int:
+    return x + 1
+
+
+@cp.component
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@cp.component
+def is_even(x: int) -> bool:
+    return x % 2 == 0
+
+
+@cp.component
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+@cp.llm
+def answer(question: str, hint: str) -> str:
+    """Answer."""
+    raise NotImplementedError
+
+
+def test_parameters_become_inputs_and_the_value_the_output() -> None:
+    @cp.system
+    def chain(x: int) -> int:
+        return increase(increase(x))
+
+    assert isinstance(chain, cp.System)
+    assert (chain.name, chain.inputs, list(chain.outputs)) == ("chain", {"x": int}, ["output"])
+    assert list(chain.nodes) == ["increase", "increase_2"]
+    assert cp.run(chain, {"x": 1}).outputs == {"output": 3}
+
+
+def test_options_and_a_dict_of_outputs() -> None:
+    @cp.system(name="qa", lm="lm")
+    def build(question: str, hint: str) -> dict[str, str]:
+        return {"answer": answer(question, hint), "question": question}
+
+    assert (build.name, build.lm) == ("qa", "lm")
+    trace = cp.run(build, {"question": "?", "hint": "!"}, engines={"lm": ScriptedLM(["Lima"])})
+    assert trace.outputs == {"answer": "Lima", "question": "?"}
+
+
+@dataclasses.dataclass
+class Report:
+    total: int
+    even: bool
+
+
+class Pair(NamedTuple):
+    total: int
+    even: bool
+
+
+@pytest.mark.parametrize("form", [Report, Pair])
+def test_a_dataclass_or_named_tuple_names_the_outputs(form: Any) -> None:
+    def build(x: int) -> object:
+        total = increase(x)
+        return form(total, is_even(total))
+
+    assert cp.run(cp.system(build), {"x": 1}).outputs == {"total": 2, "even": True}
+
+
+def test_a_tuple_is_named_after_the_nodes() -> None:
+    def build(x: int) -> object:
+        total = increase(x)
+        return total, is_even(total)
+
+    assert cp.run(cp.system(build), {"x": 1}).outputs == {"increase": 2, "is_even": True}
+
+
+def test_conditions_and_constants_of_python_are_fine() -> None:
+    def build(x: int) -> object:
+        for _ in range(3):  # known while the graph is built
+            x = increase(x)
+        even = is_even(x)
+        return cp.FirstOf("chosen", int)(a=increase(x, when=even), b=x)
+
+    system = cp.system(build)
+    assert len(system.nodes) == 6
+    assert cp.run(system, {"x": 1}).outputs == {"output": 5}
+    assert cp.run(system, {"x": 2}).outputs == {"output": 5}
+
+
+@given(st.lists(st.sampled_from(["increase", "add"]), min_size=1, max_size=8), st.integers(-50, 50))
+def test_a_built_graph_computes_what_the_function_computes(steps: list[str], start: int) -> None:
+    def compute(x: int) -> Any:
+        total: Any = x
+        for step in steps:
+            total = increase(total) if step == "increase" else add(total, x)
+        return total
+
+    assert cp.run(cp.system(compute), {"x": start}).outputs == {"output": compute(start)}
+
+
+def _branch(x: int) -> object:
+    if is_even(x):  # HERE
+        return increase(x)
+    return x
+
+
+def _loop(text: str) -> object:
+    return [words(text) for _ in words(text)]  # HERE
+
+
+def _f_string(question: str) -> object:
+    return answer(question=f"{question}?", hint=question)  # HERE
+
+
+def _arithmetic(x: int) -> object:
+    return increase(x) + 1  # HERE
+
+
+def _reversed_arithmetic(x: int) -> object:
+    return 1 - increase(x)  # HERE
+
+
+def _comparison(x: int) -> object:
+    return increase(x) > 1  # HERE
+
+
+def _equality(x: int) -> object:
+    return increase(x) == 1  # HERE
+
+
+def _length(text: str) -> object:
+    return len(words(text))  # HERE
+
+
+def _membership(text: str) -> object:
+    return "a" in words(text)  # HERE
+
+
+def _unpacking(text: str) -> object:
+    first, second = words(text)  # HERE
+    return first, second
+
+
+def _text(x: int) -> object:
+    return str(increase(x))  # HERE
+
+
+def _not(x: int) -> object:
+    return not is_even(x)  # HERE
+
+
+@pytest.mark.parametrize(
+    ("function", "hint"),
+    [
+        (_branch, "when="), (_loop, "cp.Map"), (_f_string, "input"), (_arithmetic, "@cp.component"),
+        (_reversed_arithmetic, "@cp.component"), (_comparison, "@cp.component"), (_equality, "equals"),
+        (_length, "cp.Map"), (_membership, "cp.Map"), (_unpacking, "cp.Map"), (_text, "input"), (_not, "when="),
+    ],
+)  # fmt: skip
+def test_code_that_needs_a_value_is_refused_with_its_line(function: Callable[..., object], hint: str) -> None:
+    lines, start = inspect.getsourcelines(function)
+    line = start + next(i for i, text in enumerate(lines) if "HERE" in text)
+    with pytest.raises(
+        GraphBuildError, match=rf"test_system_decorator\.py:{line}: .*no value while the graph"
+    ) as caught:
+        cp.system(function)
+    assert hint in caught.value.hint
+
+
+def _attribute(question: str) -> object:
+    return answer(question=question.upper(), hint=question)
+
+
+def _library(question: str) -> object:
+    return re.sub("a", "b", question)
+
+
+@pytest.mark.parametrize("function", [_attribute, _library])
+def test_other_errors_are_explained_with_their_line(function: Callable[..., object]) -> None:
+    line = inspect.getsourcelines(function)[1] + 1
+    with pytest.raises(
+        GraphBuildError, match=rf"could not be built: .*test_system_decorator\.py:{line}"
+    ) as caught:
+        cp.system(function)
+    assert "placeholders" in caught.value.hint
+
+
+def _unused(x: int, y: int) -> object:
+    return increase(x)
+
+
+def _lost(x: int) -> object:
+    increase(x)
+    return is_even(x)
+
+
+def _constant(x: int) -> object:
+    increase(x)
+    return 3
+
+
+def _untyped(x):  # type: ignore[no-untyped-def]
+    return increase(x)
+
+
+async def _async(x: int) -> object:
+    return increase(x)
+
+
+def _same_names(x: int) -> object:
+    return x, x
+
+
+def _constant_in_dict(x: int) -> object:
+    return {"y": increase(x), "z": 3}
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (_unused, "declares unused inputs: 'y'"),
+        (_lost, "has nodes that no output depends on: 'increase'"),
+        (_constant, r"returns int, which names no outputs .*test_system_decorator\.py"),
+        (_untyped, "parameter 'x' has no type"),
+        (_async, "is an async function"),
+        (_same_names, "two of the returned outputs would be named 'x'"),
+        (_constant_in_dict, "output 'z' of system '_constant_in_dict' is 3"),
+    ],
+)
+def test_mistakes_are_refused(function: Any, message: str) -> None:
+    with pytest.raises((DeclarationError, WiringError), match=message):
+        cp.system(function)
+
+
+def test_outside_of_a_build_outputs_stay_usable_as_objects() -> None:
+    output = increase(cp.Input("x", int))
+    assert output
+    assert str(output) == repr(output) == f"{output}" == "Output($increase: int)"
+    assert output != 1
+    assert {output: 1}[output] == 1
+    with pytest.raises(TypeError):
+        iter(output)
+    with pytest.raises(
+        GraphBuildError, match=r"test_system_decorator\.py:\d+: an operator computes with \$increase"
+    ):
+        output + 1

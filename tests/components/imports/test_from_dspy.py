@@ -1,0 +1,408 @@
+"""DSPy programs become systems: predictors are components, Python code runs between them, values are written back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import dspy
+import pytest
+
+import compound as cp
+from compound.errors import BudgetExhausted, DeclarationError, RunFailed
+from compound.testing import ComponentKit, ScriptedLM
+from compound.testing.chat_server import ChatServer
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore:.*ReadOnly"
+)
+DONE = "[[ ## completed ## ]]"
+
+
+def fields(**values: str) -> str:
+    """Return an answer in the format of DSPy's ChatAdapter."""
+    return "\n\n".join([f"[[ ## {name} ## ]]\n{value}" for name, value in values.items()] + [DONE])
+
+
+class MultiHop(dspy.Module):  # type: ignore[misc]
+    """Writes two queries, then an answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = dspy.ChainOfThought("question, notes: list[str] -> search_query")
+        self.answer = dspy.Predict(
+            dspy.Signature("question, notes: list[str] -> answer, sure: bool", "Answer from the notes.")
+        )
+
+    def forward(self, question: str) -> Any:
+        notes: list[str] = []
+        for _ in range(2):
+            notes.append(f"about {self.query(question=question, notes=notes).search_query}")
+        found = self.answer(question=question, notes=notes)
+        return dspy.Prediction(answer=found.answer, notes=notes)
+
+
+def reply(message: str) -> str:
+    if "`[[ ## search_query ## ]]`" in message:
+        return fields(reasoning="because", search_query=f"query {message.count('about')}")
+    return fields(answer="Lima", sure="True")
+
+
+def by_messages(messages: Any) -> str:
+    return reply(messages[-1]["content"])
+
+
+def imported(**settings: Any) -> cp.System:
+    return cp.from_dspy(MultiHop(), lm="lm", outputs={"answer": str, "notes": list[str]}, **settings)
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    with ChatServer(by_messages) as running:
+        yield running
+
+
+def engine(server: ChatServer) -> Any:
+    return cp.LiteLLM("openai/scripted", api_base=server.url, price=(0, 0))
+
+
+def in_dspy(program: Any, server: ChatServer, **inputs: Any) -> Any:
+    """Run a program in DSPy itself."""
+    with dspy.context(lm=dspy.LM("openai/scripted", api_base=server.url, api_key="none", cache=False)):
+        return program(**inputs)
+
+
+def test_predictors_are_components_with_their_signatures() -> None:
+    system = imported()
+    assert list(system.inputs.items()) == [("question", str)]
+    assert list(system.parameters) == ["answer.prompt", "answer.demos", "query.prompt", "query.demos"]
+    assert system.configuration["answer.prompt"] == "Answer from the notes."
+    assert system.components["answer"].outputs["sure"].type is bool
+
+
+def test_calls_appear_in_execution_order_with_the_values_of_their_time() -> None:
+    trace = cp.run(imported(), {"question": "capital?"}, engines={"lm": ScriptedLM(reply)})
+    assert [call.address for call in trace.calls] == [
+        "multi_hop[0]/query", "multi_hop[1]/query", "multi_hop[2]/answer",
+    ]  # fmt: skip
+    assert [call.parents for call in trace.calls] == [
+        (), ("multi_hop[0]/query",), ("multi_hop[0]/query", "multi_hop[1]/query"),
+    ]  # fmt: skip
+    assert [call.inputs["notes"] for call in trace.calls] == [
+        [],
+        ["about query 0"],
+        ["about query 0", "about query 1"],
+    ]
+    assert trace.outputs == {"answer": "Lima", "notes": ["about query 0", "about query 1"]}
+    assert trace.ends == tuple(call.address for call in trace.calls)
+
+
+def test_the_messages_are_those_of_dspy(server: ChatServer) -> None:
+    program = MultiHop()
+    program.answer.demos = [
+        dspy.Example(question="1+1", notes=["n"], answer="2", sure=True).with_inputs("question")
+    ]
+    expected = in_dspy(program, server, question="capital?")
+    sent, server.requests[:] = [request["messages"] for request in server.requests], []
+    system = cp.from_dspy(program, lm="lm", outputs={"answer": str, "notes": list[str]})
+    trace = cp.run(system, {"question": "capital?"}, engines={"lm": engine(server)})
+    assert [request["messages"] for request in server.requests] == sent
+    assert trace.outputs == {"answer": expected.answer, "notes": expected.notes}
+
+
+def test_a_fork_runs_the_program_again_with_earlier_calls_reused() -> None:
+    lm, system = ScriptedLM(reply), imported()
+
+    async def fork() -> Any:
+        executor = cp.Executor({"lm": lm})
+        trace = await executor.run(system, {"question": "capital?"})
+        lm.requests.clear()
+        changed = {"reasoning": "r", "search_query": "other"}
+        return await executor.fork(system, trace, "multi_hop[1]/query", outputs=changed)
+
+    trace = asyncio.run(fork())
+    assert len(lm.requests) == 1
+    assert [call.reused for call in trace.calls] == [True, True, False]
+    assert trace.outputs["notes"] == ["about query 0", "about other"]
+
+
+def test_the_original_program_is_not_changed(server: ChatServer) -> None:
+    program = MultiHop()
+    cp.from_dspy(program, lm="lm", outputs={"answer": str})
+    assert in_dspy(program, server, question="capital?").answer == "Lima"
+
+
+def test_an_answer_that_cannot_be_read_is_asked_for_in_json() -> None:
+    system = cp.from_dspy(dspy.Predict("question -> answer"), lm="lm")
+    lm = ScriptedLM(["nonsense", '{"answer": "Lima"}'])
+    trace = cp.run(system, {"question": "?"}, engines={"lm": lm})
+    assert trace.outputs == {"answer": "Lima"}
+    assert "JSON" in lm.requests[1].messages[-1].content
+    assert trace.usage.calls == 2
+
+
+def test_a_failed_predictor_fails_the_run_with_its_reason() -> None:
+    system = cp.from_dspy(dspy.Predict("question -> answer"), lm="lm")
+    with pytest.raises(
+        RunFailed, match="failed in 'predict_program.0./predict': parse: JSONAdapter found no answer"
+    ):
+        cp.run(system, {"question": "?"}, engines={"lm": ScriptedLM(lambda _: "nonsense")})
+
+
+class Careful(dspy.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = dspy.Predict("question -> answer")
+        self.second = dspy.Predict("question, hint -> answer")
+
+    def forward(self, question: str) -> Any:
+        try:
+            return self.first(question=question)
+        except Exception:  # noqa: BLE001
+            return self.second(question=question, hint="try again")
+
+
+def test_a_program_may_catch_a_failure_and_continue() -> None:
+    system = cp.from_dspy(Careful(), lm="lm", outputs={"answer": str})
+    lm = ScriptedLM(lambda message: fields(answer="Lima") if "hint" in message else "nonsense")
+    trace = cp.run(system, {"question": "?"}, engines={"lm": lm})
+    assert trace.outputs == {"answer": "Lima"}
+    assert [bool(call.failure) for call in trace.calls] == [True, False]
+    assert trace.calls[1].parents == ("careful[0]/first",)
+
+
+def test_a_spent_budget_ends_the_run_past_the_programs_except() -> None:
+    from compound.execution.budget import Budget, Meter
+
+    system = cp.from_dspy(Careful(), lm="lm", outputs={"answer": str})
+
+    async def run() -> None:
+        executor = cp.Executor({"lm": ScriptedLM(lambda _: "nonsense")}, meter=Meter(Budget(calls=1)))
+        await executor.run(system, {"question": "?"})
+
+    with pytest.raises(BudgetExhausted):
+        asyncio.run(run())
+
+
+class Endless(dspy.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = dspy.Predict("question -> answer")
+
+    def forward(self, question: str) -> Any:
+        while True:
+            self.step(question=question)
+
+
+def test_the_number_of_calls_is_bounded() -> None:
+    system = cp.from_dspy(Endless(), lm="lm", max_calls=3)
+    with pytest.raises(RunFailed, match=r"forward made more than 3 predictor calls") as caught:
+        cp.run(system, {"question": "?"}, engines={"lm": ScriptedLM(lambda _: fields(answer="x"))})
+    trace: Any = caught.value.trace
+    assert len(trace.calls_of("step")) == 3
+
+
+class Parallel(dspy.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = dspy.Predict("part -> answer")
+
+    def forward(self, question: str) -> Any:
+        pairs = [(self.step, dspy.Example(part=part).with_inputs("part")) for part in question.split()]
+        found = dspy.Parallel(num_threads=2, disable_progress_bar=True)(pairs)
+        return dspy.Prediction(answer=" ".join(one.answer for one in found))
+
+
+class Async(dspy.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = dspy.Predict("part -> answer")
+
+    async def aforward(self, question: str) -> Any:
+        found = await asyncio.gather(*(self.step.acall(part=part) for part in question.split()))
+        return dspy.Prediction(answer=" ".join(one.answer for one in found))
+
+
+@pytest.mark.parametrize("program", [Parallel, Async])
+def test_concurrent_predictors_belong_to_the_run(program: Any) -> None:
+    system = cp.from_dspy(program(), lm="lm", inputs={"question": str})
+    lm = ScriptedLM(lambda message: fields(answer=message.split("part ## ]]\n")[1].split("\n")[0].upper()))
+    trace = cp.run(system, {"question": "a b c"}, engines={"lm": lm})
+    assert trace.outputs == {"answer": "A B C"}
+    assert len(trace.calls) == 3
+
+
+def test_an_agent_with_tools_runs() -> None:
+    def capital(country: str) -> str:
+        """Return the capital of a country."""
+        return {"Peru": "Lima"}[country]
+
+    system = cp.from_dspy(dspy.ReAct("question -> answer", tools=[capital]), lm="lm")
+
+    def script(message: str) -> str:
+        if "next_tool_name" not in message:
+            return fields(reasoning="r", answer="Lima")
+        name, arguments = (
+            ("finish", "{}") if "observation_0" in message else ("capital", '{"country": "Peru"}')
+        )
+        return fields(next_thought="t", next_tool_name=name, next_tool_args=arguments)
+
+    trace = cp.run(system, {"question": "capital of Peru?"}, engines={"lm": ScriptedLM(script)})
+    assert trace.outputs == {"answer": "Lima"}
+    assert [call.component for call in trace.calls] == ["react", "react", "extract"]
+    assert "Lima" in str(trace.calls[1].inputs["trajectory"])
+    assert "Return the capital of a country." in str(system.configuration["react.prompt"])
+
+
+def test_optimized_values_are_written_back_and_survive_saving(server: ChatServer, tmp_path: Path) -> None:
+    program, system = MultiHop(), imported(temperature=cp.Float(0.0, 1.0, value=0.0))
+    demo = {"inputs": {"question": "1+1", "notes": ["n"]}, "outputs": {"answer": "2", "sure": True}}
+    best = {
+        "answer.prompt": "Be brief.", "answer.demos": [demo], "query.prompt": "Write one query.",
+        "query.temperature": 0.5,
+    }  # fmt: skip
+    bound = system.bind(best)
+    trace = cp.run(bound, {"question": "capital?"}, engines={"lm": engine(server)})
+    sent, server.requests[:] = [request["messages"] for request in server.requests], []
+
+    cp.to_dspy(program, bound).save(tmp_path / "program.json")
+    loaded = MultiHop()
+    loaded.load(tmp_path / "program.json")
+    found = in_dspy(loaded, server, question="capital?")
+    assert {"answer": found.answer, "notes": found.notes} == trace.outputs
+    assert [request["messages"] for request in server.requests] == sent
+    assert cp.to_dspy(program, bound).query.predict.config["temperature"] == 0.5
+    assert program.answer.signature.instructions == "Answer from the notes."
+
+
+def test_a_file_of_a_configuration_is_written_back(tmp_path: Path) -> None:
+    bound = imported().bind({"answer.prompt": "Be brief."})
+    bound.configuration.save(tmp_path / "best.json")
+    assert cp.to_dspy(MultiHop(), tmp_path / "best.json").answer.signature.instructions == "Be brief."
+
+
+def test_an_optimization_improves_the_program(tmp_path: Path) -> None:
+    def script(messages: Any) -> str:
+        word = messages[-1]["content"].split("question ## ]]\n")[1].split("\n")[0]
+        shown = len(messages) > 2  # a demonstration precedes the question
+        return fields(answer=word.upper() if shown or word.endswith("0") else "no idea")
+
+    program = dspy.Predict("question -> answer")
+    rows = [{"question": f"word{i}", "answer": f"WORD{i}"} for i in range(60)]
+    with ChatServer(script) as server:
+        result = cp.optimize(
+            cp.from_dspy(program, lm="lm"), {"train": rows[:30], "valid": rows[30:]}, "exact_match",
+            method="search", budget=600, progress=False, run_dir=tmp_path / "run", engines={"lm": engine(server)},
+        )  # fmt: skip
+        assert result.best["predict.demos"]
+        better = cp.to_dspy(program, result.best)
+        assert in_dspy(better, server, question="hello").answer == "HELLO"
+        assert in_dspy(program, server, question="hello").answer == "no idea"
+
+
+class Overriding(dspy.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = dspy.Predict("question -> answer")
+
+    def forward(self, question: str) -> Any:
+        return self.step(question=question, config={"temperature": 1.0})
+
+
+class OnTheFly(dspy.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = dspy.Predict("question -> answer")
+
+    def forward(self, question: str) -> Any:
+        return dspy.Predict("question -> answer")(question=question)
+
+
+class Wrong(dspy.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = dspy.Predict("question -> answer")
+
+    def forward(self, question: str) -> Any:
+        if question == "raise":
+            raise KeyError("lost")
+        return dspy.Prediction(other=1)
+
+
+@pytest.mark.parametrize(
+    ("program", "question", "message"),
+    [
+        (Overriding, "?", r"calls the predictor 'step' with its own config\['temperature'\]"),
+        (OnTheFly, "?", "create them in __init__"),
+        (Wrong, "?", "forward returned no 'answer', but other"),
+        (Wrong, "raise", r"forward raised KeyError: 'lost' \(test_from_dspy.py:\d+, in forward\)"),
+    ],
+)
+def test_what_cannot_be_recorded_fails_with_the_reason(program: Any, question: str, message: str) -> None:
+    system = cp.from_dspy(program(), lm="lm")
+    with pytest.raises(RunFailed, match=message):
+        cp.run(system, {"question": question}, engines={"lm": ScriptedLM(lambda _: fields(answer="x"))})
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda: cp.from_dspy(MultiHop, lm="lm"), "needs a dspy.Module, but got ProgramMeta"),
+        (lambda: cp.from_dspy(MultiHop(), lm="lm"), "give outputs=.* fields of its predictors: .*search_query: str"),
+        (lambda: cp.from_dspy(dspy.Module(), lm="lm"), "'module' has no predictors"),
+        (lambda: cp.from_dspy(dspy.Predict("q -> a", n=3), lm="lm"), "asks for n=3 completions"),
+        (lambda: cp.to_dspy(MultiHop(), {"anwser.prompt": "x"}), "no predictor for 'anwser.prompt'; did you mean 'answer'"),
+        (
+            lambda: cp.to_dspy(MultiHop(), {"answer.weights": {"path": "x", "sha256": "y"}}),
+            "answer.weights cannot be written into a DSPy program",
+        ),
+    ],
+)  # fmt: skip
+def test_mistakes_are_refused(declare: Any, message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        declare()
+
+
+def test_the_models_of_dspy_are_the_default() -> None:
+    program = MultiHop()
+    program.query.predict.lm = dspy.LM("openai/small", max_tokens=50)
+    with dspy.context(lm=dspy.LM("openai/large", temperature=0.7)):
+        system = cp.from_dspy(program, outputs={"answer": str})
+    assert system.lm == "openai/large"
+    assert system.settings["query.lm"] == "openai/small"
+    assert system.settings["answer.temperature"] == 0.7
+    assert system.settings["query.max_tokens"] == 50
+
+
+class Choosy(dspy.Signature):  # type: ignore[misc]
+    """Choose a label."""
+
+    text: str = dspy.InputField(desc="what to label")
+    label: Literal["good", "bad"] = dspy.OutputField()
+    score: float = dspy.OutputField(desc="how sure")
+
+
+LABELLER = dspy.Predict(Choosy)  # whose constructor draws from the global generator
+
+
+class TestPredictor(ComponentKit):
+    dumpable = False
+
+    def make(self, name: str) -> Any:
+        system = cp.from_dspy(LABELLER, lm="lm", name="program")
+        found = system.components["predict"]
+        object.__setattr__(found, "name", name)
+        return found
+
+    def inputs(self) -> Any:
+        return [{"text": "fine"}, {"text": "\n" * 20}]
+
+    def engine(self) -> Any:
+        return ScriptedLM(lambda _: fields(label="good", score="0.5"))
+
+
+class TestProgram(TestPredictor):
+    def make(self, name: str) -> Any:
+        return cp.from_dspy(LABELLER, lm="lm", name=name).components[name]

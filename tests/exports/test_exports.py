@@ -1,0 +1,483 @@
+"""Exported programs and prompts give the same outputs as the system, from the same scripted server."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import dspy
+import pydantic
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import compound as cp
+from compound.components.fields import field_label, format_value, parse_value
+from compound.errors import ExportError
+from compound.exports import runtime
+from compound.exports.export import TARGETS
+from compound.exports.literal import python_literal
+from compound.exports.program import describe_type
+from compound.testing import ScriptedLM
+from compound.testing.chat_server import ChatServer
+from export_parts import is_question, is_short, search, shorten
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore:.*ReadOnly"
+)
+SUPPORT = Path(__file__).parents[1] / "support"
+DEMO = {"inputs": {"question": "1+1"}, "outputs": {"output": "2"}}
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+def qa() -> cp.System:
+    """Return a system with a search, demonstrations, a label and a structured output."""
+    question = cp.Input("question")
+    query = cp.LLM(
+        "rewrite", prompt=cp.Text("Write a {query}."), demos=cp.Demos((DEMO,)), system="Be brief."
+    )(question=question)
+    passages = cp.Function("search", search, k=cp.Choice(1, 3, value=3))(query=query)
+    answer = cp.LLM("answer", prompt=cp.Text("Answer."), max_tokens=32)(question=question, passages=passages)
+    sure = cp.LLM("sure", prompt="Sure?", output=Literal["yes", "no"])(question=question, proposal=answer)
+    person = cp.LLM("person", prompt="Extract.", output=Person)(text=answer)
+    both = cp.LLM("both", prompt="Rate.", output={"score": float, "tags": list[str]}, stop=("END",))(
+        text=answer
+    )
+    return cp.System(
+        "qa",
+        {"answer": answer, "sure": sure, "age": person.age, "score": both.score, "tags": both.tags},
+        lm="openai/gpt-4o-mini",
+    )
+
+
+def flow() -> cp.System:
+    """Return a system with a loop, a map, a condition and a choice of models."""
+    text = cp.Input("text")
+    short = cp.Function("shorten", shorten)(text=text)
+    body = cp.System("turn", {"text": short, "done": cp.Function("is_short", is_short)(text=short)})
+    loop = cp.Loop("shrink", body, carry={"text": "text"}, until="done", max_turns=9)(text=text)
+    lm = cp.Selector("model", "openai/small", "openai/large")()
+    one = cp.System(
+        "one", {"found": cp.LLM("label", prompt="Label.", lm="openai/small")(item=cp.Input("item"))}
+    )
+    k = cp.Hyperparameter("k", cp.Int(1, 4, value=2))()
+    parts = cp.Function("search", search)(query=loop.text, k=k)
+    found = cp.Map("each", one, over="item")(item=parts)
+    asked = cp.Function("is_question", is_question)(text=text)
+    reply = cp.LLM("reply", prompt="Reply.")(text=text, lm=lm, when=asked)
+    joined = cp.FirstOf("joined", str)(a=reply, b=text)
+    return cp.System("flow", {"found": found, "reply": joined, "left": loop.text})
+
+
+def script(messages: Any) -> str:
+    """Answer by the content of the last message, whatever the format of the prompt."""
+    text = messages[0]["content"] + messages[-1]["content"]
+    if "Extract." in text:
+        return 'Here: {"name": "Ada", "age": 36}'
+    if "Rate." in text:
+        return "score: 0.5\ntags: [a, b]" if "[[ ##" not in text else _fields(score="0.5", tags='["a", "b"]')
+    if "Sure?" in text:
+        return "Yes." if "[[ ##" not in text else _fields(output="yes")
+    answer = f"Lima {len(text) % 7}" if "[[ ##" not in text else "Lima"
+    return answer if "[[ ##" not in text else _fields(output=answer)
+
+
+def _fields(**values: str) -> str:
+    return (
+        "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in values.items())
+        + "\n\n[[ ## completed ## ]]"
+    )
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    with ChatServer(script) as running:
+        yield running
+
+
+def engines(server: ChatServer) -> dict[str, Any]:
+    names = ("openai/gpt-4o-mini", "openai/small", "openai/large")
+    return {name: cp.LiteLLM(name, api_base=server.url, price=(0, 0)) for name in names}
+
+
+def sent(server: ChatServer) -> list[tuple[str, str]]:
+    """Return model and messages of the requests so far, in a comparable order, and forget them."""
+    found = sorted((request["model"], json.dumps(request["messages"])) for request in server.requests)
+    server.requests.clear()
+    return found
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    """Run a module and return its names."""
+    names: dict[str, Any] = {"__name__": "exported"}
+    exec(compile(path.read_text("utf-8"), str(path), "exec"), names)
+    return names
+
+
+# -- the Python module ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "inputs"),
+    [
+        (qa, {"question": "capital of Peru?"}),
+        (qa, {"question": "two\nlines"}),
+        (flow, {"text": "Which river?"}),
+        (flow, {"text": "no question"}),
+    ],
+)
+def test_the_python_module_sends_and_returns_the_same(
+    build: Any, inputs: dict[str, str], server: ChatServer, tmp_path: Path
+) -> None:
+    system = build()
+    expected = cp.run(system, inputs, engines=engines(server)).outputs
+    requests = sent(server)
+    path = tmp_path / "program.py"
+    cp.export(system, "python", path)
+    assert loaded(path)["run"](inputs, base_url=server.url, api_key="none") == expected
+    assert sent(server) == requests
+
+
+def test_the_python_module_needs_only_the_standard_library(server: ChatServer, tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    system = cp.System("s", {"answer": cp.LLM("a", prompt="Answer.")(question=cp.Input("question"))}, lm="m")
+    text = cp.export(system, "python", path)
+    imported = {
+        name.partition(".")[0]
+        for node in ast.walk(ast.parse(text))
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in getattr(node, "names", [])] if isinstance(node, ast.Import) else [])
+        if name
+    }  # fmt: skip
+    assert imported <= sys.stdlib_module_names
+    environment = {"OPENAI_BASE_URL": server.url, "PATH": os.environ["PATH"]}
+    ran = subprocess.run(
+        [sys.executable, "-I", str(path), "question=capital?"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == cp.run(system, {"question": "capital?"}, engines={"m": cp.LiteLLM("openai/m", api_base=server.url, price=(0, 0))}).outputs  # fmt: skip
+
+
+def test_an_answer_that_cannot_be_read_is_asked_for_again(tmp_path: Path) -> None:
+    def stubborn(messages: Any) -> str:
+        return '{"name": "Ada", "age": 3}' if len(messages) > 1 else "nonsense"
+
+    system = cp.System(
+        "s", {"p": cp.LLM("person", prompt="Extract.", output=Person)(text=cp.Input("text"))}, lm="m"
+    )
+    cp.export(system, "python", tmp_path / "p.py")
+    with ChatServer(stubborn) as server:
+        found = loaded(tmp_path / "p.py")["run"]({"text": "Ada"}, base_url=server.url)
+    assert found == {"p": {"name": "Ada", "age": 3}}
+
+
+def test_errors_of_the_module_name_the_step(tmp_path: Path) -> None:
+    system = cp.System(
+        "s", {"y": cp.LLM("label", prompt="L.", output=Literal["a", "b"])(x=cp.Input("x"))}, lm="m"
+    )
+    cp.export(system, "python", tmp_path / "p.py")
+    names = loaded(tmp_path / "p.py")
+    with (
+        ChatServer(lambda _: "neither") as server,
+        pytest.raises(names["ExportedRunError"], match="label: ValueError: 'output'"),
+    ):
+        names["run"]({"x": "?"}, base_url=server.url)
+    with pytest.raises(names["ExportedRunError"], match="inputs must be"):
+        names["run"]({"z": "?"})
+    with pytest.raises(names["ExportedRunError"], match="must start with http"):
+        names["run"]({"x": "?"}, base_url="file:///etc")
+
+
+# -- the copies of the runtime agree with the package -----------------------------------------------------------
+
+TYPES = [
+    str,
+    int,
+    float,
+    bool,
+    Literal["yes", "no"],
+    Literal["one two", "3"],
+    list[str],
+    list[int],
+    int | None,
+]
+
+
+@given(
+    st.text(max_size=60)
+    | st.sampled_from(["Yes.", "not yes", "- a\n- b", "[1, 2]", "about 3.5 km", "1,000", "none", "“3”"])
+)
+@example("isn't a yes")
+def test_values_are_read_as_by_the_package(text: str) -> None:
+    for kind in TYPES:
+        try:
+            expected: object = parse_value(text, kind)
+        except ValueError:
+            expected = ValueError
+        try:
+            found: object = runtime.parse_value(text, describe_type(kind))
+        except ValueError:
+            found = ValueError
+        assert found == expected, kind
+
+
+@given(
+    st.recursive(
+        st.text(max_size=8) | st.integers() | st.booleans() | st.none(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    )
+)
+def test_values_are_written_as_by_the_package(value: Any) -> None:
+    assert runtime.format_value(value) == format_value(value)
+    assert runtime.field_label("search_query") == field_label("search_query")
+
+
+# -- texts cannot leave their literals --------------------------------------------------------------------------
+
+HOSTILE = [
+    "'''",
+    '"""',
+    "\\",
+    "{}",
+    "{question}",
+    "\n",
+    "\r\n",
+    "\x00",
+    "é🙂\u2028",
+    "# ",
+    "'+__import__('os')+'",
+    "\ud800",
+]
+
+
+@given(st.text() | st.lists(st.sampled_from(HOSTILE)).map("".join))
+def test_any_text_survives_as_a_literal(text: str) -> None:
+    source = python_literal({"a": [text, {text: 1}]})
+    assert source.isascii()
+    assert ast.literal_eval(source) == {"a": [text, {text: 1}]}
+
+
+@given(
+    st.lists(
+        st.sampled_from(HOSTILE[:-1]) | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+    ).map("".join)
+)
+def test_any_prompt_survives_every_export(text: str) -> None:
+    node = cp.LLM("a", prompt=cp.Text(text or "x"), system=text)(question=cp.Input("question"))
+    system = cp.System("s", {"answer": node}, lm="m")
+    shown = cp.run(system, {"question": "Q"}, engines={"m": ScriptedLM(lambda _: "x")}, check=False)
+    messages = [message.content for message in shown.calls[0].exchanges[0].messages]
+    document = json.loads(cp.export(system, "messages"))["prompts"][0]["messages"]
+    assert [m["content"].format(question="Q") for m in document] == messages
+    bodies = json.loads(cp.export(system, "openai"))["a"]["messages"]
+    assert [m["content"].format(question="Q") for m in bodies] == messages
+    targets: tuple[Any, ...] = ("python", "langchain", "dspy")
+    for target in targets:
+        tree = ast.parse(cp.export(system, target))
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "__import__"]
+        assert calls == []
+    names: dict[str, Any] = {"__name__": "exported"}
+    exec(cp.export(system, "langchain"), names)
+    found = names["PROMPTS"]["a"].format_messages(question="Q")
+    assert [message.content for message in found] == messages
+
+
+# -- messages, request bodies, LangChain and DSPy ---------------------------------------------------------------
+
+
+def ask(url: str, body: Any) -> str:
+    asked = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode())
+    with urllib.request.urlopen(asked) as answer:
+        text: str = json.load(answer)["choices"][0]["message"]["content"]
+        return text
+
+
+def single() -> cp.System:
+    answer = cp.LLM("answer", prompt=cp.Text("Answer {well}."), demos=cp.Demos((DEMO,)), system="Be brief.")
+    return cp.System("single", {"answer": answer(question=cp.Input("question"))}, lm="openai/gpt-4o-mini")
+
+
+@pytest.mark.parametrize("target", ["messages", "openai"])
+def test_documents_give_the_same_answers(target: Any, server: ChatServer) -> None:
+    expected = cp.run(single(), {"question": "capital?"}, engines=engines(server)).outputs["answer"]
+    requests = sent(server)
+    document = json.loads(cp.export(single(), target))
+    found = document["prompts"][0] if target == "messages" else document["answer"]
+    body = {
+        "model": "gpt-4o-mini",
+        **{k: v for k, v in found.items() if k in ("model", "temperature", "max_tokens")},
+    }
+    body["messages"] = [{**m, "content": m["content"].format(question="capital?")} for m in found["messages"]]
+    assert ask(server.url, body) == expected
+    assert sent(server) == requests
+
+
+def test_request_bodies_hold_the_schema_and_the_stop_strings() -> None:
+    bodies = json.loads(cp.export(qa(), "openai"))
+    assert bodies["person"]["response_format"]["json_schema"]["schema"]["properties"].keys() == {
+        "name",
+        "age",
+    }
+    assert bodies["both"]["stop"] == ["END"]
+    assert bodies["answer"]["max_tokens"] == 32
+
+
+@pytest.mark.parametrize("name", ["prompts.json", "prompts.py"])
+def test_langchain_prompts_give_the_same_answers(name: str, server: ChatServer, tmp_path: Path) -> None:
+    from langchain_core.load import load
+
+    expected = cp.run(single(), {"question": "capital?"}, engines=engines(server)).outputs["answer"]
+    requests = sent(server)
+    cp.export(single(), "langchain", tmp_path / name)
+    if name.endswith(".json"):
+        prompt = load(json.loads((tmp_path / name).read_text())["answer"], allowed_objects="core")
+    else:
+        prompt = loaded(tmp_path / name)["PROMPTS"]["answer"]
+    roles = {"system": "system", "human": "user", "ai": "assistant"}
+    messages = [
+        {"role": roles[m.type], "content": m.content} for m in prompt.format_messages(question="capital?")
+    ]
+    assert ask(server.url, {"model": "gpt-4o-mini", "messages": messages}) == expected
+    assert sent(server) == requests
+
+
+def test_the_dspy_program_gives_the_same_outputs(server: ChatServer, tmp_path: Path) -> None:
+    question = cp.Input("question")
+    query = cp.LLM("rewrite", prompt=cp.Text("Write a query."), demos=cp.Demos((DEMO,)), output=str)(
+        question=question
+    )
+    passages = cp.Function("search", search, k=2)(query=query)
+    sure = cp.LLM("sure", prompt=cp.Text("Sure?"), output=Literal["yes", "no"])(passages=passages)
+    system = cp.System("two", {"query": query, "sure": sure}, lm="openai/gpt-4o-mini")
+    with ChatServer(lambda messages: script(messages).replace("Lima ", "Lima")) as fixed:
+        cp.export(system, "dspy", tmp_path / "program.py")
+        program = loaded(tmp_path / "program.py")["Program"]()
+        with dspy.context(lm=dspy.LM("openai/gpt-4o-mini", api_base=fixed.url, api_key="none", cache=False)):
+            found = program(question="capital?")
+    assert (found.query, found.sure) == ("Lima", "yes")
+    assert [len(p.demos) for p in program.predictors()] == [1, 0]
+    program.save(tmp_path / "state.json")
+    again = loaded(tmp_path / "program.py")["Program"]()
+    again.load(tmp_path / "state.json")
+    assert [p.signature.instructions for p in again.predictors()] == ["Write a query.", "Sure?"]
+
+
+def test_an_imported_program_is_exported_as_its_state(server: ChatServer, tmp_path: Path) -> None:
+    program = dspy.ChainOfThought("question -> output")
+    system = cp.from_dspy(program, lm="openai/gpt-4o-mini").bind({"predict.prompt": "Be {brief}."})
+    with ChatServer(lambda _: _fields(reasoning="r", output="Lima")) as fixed:
+        expected = cp.run(system, {"question": "?"}, engines=engines(fixed)).outputs
+        requests = sent(fixed)
+        cp.export(system, "dspy", tmp_path / "state.json")
+        loaded_program = dspy.ChainOfThought("question -> output")
+        loaded_program.load(tmp_path / "state.json")
+        with dspy.context(lm=dspy.LM("openai/gpt-4o-mini", api_base=fixed.url, api_key="none", cache=False)):
+            assert loaded_program(question="?").output == expected["output"]
+        assert sent(fixed) == requests
+    document = json.loads(cp.export(system, "messages"))["prompts"][0]
+    assert "Be {{brief}}." in document["messages"][0]["content"]
+
+
+# -- files, keys and what cannot be exported --------------------------------------------------------------------
+
+
+def test_a_configuration_is_exported(tmp_path: Path) -> None:
+    system = qa()
+    system.bind({"answer.prompt": "Best."}).configuration.save(tmp_path / "best.json")
+    for configuration in (tmp_path / "best.json", {"answer.prompt": "Best."}):
+        assert "Best." in cp.export(system, "messages", configuration=configuration)
+
+
+def test_only_the_named_file_is_written(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "precious").write_text("keep")
+    (tmp_path / "link.json").symlink_to(tmp_path / "precious")
+    with pytest.raises(ExportError, match=r"link\.json cannot be written"):
+        cp.export(single(), "messages", tmp_path / "link.json")
+    assert (tmp_path / "precious").read_text() == "keep"
+    cp.export(single(), "messages", tmp_path / "out" / "m.json")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["m.json"]
+    with pytest.raises(ExportError, match="a folder that exists"):
+        cp.export(single(), "messages", tmp_path / "none" / "m.json")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_keys_of_the_environment_are_removed(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "sk-a-key-of-the-environment"
+    monkeypatch.setenv("SOME_API_KEY", key)
+    node = cp.LLM("a", prompt=cp.Text(f"Use {key}."))(question=cp.Input("question"))
+    text = cp.export(cp.System("s", {"answer": node}, lm="m"), target)
+    assert key not in text
+    assert "[key removed]" in text
+
+
+@pytest.mark.parametrize(
+    ("build", "target", "message"),
+    [
+        (lambda q: cp.Function("f", _local())(x=q), "python", "function 'f' is not a function at the top of a module"),
+        (lambda q: cp.CodeRunner("c")(code=q).stdout, "python", "code 'c' runs only in this package; export its prompts"),
+        (lambda q: cp.LLM("a", prompt=cp.Text("x"))(q=q, prompt=q), "messages", "its prompt comes from another component"),
+        (lambda q: cp.LLM("a", prompt=cp.Text("x"))(q=q, prompt=q), "python", "the setting 'prompt' of llm 'a' comes from"),
+        (lambda q: cp.Function("f", is_short)(text=q), "messages", "it has no LLM components"),
+        (lambda q: cp.LLM("a", prompt="x", output={"q": str})(q=q), "dspy", "an input and an output named 'q'"),
+        (lambda q: cp.LLM("a", prompt="x")(q=q), "nothing", "cannot export to 'nothing'; possible: dspy, langchain"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_exported_is_named(build: Any, target: Any, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        cp.export(cp.System("s", {"y": build(cp.Input("q"))}, lm="m"), target)
+
+
+def _local() -> Any:
+    def inner(x: str) -> str:
+        return x
+
+    return inner
+
+
+def test_a_state_file_needs_an_imported_program(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"was not imported from DSPy.*ends in \.py"):
+        cp.export(single(), "dspy", tmp_path / "state.json")
+    assert not (tmp_path / "state.json").exists()
+
+
+def test_the_command_exports_a_run(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "system.yaml").write_text(
+        "system: qa\nlm: openai/gpt-4o-mini\ninputs: {question: str}\ncomponents:\n"
+        "  a: {llm: {prompt: {tune: First.}}, in: {question: $question}}\noutputs: {answer: $a}\n"
+    )
+    cp.load_system(tmp_path / "system.yaml").bind({"a.prompt": "Best."}).configuration.save(
+        tmp_path / "best.json"
+    )
+    ran = cli("export", str(tmp_path / "best.json"), "--to", "messages")
+    assert "Best." in json.loads(ran.out)["prompts"][0]["messages"][0]["content"]
+    ran = cli("export", str(tmp_path / "system.yaml"), "--to", "python", "--output", str(tmp_path / "p.py"))
+    assert (ran.code, ran.out) == (0, "")
+    assert "First." in (tmp_path / "p.py").read_text()
+    ran = cli("export", str(tmp_path / "best.json"), "--to", "tensorflow")
+    assert ran.code == 2
+    assert "possible: dspy, langchain, messages, openai, python" in ran.err
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "best.json").rename(tmp_path / "alone" / "best.json")
+    ran = cli("export", str(tmp_path / "alone" / "best.json"), "--to", "python")
+    assert (ran.code, "give --system system.yaml" in ran.err) == (2, True)
+    ran = cli(
+        "export",
+        str(tmp_path / "alone" / "best.json"),
+        "--system",
+        str(tmp_path / "system.yaml"),
+        "--to",
+        "openai",
+    )
+    assert "Best." in ran.out
