@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from compound.components.answer_types import answer_format, is_plain
-from compound.components.fields import Layout, answer_cue, field_label, json_note, parse, render, type_note
+from compound.components.fields import (
+    Layout,
+    answer_cue,
+    field_label,
+    json_note,
+    parse,
+    render,
+    take_images,
+    type_note,
+)
 from compound.engine import Adapter, AnswerFormat, Completion, Message, Request, format_bytes
 from compound.errors import DeclarationError, ParseError
 from compound.graph.bounds import (
@@ -37,7 +46,8 @@ MAX_DEMO_CHARACTERS = 2_000  # of a demonstration in a prompt; searches accept a
 class LLM(Operation):
     """A call to a language model.
 
-    The connected edges define the inputs, unless ``takes`` declares them. Each setting may be a plain value,
+    The connected edges define the inputs, unless ``takes`` declares them. Inputs of type `Image`, and lists
+    of them, are sent as images to models that take them. Each setting may be a plain value,
     a space to tune, or an edge from another node.
 
     Attributes:
@@ -217,9 +227,10 @@ class LLM(Operation):
         shown = {name: value for name, value in inputs.items() if name not in self.settings}
         prompt = entry(values, "prompt", str) if values["prompt"] else ""
         demos = as_demos(values["demos"] or ())
-        text = render(prompt, demos, shown, self.outputs, self.layout)
+        marked, images = take_images(shown)
+        text = render(prompt, demos, marked, self.outputs, self.layout)
         head = (Message("system", self.system),) if self.system else ()
-        return (*head, Message("user", text))
+        return (*head, Message("user", (text, *images) if images else text))
 
     async def run(  # noqa: D102
         self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext

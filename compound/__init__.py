@@ -38,6 +38,8 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.engine import Engine as Engine
     from compound.engine import Message as Message
     from compound.engine import Request as Request
+    from compound.engine import ToolCall as ToolCall
+    from compound.engine import ToolSpec as ToolSpec
     from compound.engine import Usage as Usage
     from compound.errors import CompoundError as CompoundError
     from compound.errors import RunFailed as RunFailed
@@ -78,6 +80,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.graph.space import Text as Text
     from compound.graph.system import System as System
     from compound.graph.types import Port as Port
+    from compound.image import Image as Image
     from compound.optimization.bounds import JobBound as JobBound
     from compound.optimization.bounds import Outlook as Outlook
     from compound.optimization.method import Job as Job
@@ -132,6 +135,9 @@ _HOME = {
     "Request": "compound.engine",
     "Completion": "compound.engine",
     "Message": "compound.engine",
+    "Image": "compound.image",
+    "ToolCall": "compound.engine",
+    "ToolSpec": "compound.engine",
     "Metric": "compound.example",
     "JobBound": "compound.optimization.bounds",
     "Outlook": "compound.optimization.bounds",

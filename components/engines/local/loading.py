@@ -93,6 +93,18 @@ def load(
     return pack(model.to(device()).eval()), tokenizer
 
 
+def chat_template(name: str) -> str:
+    """Return the chat template of a model, or ``""`` if it has none; the weights are not loaded.
+
+    Raises:
+        ModelNotFound: the model is not on this machine and cannot be downloaded.
+        CompoundError: the folder contains unsafe settings.
+    """
+    folder = models.resolve(name)
+    template = model_folder.load_tokenizer(folder).chat_template
+    return template if isinstance(template, str) else ""
+
+
 def release() -> None:
     """Return freed memory to the system.
 
