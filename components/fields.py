@@ -238,6 +238,17 @@ def _format_note(outputs: Mapping[str, Port], layout: Layout) -> str:
     return f"Reply in this format:\n{lines}"
 
 
+def answer_note(outputs: Mapping[str, Port], layout: Layout) -> str:
+    """Return the sentence about the type of a final answer, or ``""`` if any text is valid.
+
+    >>> answer_note({"city": Port(str), "year": Port(int)}, "json")
+    'The final answer must be one JSON object: {"city": str, "year": int}'
+    """
+    if layout != "json":
+        return type_note(outputs, layout)
+    return _format_note(outputs, layout).replace("Reply with", "The final answer must be", 1)
+
+
 def _spelled(kind: object, prefix: str = "") -> str:
     """Spell a plain type by its name, and any other by the form of its JSON after a prefix."""
     shape = "" if is_plain(kind) else describe(kind)

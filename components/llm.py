@@ -176,14 +176,14 @@ class LLM(Operation):
     def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
         longest = given.get("max_tokens", extent_of_setting(self.max_tokens)).largest
         models = given.get("lm", extent_of_setting(self.lm) if self.lm else Extent()).values
-        outputs = {name: _written(port.type, longest) for name, port in self.outputs.items()}
+        outputs = {name: written(port.type, longest) for name, port in self.outputs.items()}
         prompt = self._longest_prompt(given, outputs, limits)
         lms = tuple(str(model) for model in models) or limits.lms
         messages = 2 if self.system else 1
         request = CallBound(self.name, 1, prompt, longest, lms, messages=messages)
         if not self.most_reasks:
             return Reach(outputs, (request,))
-        shown = len(_correction("", self.answer_format).encode()) + CHARACTER * MAX_ERROR_CHARACTERS
+        shown = len(correction("", self.answer_format).encode()) + CHARACTER * MAX_ERROR_CHARACTERS
         turn = Extent(shown + len(answer_cue(self.outputs, self.layout).encode()), longest)
         again = CallBound(
             f"{self.name} (re-ask)",
@@ -249,12 +249,12 @@ class LLM(Operation):
             try:
                 return parse(completion.text, self.outputs, self.layout)
             except ParseError as error:
-                problem = _with_cause(error, completion, values["max_tokens"])
+                problem = with_cause(error, completion, values["max_tokens"])
                 if attempt + 1 == attempts:
                     raise problem from None
                 answer = Message("assistant", completion.text)
-                correction = _correction(problem.message, self.answer_format)
-                messages = (*messages, answer, Message("user", correction))
+                asked = correction(problem.message, self.answer_format)
+                messages = (*messages, answer, Message("user", asked))
         raise AssertionError("the last attempt returns or raises")
 
     def _request(self, messages: tuple[Message, ...], values: Mapping[str, object], seed: int) -> Request:
@@ -272,7 +272,7 @@ class LLM(Operation):
         )
 
 
-def _with_cause(error: ParseError, completion: Completion, max_tokens: object) -> ParseError:
+def with_cause(error: ParseError, completion: Completion, max_tokens: object) -> ParseError:
     """Return the error, with the remark that the text was truncated if it was."""
     if completion.finish_reason != "length":
         return error
@@ -280,7 +280,7 @@ def _with_cause(error: ParseError, completion: Completion, max_tokens: object) -
     return ParseError(message, outputs=error.outputs)
 
 
-def _correction(problem: str, answer: AnswerFormat | None) -> str:
+def correction(problem: str, answer: AnswerFormat | None) -> str:
     """Return the message of a re-ask."""
     only = "the corrected JSON" if answer is not None and answer.schema else "the corrected answer"
     return f"The answer is invalid: {problem[:MAX_ERROR_CHARACTERS]}\nReply with {only} only."
@@ -292,7 +292,7 @@ def labelled(values: Mapping[str, Extent]) -> Extent:
     return sum(values.values(), Extent(labels))
 
 
-def _written(kind: object, tokens: float) -> Extent:
+def written(kind: object, tokens: float) -> Extent:
     """Bound the value of a type that a model can write with the given number of tokens."""
     fixed = extent_of_type(kind, "")
     if fixed.finite:

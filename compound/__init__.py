@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.api.sync import load_system as load_system
     from compound.api.sync import optimize as optimize
     from compound.api.sync import run as run
+    from compound.components.agents.agent import Agent as Agent
     from compound.components.code import CodeRunner as CodeRunner
     from compound.components.engines.litellm import LiteLLMEngine
     from compound.components.engines.local.engine import TransformersEngine
@@ -34,6 +35,9 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.components.llm import LLM as LLM
     from compound.components.retriever import Retriever as Retriever
     from compound.components.selector import Selector as Selector
+    from compound.components.tools.mcp_server import MCPServer as MCPServer
+    from compound.components.tools.tool import Tool as Tool
+    from compound.components.tools.tool import tool as tool
     from compound.engine import Completion as Completion
     from compound.engine import Engine as Engine
     from compound.engine import Message as Message
@@ -183,6 +187,10 @@ _HOME = {
     "Transformers": "compound.components.engines.local.engine:TransformersEngine",
     "VLLM": "compound.components.engines.vllm.engine:VLLMEngine",
     "BM25": "compound.components.index",
+    "Agent": "compound.components.agents.agent",
+    "Tool": "compound.components.tools.tool",
+    "tool": "compound.components.tools.tool",
+    "MCPServer": "compound.components.tools.mcp_server",
     "CodeRunner": "compound.components.code",
     "Dense": "compound.components.index",
     "FirstOf": "compound.components.function",

@@ -36,6 +36,7 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "starlette": ("fastapi", "serve"),  # a dependency of fastapi
     "uvicorn": ("uvicorn", "serve"),
     "prometheus_client": ("prometheus-client", "serve"),
+    "mcp": ("mcp", "mcp"),
     "pyseccomp": ("pyseccomp", "sandbox"),
 }
 """Maps a module to the library's name on PyPI and the extra that installs it."""

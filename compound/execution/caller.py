@@ -19,6 +19,7 @@ from typing import TypedDict, TypeVar, cast
 
 import numpy as np
 
+from compound.concurrency.sessions import Sessions
 from compound.engine import (
     NO_USAGE,
     Completion,
@@ -103,6 +104,11 @@ class Context:
             self._rng = np.random.Generator(np.random.Philox(self.seed))
         return self._rng
 
+    @property
+    def sessions(self) -> Sessions:
+        """Connections that stay open until the executor is closed."""
+        return self.caller.sessions
+
     async def generate(self, lm: str, request: Request) -> Completion:
         """Send a request to engine ``lm``, within the budget and the engine's concurrency."""
         sent = await self.caller.adapt(lm, request)
@@ -169,6 +175,7 @@ class Caller:
         self._unsettled: Counter[str] = Counter()  # executions not yet counted for a trace
         self._batch = _Batch()
         self._native_tools: dict[str, bool] = {}
+        self.sessions = Sessions()
 
     def with_meter(self, meter: Meter) -> Caller:
         """Return a caller that shares everything except the budget."""
@@ -403,7 +410,8 @@ class Caller:
         return replace_surrogates(outputs)
 
     async def aclose(self) -> None:
-        """Close every engine opened here."""
+        """Close every engine and every connection opened here."""
+        await self.sessions.aclose()
         await self._sender.aclose()
 
 

@@ -42,7 +42,7 @@ def to_text(request: Request) -> Request:
     """
     offered = request.tools if request.tool_choice == "auto" else ()
     messages = _merged([_plain(message, request.messages) for message in request.messages])
-    messages[0] = _prefixed(messages[0], _instructions(request.tools, bool(offered)))
+    messages[0] = _prefixed(messages[0], _instructions(request.tools))  # equal in all turns of an agent
     return replace(
         request,
         messages=tuple(messages),
@@ -78,8 +78,8 @@ def from_text(request: Request, completion: Completion) -> Completion:
     return replace(completion, finish_reason="tool_calls", tool_calls=(call,))
 
 
-def _instructions(tools: tuple[ToolSpec, ...], offered: bool) -> str:
-    if not offered:
+def _instructions(tools: tuple[ToolSpec, ...]) -> str:
+    if not tools:
         return f'Reply with one JSON object and nothing else: {{"{ANSWER}": <the final answer>}}'
     lines = [
         "You can use tools. Reply with one JSON object and nothing else.",

@@ -585,7 +585,7 @@ def test_a_given_chat_template_serves_a_model_without_one(
 ) -> None:
     make_model(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
-    template = "{% for message in messages %}<{{ message.role }}>{{ message.text }}\n{% endfor %}"
+    template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
     lm = engine(tmp_path, chat_template=template)
     (answer,) = run(lm, ask("the king"))
     assert answer.tokens is not None
