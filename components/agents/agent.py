@@ -12,7 +12,7 @@ from compound.components.flow import Map
 from compound.components.llm import LLM, labelled
 from compound.components.tools.tool import Tool
 from compound.engine import TOOL_OVERHEAD
-from compound.errors import CallError, DeclarationError
+from compound.errors import CallError, DeclarationError, suggest_name
 from compound.graph.bounds import CHARACTER, Extent, extent_of_setting
 from compound.graph.component import Input, Value, check_name, merge_addresses
 from compound.graph.composite import Composite, RunBody
@@ -48,6 +48,8 @@ class Agent(Composite):
         max_result: number of characters after which the result of a tool is cut.
         tune_tools: whether the texts of the tools may be tuned: names, descriptions, and descriptions of the
             arguments. Each is one text parameter, ``NAME_turn.tool_TOOL``.
+        texts: texts that replace those of tools, by the tool's name, such as tuned ones; a name and a
+            description, then a line ``- argument: description`` for each argument.
         weights: LoRA adapter weights; tunable if given.
         takes: declared inputs and their types; default: the connected edges define them.
         system: the system message.
@@ -89,6 +91,7 @@ class Agent(Composite):
         max_calls: int = MAX_CALLS,
         max_result: int = MAX_RESULT,
         tune_tools: bool = False,
+        texts: Mapping[str, str] | None = None,
         weights: Weights | None = None,
         takes: Mapping[str, object] | None = None,
         system: str = "",
@@ -101,6 +104,7 @@ class Agent(Composite):
         check_name("Agent", name)
         self.name, self.tools, self.tune_tools, self.takes = name, tuple(tools), tune_tools, takes
         self.max_turns, self.max_calls, self.max_result = max_turns, max_calls, max_result
+        self.texts = dict(texts or {})
         self._check()
         fields = output if isinstance(output, Mapping) else {"output": output}
         self.model = LLM(
@@ -120,16 +124,39 @@ class Agent(Composite):
             "max_calls": self.max_calls,
             "max_result": self.max_result,
         }
+        names = [tool.name for tool in self.tools]
+        for name in self.texts:
+            if name not in names:
+                raise DeclarationError(
+                    f"agent {self.name!r} has no tool {name!r}", hint=suggest_name(name, names)
+                )
         for setting, value in least.items():
             if value < 1:
                 raise DeclarationError(f"agent {self.name!r}: {setting} must be >= 1, but got {value!r}")
 
+    @property
+    def tool_texts(self) -> dict[str, str | Text]:
+        """Texts of tools by the name of the setting: those that may be tuned or were replaced."""
+        found: dict[str, str | Text] = {}
+        for tool in self.tools:
+            text = self.texts.get(tool.name, write_text(tool))
+            if self.tune_tools:
+                found[setting_name(tool)] = Text(text)
+            elif tool.name in self.texts:
+                found[setting_name(tool)] = text
+        return found
+
     def _make_body(self) -> System:
-        texts = {setting_name(tool): Text(write_text(tool)) for tool in self.tools} if self.tune_tools else {}
         turns = int(extent_of_setting(self.max_turns).largest)
         messages = 4 + (turns - 1) * (1 + self.max_calls) + 2 * self.model.most_reasks
         component = AgentTurn(
-            f"{self.name}_turn", self.model, self.tools, texts, self.takes or {}, self.max_calls, messages
+            f"{self.name}_turn",
+            self.model,
+            self.tools,
+            self.tool_texts,
+            self.takes or {},
+            self.max_calls,
+            messages,
         )
         turn = component(
             name="turn", task=Input(TASK, dict[str, Any]), history=Input(HISTORY, list[dict[str, Any]]),

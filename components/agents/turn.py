@@ -43,7 +43,7 @@ class AgentTurn(Operation):
         name: the component's name.
         model: prompt, model, sampling parameters and output types.
         tools: the tools that may be called.
-        texts: spaces of the texts of tools, by the name of the setting, if they may be tuned.
+        texts: texts of tools that replace their own, or spaces of them, by the name of the setting.
         takes: types of the fields of the task, if declared.
         max_calls: maximum number of tool calls in a turn; further ones are dropped.
         max_messages: maximum number of messages of a request, for bounds.
@@ -52,7 +52,7 @@ class AgentTurn(Operation):
     name: str
     model: LLM
     tools: Sequence[Tool]
-    texts: Mapping[str, Text] = field(default_factory=dict)
+    texts: Mapping[str, str | Text] = field(default_factory=dict)
     takes: Mapping[str, object] = field(default_factory=dict)
     max_calls: int = 4
     max_messages: int = 64
@@ -217,8 +217,10 @@ class AgentTurn(Operation):
         # engines may show both the declarations and the schema of an answer made of them
         size += 2 * sum(tool.spec.size for tool in self.tools)
         total = text + Extent(size)
-        for name, space in self.texts.items():
-            total = total + limits.text(f"{self.name}.{name}", space).times(2)
+        for name, own in self.texts.items():
+            key = f"{self.name}.{name}"
+            text = limits.text(key, own) if isinstance(own, Text) else Extent(len(own.encode()))
+            total = total + text.times(2)
         return total
 
 

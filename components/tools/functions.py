@@ -41,9 +41,8 @@ class FunctionSource:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle a decorated function by the name of its tool, which has replaced it in its module."""
-        place = self.place
-        if place is not None and isinstance(_at(place), Tool):
-            return _source_at, (place,)
+        if self.is_decorated:
+            return _source_at, (self.place,)
         return FunctionSource, (self.function, self.reproducible)
 
     @property
@@ -55,6 +54,11 @@ class FunctionSource:
             return None
         found = _at(place)
         return place if found is self.function or getattr(found, "source", None) is self else None
+
+    @property
+    def is_decorated(self) -> bool:
+        """Whether `place` names a tool instead of the function."""
+        return self.place is not None and isinstance(_at(self.place), Tool)
 
     @property
     def version(self) -> str:

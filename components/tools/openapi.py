@@ -50,6 +50,7 @@ class OpenAPISource:
         auth_env: environment variable with the key, if any.
         auth_header: header of the key.
         timeout: time limit of one call in seconds.
+        document, operation, base_url: what it was made of; the document is ``""`` if it is no file.
     """
 
     method: str
@@ -58,6 +59,9 @@ class OpenAPISource:
     auth_env: str | None
     auth_header: str
     timeout: float
+    document: str = ""
+    operation: str = ""
+    base_url: str = ""
     reproducible = False
     sandboxed = False
 
@@ -137,20 +141,32 @@ def openapi_tool(
     found = document if isinstance(document, Mapping) else read_document(Path(document))
     reader = _Reader(found)
     method, path, entry, shared = reader.operation(operation)
-    server = (base_url or reader.server()).rstrip("/")
+    server = server_of(found, base_url)
     _check_server(server, hosts, operation)
     schema, places = reader.arguments(entry, shared)
     missing = [part for part in _placeholders(path) if Place(part, "path") not in places.values()]
     if missing:
         raise DeclarationError(f"operation {operation!r}: the path parameter {missing[0]!r} is not declared")
     shown = name or str(entry.get("operationId") or f"{method}_{path}")
-    source = OpenAPISource(method.upper(), server + path, places, auth_env, auth_header, timeout)
+    file = "" if isinstance(document, Mapping) else str(document)
+    source = OpenAPISource(
+        method.upper(), server + path, places, auth_env, auth_header, timeout, file, operation, server
+    )
     description = str(entry.get("description") or entry.get("summary") or "").strip()
     if not NAME.match(shown):
         shown = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in shown).strip("_")[
             :64
         ]
     return Tool(shown, description, schema, source, timeout + 5)
+
+
+def server_of(document: Mapping[str, Any], base_url: str | None) -> str:
+    """Return the address of the server: ``base_url``, or the first of the document.
+
+    Raises:
+        DeclarationError: there is none.
+    """
+    return (base_url or _Reader(document).server()).rstrip("/")
 
 
 def read_document(path: Path) -> Mapping[str, Any]:
