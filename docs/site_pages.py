@@ -29,9 +29,10 @@ ROOT_PAGES = {
 API = {
     "graph": ("Graphs", "compound.graph"),
     "components": ("Components", "compound.components"),
+    "agents": ("Agents and tools", "compound.components.agents compound.components.tools"),
     "engines": (
         "Engines",
-        "compound.engine compound.components.engines compound.components.engines.local "
+        "compound.engine compound.image compound.components.engines compound.components.engines.local "
         "compound.components.engines.vllm",
     ),
     "evaluation": (

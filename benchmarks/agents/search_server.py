@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-import bm25s
+import functools
+from typing import TYPE_CHECKING
+
 from mcp.server.fastmcp import FastMCP
 
 from compound.benchmarks.agents.catalogue import pages
+
+if TYPE_CHECKING:
+    import bm25s
 
 server = FastMCP("search", log_level="ERROR")
 PAGES = pages()
 
 
+@functools.cache
 def index() -> bm25s.BM25:
     """Return a BM25 index of the pages."""
+    import bm25s
+
     found = bm25s.BM25()
     found.index(_tokens([f"{page['title']} {page['text']}" for page in PAGES]), show_progress=False)
     return found
 
 
 def _tokens(texts: list[str]) -> object:
+    import bm25s
+
     return bm25s.tokenize(texts, stopwords=None, show_progress=False)
-
-
-INDEX = index()
 
 
 @server.tool()  # type: ignore[untyped-decorator]
 def search(query: str, k: int = 2) -> str:
     """Search the catalogue of the shop, and return the k best pages."""
-    ranked, scores = INDEX.retrieve(_tokens([query]), k=max(1, min(k, 5)), show_progress=False)
+    ranked, scores = index().retrieve(_tokens([query]), k=max(1, min(k, 5)), show_progress=False)
     hits = [PAGES[int(i)] for i, score in zip(ranked[0], scores[0], strict=True) if score > 0]
     return "\n".join(f"{page['title']}: {page['text']}" for page in hits) or "no page found"
 

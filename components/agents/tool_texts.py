@@ -14,7 +14,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compound.components.tools.tool import NAME, Tool
+from compound.components.tools.source import NAME
+from compound.components.tools.tool import Tool
 from compound.engine import ToolSpec
 
 _FIRST = re.compile(r"\s*[*`]*(?P<name>[A-Za-z0-9_-]{1,64})[*`]*\s*:\s*(?P<text>.*)$")

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic_core import ArgsKwargs
 
-from compound.components.tools.tool import Tool
+from compound.components.tools.source import Declaration
 from compound.concurrency.sessions import Sessions
 from compound.errors import DeclarationError
 from compound.graph.configuration import canonical_json, to_readable_json
@@ -58,7 +58,7 @@ class FunctionSource:
     @property
     def is_decorated(self) -> bool:
         """Whether `place` names a tool instead of the function."""
-        return self.place is not None and isinstance(_at(self.place), Tool)
+        return self.place is not None and _at(self.place) is not self.function
 
     @property
     def version(self) -> str:
@@ -87,9 +87,7 @@ def _at(place: str) -> object:
 
 
 def _source_at(place: str) -> object:
-    found = _at(place)
-    assert isinstance(found, Tool)
-    return found.source
+    return getattr(_at(place), "source", None)
 
 
 def to_text(value: object) -> str:
@@ -101,7 +99,7 @@ def to_text(value: object) -> str:
     return value if isinstance(value, str) else canonical_json(to_readable_json(value))
 
 
-def function_tool(
+def declare_function(
     function: Callable[..., object],
     name: str | None,
     description: str | None,
@@ -109,8 +107,8 @@ def function_tool(
     reproducible: bool,
     timeout: float | None,
     executes_code: bool,
-) -> Tool:
-    """Return the tool of a function; see `Tool.from_function`."""
+) -> Declaration:
+    """Return the parts of the tool of a function; see `Tool.from_function`."""
     shown = name or str(getattr(function, "__name__", ""))
     try:
         schema = _adapter(function).json_schema()
@@ -127,7 +125,7 @@ def function_tool(
     }
     parameters = {"type": "object", **schema, "properties": {n: _untitled(p) for n, p in properties.items()}}
     source = FunctionSource(function, reproducible)
-    return Tool(shown, description or summary, parameters, source, timeout, executes_code)
+    return Declaration(shown, description or summary, parameters, source, timeout, executes_code)
 
 
 def _adapter(function: Callable[..., object]) -> TypeAdapter[object]:

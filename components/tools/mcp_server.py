@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
 from compound.components.tools.keys import read_key
-from compound.components.tools.tool import TIMEOUT, Tool
+from compound.components.tools.source import TIMEOUT, Declaration
 from compound.concurrency.background import run_in_background
 from compound.concurrency.blocking import run_blocking
 from compound.concurrency.sessions import Sessions
@@ -113,8 +113,8 @@ class MCPSource:
             raise
 
 
-def mcp_tools(server: MCPServer, only: Sequence[str] = ()) -> list[Tool]:
-    """Return the tools of a server; see `Tool.from_mcp`."""
+def declare_tools(server: MCPServer, only: Sequence[str] = ()) -> list[Declaration]:
+    """Return the parts of the tools of a server; see `Tool.from_mcp`."""
 
     async def listed() -> list[Any]:
         session = await _open(server)
@@ -140,12 +140,12 @@ def mcp_tools(server: MCPServer, only: Sequence[str] = ()) -> list[Tool]:
     return [_tool(server, entry) for entry in found if not only or entry.name in only]
 
 
-def _tool(server: MCPServer, entry: Any) -> Tool:  # noqa: ANN401 - an object of the optional library
+def _tool(server: MCPServer, entry: Any) -> Declaration:  # noqa: ANN401 - an object of the optional library
     schema = {"type": "object", "properties": {}, **(entry.inputSchema or {})}
     schema.pop("$schema", None)
     description = sanitize_text(entry.description or "")
     # the call has the session's time limit, and its first attempt may also have to start the server
-    return Tool(entry.name, description, schema, MCPSource(server, entry.name), 2 * server.timeout + 5)
+    return Declaration(entry.name, description, schema, MCPSource(server, entry.name), 2 * server.timeout + 5)
 
 
 def _mcp() -> ModuleType:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import yaml
 
 from compound.components.tools.keys import read_key
-from compound.components.tools.tool import NAME, Tool
+from compound.components.tools.source import NAME, Declaration
 from compound.concurrency.sessions import Sessions
 from compound.errors import CallError, DeclarationError, MissingExtra, TransientError, suggest_name
 from compound.graph.configuration import digest
@@ -126,7 +126,7 @@ class OpenAPISource:
         return url, query, headers, body
 
 
-def openapi_tool(
+def declare_operation(
     document: str | Path | Mapping[str, Any],
     operation: str,
     *,
@@ -136,8 +136,8 @@ def openapi_tool(
     auth_header: str,
     name: str | None,
     timeout: float,
-) -> Tool:
-    """Return the tool of an operation; see `Tool.from_openapi`."""
+) -> Declaration:
+    """Return the parts of the tool of an operation; see `Tool.from_openapi`."""
     found = document if isinstance(document, Mapping) else read_document(Path(document))
     reader = _Reader(found)
     method, path, entry, shared = reader.operation(operation)
@@ -157,7 +157,7 @@ def openapi_tool(
         shown = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in shown).strip("_")[
             :64
         ]
-    return Tool(shown, description, schema, source, timeout + 5)
+    return Declaration(shown, description, schema, source, timeout + 5)
 
 
 def server_of(document: Mapping[str, Any], base_url: str | None) -> str:

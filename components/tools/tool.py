@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, overload
 
+from compound.components.tools.source import NAME, TIMEOUT, Declaration, Source
 from compound.concurrency.sessions import Sessions
 from compound.engine import ToolSpec
 from compound.errors import CallError, CompoundError, DeclarationError, TransientError
@@ -21,38 +21,7 @@ from compound.security.sandbox.limits import SandboxLimits
 if TYPE_CHECKING:
     from compound.components.tools.mcp_server import MCPServer
 
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
-"""Names of tools that all providers accept."""
 MAX_ARGUMENTS = 100_000  # characters of a call's arguments
-TIMEOUT = 60.0
-
-
-class Source(Protocol):
-    """Where a tool is implemented."""
-
-    @property
-    def reproducible(self) -> bool:
-        """Whether equal arguments give equal results."""
-        ...
-
-    @property
-    def sandboxed(self) -> bool:
-        """Whether it isolates the code that it executes."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """Everything that changes the results of calls; part of cache keys."""
-        ...
-
-    async def call(self, arguments: Mapping[str, Any], sessions: Sessions) -> str:
-        """Return the result as text.
-
-        Raises:
-            TransientError: a server did not answer; the call is retried.
-            Exception: any other error is shown to the model.
-        """
-        ...
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -194,11 +163,13 @@ class Tool:
             timeout: time limit of one call in seconds.
             executes_code: whether it executes code given by the model, which is refused.
         """
-        from compound.components.tools.functions import function_tool
+        from compound.components.tools.functions import declare_function
 
-        return function_tool(
-            function, name, description, reproducible=reproducible, timeout=timeout,
-            executes_code=executes_code,
+        return Tool._of(
+            declare_function(
+                function, name, description, reproducible=reproducible, timeout=timeout,
+                executes_code=executes_code,
+            )
         )  # fmt: skip
 
     @staticmethod
@@ -212,9 +183,9 @@ class Tool:
         Raises:
             SandboxUnavailable: at the first call, on a machine without a sandbox.
         """
-        from compound.components.tools.programs import python_tool
+        from compound.components.tools.programs import declare_python
 
-        return python_tool(limits or SandboxLimits(), name)
+        return Tool._of(declare_python(limits or SandboxLimits(), name))
 
     @staticmethod
     def from_openapi(
@@ -244,11 +215,13 @@ class Tool:
         Raises:
             DeclarationError: the operation does not exist, or its server is not among ``hosts``.
         """
-        from compound.components.tools.openapi import openapi_tool
+        from compound.components.tools.openapi import declare_operation
 
-        return openapi_tool(
-            document, operation, base_url=base_url, hosts=hosts, auth_env=auth_env, auth_header=auth_header,
-            name=name, timeout=timeout,
+        return Tool._of(
+            declare_operation(
+                document, operation, base_url=base_url, hosts=hosts, auth_env=auth_env,
+                auth_header=auth_header, name=name, timeout=timeout,
+            )
         )  # fmt: skip
 
     @staticmethod
@@ -280,10 +253,16 @@ class Tool:
             CompoundError: the server cannot be started or reached.
             MissingExtra: mcp is not installed.
         """
-        from compound.components.tools.mcp_server import MCPServer, mcp_tools
+        from compound.components.tools.mcp_server import MCPServer, declare_tools
 
         found = server or MCPServer(tuple(command), url, auth_env, tuple(env), timeout)
-        return mcp_tools(found, only)
+        return [Tool._of(declared) for declared in declare_tools(found, only)]
+
+    @staticmethod
+    def _of(parts: Declaration) -> Tool:
+        return Tool(
+            parts.name, parts.description, parts.parameters, parts.source, parts.timeout, parts.executes_code
+        )
 
     def __repr__(self) -> str:
         arguments = ", ".join(self.parameters.get("properties", {}))

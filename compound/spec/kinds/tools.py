@@ -12,7 +12,8 @@ from compound.components.tools.functions import FunctionSource
 from compound.components.tools.mcp_server import MCPServer, MCPSource
 from compound.components.tools.openapi import OpenAPISource, read_document, server_of
 from compound.components.tools.programs import SandboxSource
-from compound.components.tools.tool import TIMEOUT, Tool
+from compound.components.tools.source import TIMEOUT
+from compound.components.tools.tool import Tool
 from compound.errors import DeclarationError
 from compound.security.sandbox.limits import SandboxLimits
 from compound.security.trust import Origin, Trust, refusal
