@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,8 @@ class MCPServer:
     """An MCP server: a program to start, or an address.
 
     Attributes:
-        command: program and arguments of a server on stdin and stdout.
+        command: program and arguments of a server on stdin and stdout; ``python`` stands for the interpreter
+            of this process.
         url: address of a server with streamable HTTP.
         auth_env: environment variable with the key of the server at ``url``, sent as a bearer token.
         env: names of environment variables that the program receives, besides ``PATH`` and ``HOME``.
@@ -258,7 +260,9 @@ class Session:
 
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed later
         own = {name: os.environ[name] for name in server.env if name in os.environ}
-        parameters = StdioServerParameters(command=server.command[0], args=[*server.command[1:]], env=own)
+        program, *arguments = server.command
+        program = sys.executable if program == "python" else program
+        parameters = StdioServerParameters(command=program, args=arguments, env=own)
         async with stdio_client(parameters, errlog=self._log) as streams:
             yield streams
 

@@ -138,6 +138,7 @@ class TransformersEngine:
         self._template_has_tools: bool | None = None  # known once the template has been read
         self._dtype = dtype
         self._lock = threading.Lock()
+        self._reading = threading.Lock()  # of the chat template
         self._tokenizing = threading.Lock()  # tokenizers are not thread-safe
         self._worker: ThreadPoolExecutor | None = None
         self._waiting: list[PendingRequest] = []
@@ -161,10 +162,11 @@ class TransformersEngine:
         """Whether tools are declared by the chat template; loads the tokenizer if that decides."""
         if self._native_tools is not None:
             return self._native_tools
-        if self._template_has_tools is None:
-            template = self._chat_template or loading.chat_template(self.model)
-            self._template_has_tools = tool_template.has_tools(template)
-        return self._template_has_tools
+        with self._reading:
+            if self._template_has_tools is None:
+                template = self._chat_template or loading.chat_template(self.model)
+                self._template_has_tools = tool_template.has_tools(template)
+            return self._template_has_tools
 
     @property
     def dtype(self) -> str:

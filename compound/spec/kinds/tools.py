@@ -65,7 +65,7 @@ class MCPSettings(Model):
     """An MCP server: a program to start, or an address."""
 
     command: list[str] = Field(default=[])
-    """Program and arguments of a server on stdin and stdout."""
+    """Program and arguments of a server on stdin and stdout; `python` is the interpreter of this process."""
     url: str | None = None
     """Address of a server with streamable HTTP."""
     auth_env: str | None = None
