@@ -20,6 +20,7 @@ from compound.evaluation.metrics.text import is_negated
 from compound.graph.configuration import canonical_json, to_json_types
 from compound.graph.space import Demo
 from compound.graph.types import Port, accepts, convert, format_type
+from compound.image import Image
 
 Layout = Literal["text", "fields", "json"]
 TRUE, FALSE = {"yes", "true", "1"}, {"no", "false", "0"}
@@ -94,6 +95,30 @@ def format_inputs(inputs: Mapping[str, object]) -> str:
         f"{field_label(name)}:" + (f"\n{text}" if "\n" in text else f" {text}")
         for name, text in texts.items()
     )
+
+
+def take_images(inputs: Mapping[str, object]) -> tuple[dict[str, object], tuple[Image, ...]]:
+    """Return inputs with a numbered mark in place of each image, and the images.
+
+    >>> dot = Image.from_bytes(b"GIF89a-and-so-on")
+    >>> take_images({"photo": dot, "others": [dot, dot], "question": "Which?"})[0]
+    {'photo': '[image 1]', 'others': '[image 2] [image 3]', 'question': 'Which?'}
+    """
+    images: list[Image] = []
+
+    def mark(image: Image) -> str:
+        images.append(image)
+        return f"[image {len(images)}]"
+
+    shown: dict[str, object] = {}
+    for name, value in inputs.items():
+        if isinstance(value, Image):
+            shown[name] = mark(value)
+        elif isinstance(value, list | tuple) and value and all(isinstance(item, Image) for item in value):
+            shown[name] = " ".join(map(mark, value))
+        else:
+            shown[name] = value
+    return shown, tuple(images)
 
 
 def format_value(value: object) -> str:
@@ -211,6 +236,17 @@ def _format_note(outputs: Mapping[str, Port], layout: Layout) -> str:
         return f"Reply with one JSON object: {{{shape}}}"
     lines = "\n".join(f"{name}: <{_spelled(port.type, 'JSON: ')}>" for name, port in outputs.items())
     return f"Reply in this format:\n{lines}"
+
+
+def answer_note(outputs: Mapping[str, Port], layout: Layout) -> str:
+    """Return the sentence about the type of a final answer, or ``""`` if any text is valid.
+
+    >>> answer_note({"city": Port(str), "year": Port(int)}, "json")
+    'The final answer must be one JSON object: {"city": str, "year": int}'
+    """
+    if layout != "json":
+        return type_note(outputs, layout)
+    return _format_note(outputs, layout).replace("Reply with", "The final answer must be", 1)
 
 
 def _spelled(kind: object, prefix: str = "") -> str:

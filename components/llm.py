@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from compound.components.answer_types import answer_format, is_plain
-from compound.components.fields import Layout, answer_cue, field_label, json_note, parse, render, type_note
+from compound.components.fields import (
+    Layout,
+    answer_cue,
+    field_label,
+    json_note,
+    parse,
+    render,
+    take_images,
+    type_note,
+)
 from compound.engine import Adapter, AnswerFormat, Completion, Message, Request, format_bytes
 from compound.errors import DeclarationError, ParseError
 from compound.graph.bounds import (
@@ -37,7 +46,8 @@ MAX_DEMO_CHARACTERS = 2_000  # of a demonstration in a prompt; searches accept a
 class LLM(Operation):
     """A call to a language model.
 
-    The connected edges define the inputs, unless ``takes`` declares them. Each setting may be a plain value,
+    The connected edges define the inputs, unless ``takes`` declares them. Inputs of type `Image`, and lists
+    of them, are sent as images to models that take them. Each setting may be a plain value,
     a space to tune, or an edge from another node.
 
     Attributes:
@@ -173,7 +183,7 @@ class LLM(Operation):
         request = CallBound(self.name, 1, prompt, longest, lms, messages=messages)
         if not self.most_reasks:
             return Reach(outputs, (request,))
-        shown = len(_correction("", self.answer_format).encode()) + CHARACTER * MAX_ERROR_CHARACTERS
+        shown = len(correction("", self.answer_format).encode()) + CHARACTER * MAX_ERROR_CHARACTERS
         turn = Extent(shown + len(answer_cue(self.outputs, self.layout).encode()), longest)
         again = CallBound(
             f"{self.name} (re-ask)",
@@ -217,9 +227,10 @@ class LLM(Operation):
         shown = {name: value for name, value in inputs.items() if name not in self.settings}
         prompt = entry(values, "prompt", str) if values["prompt"] else ""
         demos = as_demos(values["demos"] or ())
-        text = render(prompt, demos, shown, self.outputs, self.layout)
+        marked, images = take_images(shown)
+        text = render(prompt, demos, marked, self.outputs, self.layout)
         head = (Message("system", self.system),) if self.system else ()
-        return (*head, Message("user", text))
+        return (*head, Message("user", (text, *images) if images else text))
 
     async def run(  # noqa: D102
         self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
@@ -238,12 +249,12 @@ class LLM(Operation):
             try:
                 return parse(completion.text, self.outputs, self.layout)
             except ParseError as error:
-                problem = _with_cause(error, completion, values["max_tokens"])
+                problem = with_cause(error, completion, values["max_tokens"])
                 if attempt + 1 == attempts:
                     raise problem from None
                 answer = Message("assistant", completion.text)
-                correction = _correction(problem.message, self.answer_format)
-                messages = (*messages, answer, Message("user", correction))
+                asked = correction(problem.message, self.answer_format)
+                messages = (*messages, answer, Message("user", asked))
         raise AssertionError("the last attempt returns or raises")
 
     def _request(self, messages: tuple[Message, ...], values: Mapping[str, object], seed: int) -> Request:
@@ -261,7 +272,7 @@ class LLM(Operation):
         )
 
 
-def _with_cause(error: ParseError, completion: Completion, max_tokens: object) -> ParseError:
+def with_cause(error: ParseError, completion: Completion, max_tokens: object) -> ParseError:
     """Return the error, with the remark that the text was truncated if it was."""
     if completion.finish_reason != "length":
         return error
@@ -269,7 +280,7 @@ def _with_cause(error: ParseError, completion: Completion, max_tokens: object) -
     return ParseError(message, outputs=error.outputs)
 
 
-def _correction(problem: str, answer: AnswerFormat | None) -> str:
+def correction(problem: str, answer: AnswerFormat | None) -> str:
     """Return the message of a re-ask."""
     only = "the corrected JSON" if answer is not None and answer.schema else "the corrected answer"
     return f"The answer is invalid: {problem[:MAX_ERROR_CHARACTERS]}\nReply with {only} only."

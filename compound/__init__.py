@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.api.sync import load_system as load_system
     from compound.api.sync import optimize as optimize
     from compound.api.sync import run as run
+    from compound.components.agents.agent import Agent as Agent
     from compound.components.code import CodeRunner as CodeRunner
     from compound.components.declaration.component import component as component
     from compound.components.declaration.llm import llm as llm
@@ -42,10 +43,15 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.components.llm import LLM as LLM
     from compound.components.retriever import Retriever as Retriever
     from compound.components.selector import Selector as Selector
+    from compound.components.tools.mcp_server import MCPServer as MCPServer
+    from compound.components.tools.tool import Tool as Tool
+    from compound.components.tools.tool import tool as tool
     from compound.engine import Completion as Completion
     from compound.engine import Engine as Engine
     from compound.engine import Message as Message
     from compound.engine import Request as Request
+    from compound.engine import ToolCall as ToolCall
+    from compound.engine import ToolSpec as ToolSpec
     from compound.engine import Usage as Usage
     from compound.errors import CompoundError as CompoundError
     from compound.errors import RunFailed as RunFailed
@@ -87,6 +93,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.graph.space import Text as Text
     from compound.graph.system import System as System
     from compound.graph.types import Port as Port
+    from compound.image import Image as Image
     from compound.optimization.bounds import JobBound as JobBound
     from compound.optimization.bounds import Outlook as Outlook
     from compound.optimization.method import Job as Job
@@ -141,6 +148,9 @@ _HOME = {
     "Request": "compound.engine",
     "Completion": "compound.engine",
     "Message": "compound.engine",
+    "Image": "compound.image",
+    "ToolCall": "compound.engine",
+    "ToolSpec": "compound.engine",
     "Metric": "compound.example",
     "JobBound": "compound.optimization.bounds",
     "Outlook": "compound.optimization.bounds",
@@ -195,6 +205,10 @@ _HOME = {
     "component": "compound.components.declaration.component",
     "llm": "compound.components.declaration.llm",
     "system": "compound.components.declaration.system",
+    "Agent": "compound.components.agents.agent",
+    "Tool": "compound.components.tools.tool",
+    "tool": "compound.components.tools.tool",
+    "MCPServer": "compound.components.tools.mcp_server",
     "CodeRunner": "compound.components.code",
     "Dense": "compound.components.index",
     "FirstOf": "compound.components.function",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypedDict, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol, TypedDict, runtime_checkable
 
-Role = Literal["system", "user", "assistant"]
-FinishReason = Literal["stop", "length"]
+if TYPE_CHECKING:
+    from compound.image import Image
+
+Role = Literal["system", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "tool_calls"]
+ToolChoice = Literal["auto", "none"]
 
 
 class UsageDocument(TypedDict, total=False):
@@ -120,12 +124,91 @@ def format_bytes(answer: AnswerFormat | None) -> int:
     return FORMAT_OVERHEAD + len(answer.schema.encode()) + sum(len(c.encode()) + 8 for c in answer.choices)
 
 
+ESCAPED = 6  # maximum bytes of a byte in JSON text, as in \\u003c
+TOOL_OVERHEAD = 256  # bytes around the declaration of a tool, or around a call of one
+MAX_IMAGE_TOKENS = 50_000  # of one image, by the price list of the most expensive provider
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """Declaration of a tool for a model.
+
+    Attributes:
+        name: name by which the model calls it.
+        description: what it does, and when to call it.
+        parameters: JSON schema of its arguments, as JSON text.
+    """
+
+    name: str
+    description: str
+    parameters: str
+
+    @property
+    def size(self) -> int:
+        """Upper bound of its prompt tokens, by its bytes in JSON."""
+        texts = (self.name, self.description, self.parameters)
+        return TOOL_OVERHEAD + ESCAPED * sum(len(text.encode()) for text in texts)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """Call of a tool by a model.
+
+    Attributes:
+        id: identifies the call in the message that answers it.
+        name: name of the tool as the model wrote it.
+        arguments: the arguments as the model wrote them, which may be invalid JSON.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+    @property
+    def size(self) -> int:
+        """Upper bound of its prompt tokens, by its bytes in JSON."""
+        texts = (self.id, self.name, self.arguments)
+        return TOOL_OVERHEAD + ESCAPED * sum(len(text.encode()) for text in texts)
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message."""
+    """One chat message.
+
+    Attributes:
+        role: ``system``, ``user``, ``assistant``, or ``tool`` for the result of a tool call.
+        content: a text, or parts, each a text or an `Image`.
+        tool_calls: tools that an assistant's message calls.
+        tool_call_id: the call that a tool's message answers.
+
+    >>> Message("user", ("Which animal", "is this?")).text
+    'Which animal\\nis this?'
+    """
 
     role: Role
-    content: str
+    content: str | tuple[str | Image, ...]
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+
+    @property
+    def text(self) -> str:
+        """The content as text; an image becomes a short description."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part if isinstance(part, str) else part.label for part in self.content)
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The images of the content."""
+        if isinstance(self.content, str):
+            return ()
+        return tuple(part for part in self.content if not isinstance(part, str))
+
+    @property
+    def size(self) -> int:
+        """Upper bound of its prompt tokens: bytes of texts and tool calls, and the most that images take."""
+        calls = sum(call.size for call in self.tool_calls)
+        return len(self.text.encode()) + MAX_IMAGE_TOKENS * len(self.images) + calls + len(self.tool_call_id)
 
 
 # The values of a `TokenRecord`; rows of calls without a constraint end after the adapter.
@@ -192,6 +275,7 @@ class Request:
     ``want_tokens`` requests a `TokenRecord`. ``cue`` is the start of the answer: engines that support
     prefilling prefill it, others append it to the last message; it is never part of the
     completion's text. ``format`` is the format of the answer, which engines enforce where they can.
+    ``tools`` may be called; with the ``tool_choice`` ``none`` they are declared, but the model must answer.
     """
 
     messages: tuple[Message, ...]
@@ -204,6 +288,18 @@ class Request:
     timeout: float | None = None
     cue: str = ""
     format: AnswerFormat | None = None
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: ToolChoice = "auto"
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether tools are declared, or messages call tools."""
+        return bool(self.tools) or any(m.tool_calls or m.role == "tool" for m in self.messages)
+
+    @property
+    def size(self) -> int:
+        """Upper bound of the prompt tokens of its messages and tools, without what a chat format adds."""
+        return sum(message.size for message in self.cued) + sum(tool.size for tool in self.tools)
 
     @property
     def cued(self) -> tuple[Message, ...]:
@@ -211,17 +307,20 @@ class Request:
         if not self.cue:
             return self.messages
         *earlier, last = self.messages
-        return (*earlier, Message(last.role, f"{last.content}\n{self.cue}"))
+        if isinstance(last.content, str):
+            return (*earlier, replace(last, content=f"{last.content}\n{self.cue}"))
+        return (*earlier, replace(last, content=(*last.content, self.cue)))
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Answer of a language model."""
+    """Answer of a language model: a text, calls of the request's tools, or both."""
 
     text: str
     usage: Usage = NO_USAGE
     finish_reason: FinishReason = "stop"
     tokens: TokenRecord | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @runtime_checkable
@@ -231,6 +330,10 @@ class Engine(Protocol):
     ``concurrency`` is the maximum number of requests in flight, enforced by the executor.
     Raise `TransientError` for errors worth retrying, and `CallError` or any other exception otherwise.
     An engine that can report text as it arrives also has ``stream``; see `StreamingEngine`.
+
+    Two optional attributes declare what an engine takes; without them, it takes neither. With
+    ``native_tools`` it receives `Request.tools` and returns `Completion.tool_calls`; others receive a text
+    that describes the tools (see `compound.execution.tool_text`). With ``takes_images`` it receives images.
     """
 
     @property

@@ -22,7 +22,18 @@ from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.sections import model_at, settings_models
 from compound.spec import file as file_model
-from compound.spec.kinds import body, code, code_runner, first_of, function, llm, retriever, selector
+from compound.spec.kinds import (
+    agent,
+    body,
+    code,
+    code_runner,
+    first_of,
+    function,
+    llm,
+    retriever,
+    selector,
+    tools,
+)
 from compound.spec.schema import settings as file_settings
 from compound.spec.schema.wiring import Wiring
 
@@ -38,6 +49,10 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "selector": selector.SelectorSettings,
     "function": function.FunctionSettings,
     "code": code_runner.CodeSettings,
+    "agent": agent.AgentSettings,
+    "tool function": tools.FunctionTool,
+    "tool openapi": tools.OpenAPITool,
+    "tool mcp": tools.MCPSettings,
     "first_of": first_of.FirstOfSettings,
     "loop": body.LoopSettings,
     "map": body.MapSettings,
@@ -72,6 +87,7 @@ VALUES = {
     "Number": "number",
     "Any": "anything",
     "Entry": "component",
+    "ToolEntry": "tool",
     "UseEntry": "`use` entry",
     "Engine": "engine",
     "Proposer": "`demos`, `edits`, `opro`",

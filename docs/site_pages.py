@@ -30,9 +30,10 @@ API = {
     "graph": ("Graphs", "compound.graph"),
     "components": ("Components", "compound.components compound.components.declaration"),
     "imports": ("Imports and exports", "compound.components.imports compound.exports"),
+    "agents": ("Agents and tools", "compound.components.agents compound.components.tools"),
     "engines": (
         "Engines",
-        "compound.engine compound.components.engines compound.components.engines.local "
+        "compound.engine compound.image compound.components.engines compound.components.engines.local "
         "compound.components.engines.vllm",
     ),
     "evaluation": (

@@ -98,7 +98,7 @@ class Direct:
 
     def __call__(self, requests: Sequence[Request]) -> list[str]:
         """Return the answers' texts."""
-        chats = [[{"role": m.role, "content": m.content} for m in r.messages] for r in requests]
+        chats = [[{"role": m.role, "content": m.text} for m in r.messages] for r in requests]
         texts = self.tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
         batch = self.tokenizer(texts, add_special_tokens=False, padding=True, return_tensors="pt")
         out = self.model.generate(

@@ -18,6 +18,12 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from compound.components.engines.chat_format import (
+    calls_from_json,
+    finish_reason,
+    messages_to_json,
+    tools_to_json,
+)
 from compound.components.engines.credentials import Connection
 from compound.components.engines.options import (
     Count,
@@ -79,6 +85,9 @@ class LiteLLMEngine:
         response_schema: whether to send the JSON schema of a declared output type as the response format;
             default: if litellm says that the model takes it (`litellm.supports_response_schema`). Set it
             for a server of your own.
+        native_tools: whether to declare tools to the model, instead of describing them in the prompt;
+            default: if litellm says that the model calls tools.
+        takes_images: whether the model takes images; default: what litellm says.
 
     Raises:
         DeclarationError: a setting is out of range, or an option is unknown.
@@ -101,16 +110,19 @@ class LiteLLMEngine:
         price: tuple[Price, Price] | None = None,
         extra: Extra | None = None,
         response_schema: bool | None = None,
+        native_tools: bool | None = None,
+        takes_images: bool | None = None,
     ) -> None:
         given = {
             "concurrency": concurrency, "timeout": timeout, "max_wait": max_wait, "price": price,
-            "response_schema": response_schema,
+            "response_schema": response_schema, "native_tools": native_tools, "takes_images": takes_images,
         }  # fmt: skip
         check_settings(LiteLLMEngine, given)
         self.model, self.api_base, self.api_key_env = model, api_base, api_key_env
         self.timeout, self.max_wait, self.price = timeout, max_wait, price
         self.extra = validate_options(RemoteOptions, extra, model)
         self.response_schema = response_schema
+        self._native_tools, self._takes_images = native_tools, takes_images
         self._concurrency = concurrency
         self._connection = Connection(model, api_base, api_key_env)
 
@@ -119,7 +131,18 @@ class LiteLLMEngine:
         server = f"@{self.api_base}" if self.api_base else ""
         extra = ":" + json.dumps(self.extra, sort_keys=True) if self.extra else ""
         schema = "" if self.response_schema is None else f":response_schema={self.response_schema}"
-        return f"litellm:{self.model}{server}{extra}{schema}"
+        tools = "" if self._native_tools is None else f":native_tools={self._native_tools}"
+        return f"litellm:{self.model}{server}{extra}{schema}{tools}"
+
+    @property
+    def native_tools(self) -> bool:
+        """Whether tools are declared to the model."""
+        return _supports(self.model, "function_calling") if self._native_tools is None else self._native_tools
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether the model takes images."""
+        return _supports(self.model, "vision") if self._takes_images is None else self._takes_images
 
     @property
     def concurrency(self) -> int:  # noqa: D102
@@ -201,7 +224,7 @@ class LiteLLMEngine:
         """Return the arguments of the litellm call."""
         arguments: dict[str, object] = {
             "model": self.model,
-            "messages": [{"role": m.role, "content": m.content} for m in request.cued],
+            "messages": messages_to_json(request.cued),
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
             "seed": request.seed % 2**31,
@@ -214,6 +237,8 @@ class LiteLLMEngine:
             arguments["stop"] = list(request.stop)
         if (sent := self._sent_format(request)) is not None:
             arguments["response_format"] = response_format(sent)
+        if request.tools:
+            arguments |= {"tools": tools_to_json(request.tools), "tool_choice": request.tool_choice}
         return arguments | self.extra | self._connection.arguments()
 
     def _sent_format(self, request: Request) -> AnswerFormat | None:
@@ -237,6 +262,7 @@ class LiteLLMEngine:
         fields = getattr(message, "provider_specific_fields", None)
         refusal = fields.get("refusal") if isinstance(fields, Mapping) else None
         tools = getattr(message, "tool_calls", None)
+        calls = calls_from_json(tools) if request.tools else ()
         parts = {"content": content, "refusal": refusal, "tool_calls": tools}
         text = answer_text(parts, finish, request, self.model, usage)
         if len(text) > max_answer_bytes(request):
@@ -248,7 +274,7 @@ class LiteLLMEngine:
             text = unwrap(text, sent)
         # Some providers ignore stop strings or limit their number.
         text = text[: min((at for stop in request.stop if (at := text.find(stop)) >= 0), default=len(text))]
-        return Completion(text, usage, "length" if finish == "length" else "stop")
+        return Completion(text, usage, finish_reason(finish, calls), tool_calls=calls)
 
     def _usage(self, request: Request, used: object, answered: bool) -> Usage:
         """Return the usage that a response reports, with the worst case for missing values.
@@ -406,6 +432,12 @@ def _imported() -> ModuleType:
     vars(litellm).update(telemetry=False, suppress_debug_info=True)
     module: ModuleType = litellm
     return module
+
+
+@functools.cache
+def _supports(model: str, capability: str) -> bool:
+    """Return whether litellm says that a model supports a capability, such as ``vision``."""
+    return bool(getattr(_litellm(), f"supports_{capability}")(model))
 
 
 @functools.cache

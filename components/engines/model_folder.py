@@ -59,14 +59,24 @@ def load_causal(folder: Path, dtype: str) -> tuple[PreTrainedModel, PreTrainedTo
         CompoundError: the folder contains code or unsafe settings; see `check_model_folder`.
         OSError, ValueError: transformers cannot load the folder.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    check_model_folder(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    tokenizer = load_tokenizer(folder)
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=_dtype(dtype), trust_remote_code=False, use_safetensors=True, local_files_only=True
     )
     return model, tokenizer
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer in a folder; raises like `load_causal`."""
+    from transformers import AutoTokenizer
+
+    check_model_folder(folder)
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        folder, trust_remote_code=False, local_files_only=True
+    )
+    return tokenizer
 
 
 def load_encoder(folder: Path, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

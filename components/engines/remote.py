@@ -31,7 +31,7 @@ def max_prompt_tokens(request: Request) -> int:
     146
     """
     schema = format_bytes(request.format)  # a provider may show the schema to the model
-    return HEAD + schema + sum(len(message.content.encode()) + TURN for message in request.cued)
+    return HEAD + schema + request.size + TURN * len(request.cued)
 
 
 def max_answer_bytes(request: Request) -> int:
@@ -131,9 +131,11 @@ def answer_text(
         raise CallError(f"{model} refused: {first_line(refusal)}", kind="refusal", charged=charged)
     if isinstance(content, str):
         return content
+    if message.get("tool_calls") and request.tools:
+        return ""
     if message.get("tool_calls"):
         problem = f"{model} called a tool instead of answering"
-        raise CallError(problem, hint="components offer no tools", kind="empty", charged=charged)
+        raise CallError(problem, hint="the request declared no tools", kind="empty", charged=charged)
     if finish == "length":
         problem = f"{model} used all of max_tokens={request.max_tokens} before it started to answer"
         hint = "raise max_tokens, or lower the reasoning effort"

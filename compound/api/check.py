@@ -13,16 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from compound.api.optimize import make_problem
-from compound.errors import CompoundError, SeveralErrors, SpecError
+from compound.errors import CompoundError, DeclarationError, SeveralErrors, SpecError
 from compound.evaluation.dataset import ROLES, Dataset
 from compound.evaluation.duplicates import check_no_overlaps, find_in_data
 from compound.evaluation.examples import read_examples
 from compound.evaluation.hub import HUB
 from compound.evaluation.metrics.scoring import check_rows
 from compound.formatting import plural
+from compound.graph.types import holds_images
 from compound.optimization.prospects import outlook
 from compound.optimizers import methods
 from compound.optimizers.weights.methods import NothingToTune
+from compound.registry.engine_checks import no_images
 from compound.spec import Program
 
 _PLACED = re.compile(r"(?P<file>[^\n]+?):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<rest>.*)", re.DOTALL)
@@ -118,6 +120,8 @@ def check_program(program: Program, *, strict: bool = False) -> CheckResult:
     problems: list[CompoundError] = []
     with _collecting_errors(problems):
         checked.notes.extend(_check_method(program))
+    with _collecting_errors(problems):
+        _check_images(program)
     checked.not_checked.extend([*_missing_corpora(program), *_check_data(program, problems)])
     if problems:
         raise problems[0] if len(problems) == 1 else SeveralErrors(problems)
@@ -186,6 +190,31 @@ def _check_method(program: Program) -> Iterator[str]:
             raise
         return
     methods.check_trainable(made, system, program.find_engine)
+
+
+def _check_images(program: Program) -> None:
+    """Check that the models of components with images among their inputs take images.
+
+    Raises:
+        DeclarationError: one does not.
+    """
+    for node in program.system.all_nodes():
+        settings = node.component.settings
+        if "lm" in settings and any(holds_images(port.type) for port in node.inputs.values()):
+            lm = settings["lm"] or program.system.lm
+            models: tuple[object, ...] = getattr(lm, "options", (lm,))
+            for model in map(str, filter(None, models)):
+                _check_takes_images(program, node.name, model)
+
+
+def _check_takes_images(program: Program, node: str, model: str) -> None:
+    try:
+        engine = program.find_engine(model)
+    except CompoundError:  # reported elsewhere
+        return
+    if not getattr(engine, "takes_images", False):
+        problem = no_images(model)
+        raise DeclarationError(f"{node!r} has images among its inputs: {problem.message}", hint=problem.hint)
 
 
 def _missing_corpora(program: Program) -> Iterator[str]:

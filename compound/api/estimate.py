@@ -270,7 +270,7 @@ class _UnknownEngine:
 
     def worst_case(self, request: Request) -> Usage:
         """Return one token per byte of the prompt."""
-        size = sum(len(message.content.encode()) + 16 for message in request.messages) + 128
+        size = request.size + 16 * len(request.messages) + 128
         return Usage(1, size, request.max_tokens)
 
     async def generate(self, request: Request) -> Completion:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 from types import MappingProxyType
 
 from compound.errors import DataError
 from compound.evaluation.dataset import Dataset, Split
 from compound.example import Example
-from compound.graph.types import accepts, as_declared, convert, format_type
+from compound.graph.types import accepts, as_declared, convert, format_type, holds_images
+from compound.image import MAX_BYTES, Image
+from compound.security.untrusted import UntrustedFolder
 
 CSV = (".csv", ".csv.gz")
 
@@ -40,6 +43,9 @@ def read_examples(
     """
     found = data.examples(role, list(inputs), limit=limit, seed=seed)
     file = data.file(role)
+    if file is not None and any(map(holds_images, inputs.values())):
+        folder = UntrustedFolder(file.parent, error=DataError)
+        found = [_with_images(example, inputs, folder, f"{data.path}, {role} split") for example in found]
     is_csv = file is not None and file.name.endswith(CSV)  # its cells are all strings
     return check_types(found, inputs, f"{data.path}, {role} split", text=is_csv)
 
@@ -79,6 +85,42 @@ def check_types(
             hint=f"correct the data, or the type of {name!r} under inputs",
         )
     return found
+
+
+def _with_images(
+    example: Example, inputs: Mapping[str, object], folder: UntrustedFolder, where: str
+) -> Example:
+    """Return an example in which paths of images are replaced by the images.
+
+    Raises:
+        DataError: a path leads out of the folder of the data file, or there is no image at it.
+    """
+    values = dict(example.inputs)
+    for name, kind in inputs.items():
+        if holds_images(kind):
+            try:
+                values[name] = _read_images(values[name], folder)
+            except (ValueError, DataError) as error:
+                raise DataError(f"{where}, row {example.id!r}: input {name!r}: {error}") from None
+    return replace(example, inputs=MappingProxyType(values))
+
+
+def _read_images(value: object, folder: UntrustedFolder) -> object:
+    """Replace each path by the image at it; data URLs and JSON forms are converted later."""
+    if isinstance(value, list):
+        return [_read_images(item, folder) for item in value]
+    if not isinstance(value, str) or value.startswith("data:"):
+        return value
+    name = PurePosixPath(value)
+    if name.is_absolute() or ".." in name.parts:
+        raise DataError(f"the path {value!r} must be below the folder of the data file")
+    if folder.kind(value) != "file":
+        raise DataError(f"there is no image {value!r} beside the data file")
+    with folder.reader(value) as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise DataError(f"{value!r} is larger than {MAX_BYTES // 2**20} MiB")
+    return Image.from_bytes(data)
 
 
 def _fitting(kind: object, value: object, text: bool) -> object:

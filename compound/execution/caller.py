@@ -19,7 +19,18 @@ from typing import TypedDict, TypeVar, cast
 
 import numpy as np
 
-from compound.engine import NO_USAGE, Completion, Engine, OnText, Request, TokenRecord, Usage, UsageDocument
+from compound.concurrency.sessions import Sessions
+from compound.engine import (
+    NO_USAGE,
+    Completion,
+    Engine,
+    Message,
+    OnText,
+    Request,
+    TokenRecord,
+    Usage,
+    UsageDocument,
+)
 from compound.errors import CallError, CompoundError, DeclarationError, OutputTypeError, TransientError
 from compound.example import CallValues
 from compound.execution.budget import Meter
@@ -30,11 +41,13 @@ from compound.execution.observers.spans import active_tracer, within
 from compound.execution.outcomes import CallResult, CallResultRow, from_row, read_outputs, to_row
 from compound.execution.sender import Engines, Notify, Sender
 from compound.execution.throttle import FIRST_WAIT, LONGEST_WAIT
+from compound.execution.tool_text import from_text, to_text
 from compound.execution.trace import Call, Failure
 from compound.extras import raise_missing_extra
 from compound.graph.component import Component, Operation
 from compound.graph.configuration import digest
 from compound.graph.types import accepts, format_type
+from compound.registry.engine_checks import check_images
 from compound.registry.policies import score
 from compound.registry.user_code import located, short_place
 from compound.security.sanitize import replace_surrogates
@@ -91,20 +104,26 @@ class Context:
             self._rng = np.random.Generator(np.random.Philox(self.seed))
         return self._rng
 
+    @property
+    def sessions(self) -> Sessions:
+        """Connections that stay open until the executor is closed."""
+        return self.caller.sessions
+
     async def generate(self, lm: str, request: Request) -> Completion:
         """Send a request to engine ``lm``, within the budget and the engine's concurrency."""
+        sent = await self.caller.adapt(lm, request)
         relay = self.relay() if self.relay is not None else None
         answered = False
         try:
-            completion = await self.caller.generate(lm, request, self, relay)
+            completion = await self.caller.generate(lm, sent, self, relay)
             answered = True
         finally:
             if relay is not None:
                 relay.close(complete=answered)
         if completion.tokens is not None:
             self.tokens.append(completion.tokens)
-        self.exchanges += record_exchange(lm, request, completion)
-        return completion
+        self.exchanges += record_exchange(lm, sent, completion)
+        return from_text(request, completion) if request.uses_tools and not sent.uses_tools else completion
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
@@ -169,6 +188,8 @@ class Caller:
         self._in_flight: dict[str, asyncio.Future[CallResult]] = {}
         self._unsettled: Counter[str] = Counter()  # executions not yet counted for a trace
         self._batch = _Batch()
+        self._native_tools: dict[str, bool] = {}
+        self.sessions = Sessions()
 
     def with_meter(self, meter: Meter) -> Caller:
         """Return a caller that shares everything except the budget."""
@@ -194,6 +215,24 @@ class Caller:
     def engine(self, lm: str) -> Engine:
         """Return the engine of a model, opening it once."""
         return self._sender.engine(lm)
+
+    async def adapt(self, lm: str, request: Request) -> Request:
+        """Return a request in the form that the engine takes.
+
+        Tools become text for an engine that does not take them. An engine that does is not asked to enforce a
+        format while the model may call tools.
+
+        Raises:
+            DeclarationError: the request has images, which the engine does not take.
+        """
+        check_images(self.engine(lm), lm, request)
+        if not request.uses_tools:
+            return request
+        if lm not in self._native_tools:  # a thread, because a model's chat template may have to be loaded
+            self._native_tools[lm] = await asyncio.to_thread(_takes_tools, self.engine(lm))
+        if not self._native_tools[lm]:
+            return to_text(request)
+        return replace(request, format=None) if request.tools and request.tool_choice == "auto" else request
 
     async def generate(
         self, lm: str, request: Request, context: Context | None = None, on_text: OnText | None = None
@@ -401,16 +440,39 @@ class Caller:
         return replace_surrogates(outputs)
 
     async def aclose(self) -> None:
-        """Close every engine opened here."""
+        """Close every engine and every connection opened here."""
+        await self.sessions.aclose()
         await self._sender.aclose()
 
 
+def _takes_tools(engine: Engine) -> bool:
+    return bool(getattr(engine, "native_tools", False))
+
+
 def _as_key(request: Request) -> dict[str, object]:
-    """Return the fields of a request; a request without a format has the key of earlier versions."""
-    fields = asdict(request)
+    """Return the fields of a request; a text request without a format has the key of earlier versions."""
+    fields = asdict(replace(request, messages=()))
+    fields["messages"] = [_message_as_key(message) for message in request.messages]
     if request.format is None:
         del fields["format"]
+    if not request.tools:
+        del fields["tools"]
+    if request.tool_choice == "auto":
+        del fields["tool_choice"]
     return fields
+
+
+def _message_as_key(message: Message) -> dict[str, object]:
+    """Return the fields of a message, with digests of images."""
+    parts = (message.content,) if isinstance(message.content, str) else message.content
+    content = [part if isinstance(part, str) else {"image": part.sha256} for part in parts]
+    found: dict[str, object] = {"role": message.role}
+    found["content"] = content[0] if isinstance(message.content, str) else content
+    if message.tool_calls:
+        found["tool_calls"] = [asdict(call) for call in message.tool_calls]
+    if message.tool_call_id:
+        found["tool_call_id"] = message.tool_call_id
+    return found
 
 
 def _wait(error: TransientError, tries: int, seed: int) -> float:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
-from compound.engine import Completion, Message, Request, Role
+from compound.engine import Completion, Message, Request, Role, ToolCall
 from compound.security.sanitize import redact_secrets
 
 MAX_CHARACTERS = 20_000  # maximum characters per text
@@ -19,11 +19,21 @@ SWITCH = "COMPOUND_RECORD_MESSAGES"
 NOWHERE, IN_MEMORY = "0", "memory"  # values of the variable; any other value records messages in files, too
 
 
+class ToolCallDocument(TypedDict):
+    """A `ToolCall` as JSON types."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 class MessageDocument(TypedDict):
-    """A message as JSON types."""
+    """A message as JSON types; a text message has a role and a content only."""
 
     role: Role
     content: str
+    tool_calls: NotRequired[list[ToolCallDocument]]
+    tool_call_id: NotRequired[str]
 
 
 class ExchangeDocument(TypedDict):
@@ -33,6 +43,8 @@ class ExchangeDocument(TypedDict):
     messages: list[MessageDocument]
     completion: str
     finish_reason: str
+    tool_calls: NotRequired[list[ToolCallDocument]]
+    tools: NotRequired[list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,42 +53,67 @@ class Exchange:
 
     Attributes:
         model: name of the model in the configuration.
-        messages: messages as sent; a requested start of the answer ends the last message.
+        messages: messages as sent, with descriptions of images instead of their data; a requested start of
+            the answer ends the last message.
         completion: the raw answer, before parsing.
-        finish_reason: ``stop``, or ``length`` if the answer was cut at ``max_tokens``.
+        finish_reason: ``stop``, ``tool_calls``, or ``length`` if the answer was cut at ``max_tokens``.
+        tool_calls: tools that the answer calls.
+        tools: names of the tools that were declared to the model.
     """
 
     model: str
     messages: tuple[Message, ...]
     completion: str
     finish_reason: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tools: tuple[str, ...] = ()
 
     def to_json(self) -> ExchangeDocument:
         """Return the exchange as JSON types."""
-        return {
+        found: ExchangeDocument = {
             "model": self.model,
-            "messages": [{"role": m.role, "content": m.content} for m in self.messages],
+            "messages": [_message_to_json(message) for message in self.messages],
             "completion": self.completion,
             "finish_reason": self.finish_reason,
         }
+        if self.tool_calls:
+            found["tool_calls"] = [_call_to_json(call) for call in self.tool_calls]
+        if self.tools:
+            found["tools"] = list(self.tools)
+        return found
 
     @staticmethod
     def from_json(data: ExchangeDocument) -> Exchange:
         """Parse the output of `to_json`."""
-        messages = tuple(Message(m["role"], m["content"]) for m in data["messages"])
-        return Exchange(data["model"], messages, data["completion"], data["finish_reason"])
+        return Exchange(
+            data["model"],
+            tuple(map(_message_from_json, data["messages"])),
+            data["completion"],
+            data["finish_reason"],
+            tuple(ToolCall(**call) for call in data.get("tool_calls", ())),
+            tuple(data.get("tools", ())),
+        )
 
     def __str__(self) -> str:
-        sent = "\n".join(f"[{message.role}]\n{message.content}" for message in self.messages)
-        return f"{sent}\n[{self.model}: {self.finish_reason}]\n{self.completion}"
+        sent = "\n".join(
+            "\n".join([f"[{message.role}]", *_lines(message.text, message.tool_calls)])
+            for message in self.messages
+        )
+        answer = "\n".join(_lines(self.completion, self.tool_calls))
+        return f"{sent}\n[{self.model}: {self.finish_reason}]\n{answer}"
 
 
 def record_exchange(model: str, request: Request, completion: Completion) -> tuple[Exchange, ...]:
     """Return the exchange to record; empty if recording is disabled."""
     if os.environ.get(SWITCH) == NOWHERE:
         return ()
-    messages = tuple(Message(message.role, truncate_text(message.content)) for message in request.cued)
-    return (Exchange(model, messages, truncate_text(completion.text), completion.finish_reason),)
+    messages = tuple(
+        Message(m.role, truncate_text(m.text), _recorded(m.tool_calls), m.tool_call_id) for m in request.cued
+    )
+    tools = tuple(tool.name for tool in request.tools)
+    answer = truncate_text(completion.text)
+    calls = _recorded(completion.tool_calls)
+    return (Exchange(model, messages, answer, completion.finish_reason, calls, tools),)
 
 
 def is_stored() -> bool:
@@ -91,3 +128,33 @@ def truncate_text(text: str) -> str:
         return whole
     half = MAX_CHARACTERS // 2
     return f"{whole[:half]}\n… {len(whole) - 2 * half} characters omitted …\n{whole[-half:]}"
+
+
+def _recorded(calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
+    return tuple(
+        ToolCall(truncate_text(call.id), truncate_text(call.name), truncate_text(call.arguments))
+        for call in calls
+    )
+
+
+def _lines(text: str, calls: tuple[ToolCall, ...]) -> list[str]:
+    """Return a text and tool calls as lines."""
+    return [*([text] if text or not calls else []), *(f"{call.name}({call.arguments})" for call in calls)]
+
+
+def _call_to_json(call: ToolCall) -> ToolCallDocument:
+    return {"id": call.id, "name": call.name, "arguments": call.arguments}
+
+
+def _message_to_json(message: Message) -> MessageDocument:
+    found: MessageDocument = {"role": message.role, "content": message.text}
+    if message.tool_calls:
+        found["tool_calls"] = [_call_to_json(call) for call in message.tool_calls]
+    if message.tool_call_id:
+        found["tool_call_id"] = message.tool_call_id
+    return found
+
+
+def _message_from_json(data: MessageDocument) -> Message:
+    calls = tuple(ToolCall(**call) for call in data.get("tool_calls", ()))
+    return Message(data["role"], data["content"], calls, data.get("tool_call_id", ""))

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from compound.engine import NO_USAGE, Completion, Engine, OnText, Request, Usage
+from compound.engine import NO_USAGE, Completion, Engine, OnText, Request, ToolCall, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, RateLimited, suggest_name
 from compound.execution.budget import Meter, clip_usage
 from compound.execution.observers.spans import active_tracer, within
@@ -178,7 +178,8 @@ class Sender:
                 self._notify(
                     f"{lm} reports impossible usage ({wrong}); charging the reserved maximum instead"
                 )
-        return replace(completion, text=sanitize_text(completion.text), usage=usage)
+        calls = tuple(_sanitized(call) for call in completion.tool_calls)
+        return replace(completion, text=sanitize_text(completion.text), usage=usage, tool_calls=calls)
 
     def _throttle(self, engine: Engine) -> Throttle:
         """Return the throttle of an engine, one per event loop and engine object."""
@@ -195,6 +196,10 @@ class Sender:
             await engine.aclose()
         self._engines.clear()
         self._throttles.clear()
+
+
+def _sanitized(call: ToolCall) -> ToolCall:
+    return ToolCall(sanitize_text(call.id), sanitize_text(call.name), sanitize_text(call.arguments))
 
 
 def unpriced(lm: str) -> DeclarationError:

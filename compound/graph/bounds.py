@@ -14,7 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, get_args, get_origin
 
+from compound.engine import MAX_IMAGE_TOKENS
 from compound.graph.configuration import canonical_json, to_readable_json
+from compound.image import Image
 
 if TYPE_CHECKING:
     from compound.graph.space import Text
@@ -100,12 +102,21 @@ def extent_of_values(values: Iterable[object]) -> Extent:
     (3, 2)
     """
     found = list(values)
+    if images := [_images(value) for value in found if _images(value)]:
+        return Extent(MAX_IMAGE_TOKENS * max(images), items=max(images))
     texts = (value if isinstance(value, str) else canonical_json(to_readable_json(value)) for value in found)
     lengths = [len(text.encode(errors="replace")) for text in texts]
     items = [len(value) if isinstance(value, list | tuple) else 1 for value in found]
     margin = 8 * max(items, default=0)  # numbers and line breaks between the items of a list
     listed = any(isinstance(value, list | tuple | Mapping) for value in found)
     return Extent(max(lengths, default=0) + (margin if listed else 0), items=max(items, default=0))
+
+
+def _images(value: object) -> int:
+    """Return the number of images that a value consists of."""
+    if isinstance(value, list | tuple):
+        return sum(map(_images, value))
+    return int(isinstance(value, Image))
 
 
 def extent_of_setting(setting: object) -> Extent:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from compound.concurrency.sessions import Sessions
 from compound.engine import Completion, Request, Usage
 from compound.errors import DeclarationError, WiringError, suggest_name
 from compound.example import CallValues
@@ -185,6 +186,11 @@ class CallContext(Protocol):
     @property
     def rng(self) -> np.random.Generator:
         """Random generator of the call."""
+        ...
+
+    @property
+    def sessions(self) -> Sessions:
+        """Connections that stay open until the end of the run, such as those to tool servers."""
         ...
 
     async def generate(self, lm: str, request: Request) -> Completion:

@@ -13,6 +13,7 @@ from compound.graph.component import Component, Input, Source
 from compound.graph.composite import Composite
 from compound.graph.space import Text
 from compound.graph.system import System
+from compound.graph.types import as_declared
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,10 @@ def _merge_extents(some: Mapping[str, Extent], others: Mapping[str, Extent]) -> 
 def survey(system: System, limits: RunLimits) -> Survey:
     """Compute the upper bounds of one system run."""
     found = Survey()
-    inputs = {name: extent_of_values(e.inputs[name] for e in limits.examples) for name in system.inputs}
+    inputs = {
+        name: extent_of_values(as_declared(kind, example.inputs[name]) for example in limits.examples)
+        for name, kind in system.inputs.items()
+    }
     found.outputs = _walk(system, inputs, limits, found, 1.0)
     return found
 

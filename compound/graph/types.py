@@ -19,6 +19,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from compound.errors import DeclarationError, suggest_name
 from compound.graph.json_types import MOST_ERRORS, portable, schema_of_annotation
+from compound.image import Image
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -33,6 +34,7 @@ NAMES: Mapping[str, object] = {
     "dict": dict,
     "any": Any,
     "Any": Any,
+    "Image": Image,
     "None": type(None),
 }
 
@@ -259,6 +261,15 @@ def _has_classes(kind: object) -> bool:
     if isinstance(kind, type) and kind not in (*EXACT, list, dict) and get_origin(kind) is None:
         return kind is not type(None)
     return any(_has_classes(part) for part in get_args(kind) if isinstance(part, Hashable))
+
+
+def holds_images(kind: object) -> bool:
+    """Return whether values of a type are or contain images.
+
+    >>> holds_images(list[Image] | None), holds_images(str)
+    (True, False)
+    """
+    return kind is Image or any(map(holds_images, get_args(kind)))
 
 
 def format_ports(ports: Mapping[str, Port]) -> str:

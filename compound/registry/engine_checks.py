@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
-from compound.engine import Completion, Engine, OnText, Request, StreamingEngine, Usage
+from compound.engine import Completion, Engine, OnText, Request, StreamingEngine, ToolCall, Usage
+from compound.errors import DeclarationError
 from compound.formatting import short_repr
 from compound.registry.user_code import UserCodeError, check_signature, definition, reported
 
-__all__ = ["checked_engine", "completion", "worst_case"]
+__all__ = ["check_images", "checked_engine", "completion", "no_images", "worst_case"]
 
 MEMBERS = ("name", "concurrency", "remote", "priced", "worst_case", "generate", "aclose")
 _WORST = "return compound.Usage(calls, prompt_tokens, completion_tokens)"
@@ -78,7 +79,27 @@ async def completion(engine: Engine, request: Request, on_text: OnText | None = 
         raise _wrong(engine, method, found, _COMPLETION)
     if not isinstance(found.text, str) or not isinstance(found.usage, Usage):
         raise _wrong(engine, method, found, "its text must be a str, and its usage a Usage")
+    if not isinstance(found.tool_calls, tuple) or not all(isinstance(c, ToolCall) for c in found.tool_calls):
+        raise _wrong(engine, method, found, "its tool_calls must be a tuple of ToolCall")
     return found
+
+
+def check_images(engine: Engine, name: str, request: Request) -> None:
+    """Check that an engine takes the images of a request.
+
+    Raises:
+        DeclarationError: it does not.
+    """
+    if any(message.images for message in request.messages) and not getattr(engine, "takes_images", False):
+        raise no_images(name)
+
+
+def no_images(name: str) -> DeclarationError:
+    """Return the error for a model that does not take images."""
+    return DeclarationError(
+        f"the model {name!r} does not take images",
+        hint="choose a model that does; for a server of your own, set takes_images: true on its engine",
+    )
 
 
 @contextmanager

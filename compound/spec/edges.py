@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
+from compound.components.agents.agent import Agent
 from compound.components.llm import LLM
 from compound.errors import DeclarationError, WiringError, suggest_name
 from compound.graph.component import Component, Condition, Input, Node, Output, Source, connect
@@ -103,6 +104,8 @@ class Edges:
             self._try(component, use, (*use.address, "when"), fed, condition)
         if isinstance(component, LLM):
             self._check_model(component, use, sources)
+        elif isinstance(component, Agent):
+            self._check_model(component.model, use, {})
 
     def _condition(self, use: Use) -> Condition | None:
         if use.when is None:

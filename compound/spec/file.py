@@ -19,6 +19,7 @@ from compound.settings.common import CommonSettings
 from compound.settings.sections import UserSections, optimize_model
 from compound.spec.kinds.body import BUILT_IN, Body
 from compound.spec.kinds.installed import KINDS as KINDS_INSTALLED
+from compound.spec.kinds.tools import NO_PLUGINS, TOOLS
 from compound.spec.schema.installed import MARK, Installed
 from compound.spec.schema.settings import TAGGED as SPACE_TAGS
 from compound.spec.schema.signature import entry_model, make_model
@@ -177,6 +178,7 @@ POSSIBLE: Mapping[str, Mapping[str, type[Model]]] = {
     "metric": _METRICS,
     ONE_RUN: _ONE_RUN,
     "engine": _ENGINES,
+    "tool": TOOLS,
 }
 """Groups of keys of which an entry must have exactly one, by what the key selects."""
 INSTALLED: Mapping[str, Installed] = {
@@ -184,6 +186,7 @@ INSTALLED: Mapping[str, Installed] = {
     "metric": METRICS_INSTALLED,
     ONE_RUN: METRICS_INSTALLED,
     "engine": ENGINES_INSTALLED,
+    "tool": NO_PLUGINS,
 }
 """Keys that installed packages add to these groups."""
 TAGGED: Mapping[str, type[Model]] = {

@@ -11,6 +11,7 @@ from unittest import SkipTest
 
 import numpy as np
 
+from compound.concurrency.sessions import Sessions
 from compound.engine import Completion, Engine, Request, Usage
 from compound.errors import CompoundError, DeclarationError
 from compound.example import CallValues, Example, Values
@@ -359,6 +360,7 @@ class _Call:
         self.address = "tested"
         self.seed = 0
         self.rng = np.random.default_rng(0)
+        self.sessions = Sessions()
         self._engine = engine
 
     async def generate(self, lm: str, request: Request) -> Completion:
@@ -393,7 +395,11 @@ class _Watched:
 
 
 async def _run(component: Operation, given: Values, values: Values, engine: Engine) -> Values:
-    return await component.run(given, values, _Call(engine))
+    call = _Call(engine)
+    try:
+        return await component.run(given, values, call)
+    finally:
+        await call.sessions.aclose()
 
 
 def _check_ports(what: str, ports: object) -> None:

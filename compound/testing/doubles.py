@@ -31,6 +31,8 @@ class ScriptedLM:
         price: dollars per word of prompt and answer.
         priced: whether the price counts as known.
         remote: whether time limits include the wait for an answer.
+        native_tools: whether it takes tools; a reply that calls them is a `Completion` with tool calls.
+        takes_images: whether it takes images.
 
     Usage counts words as tokens. ``requests`` records the requests.
 
@@ -52,6 +54,8 @@ class ScriptedLM:
         price: float = 0.0,
         priced: bool = True,
         remote: bool = True,
+        native_tools: bool = False,
+        takes_images: bool = False,
     ) -> None:
         self._script = script
         self._name = name
@@ -60,6 +64,7 @@ class ScriptedLM:
         self._price = price
         self.priced = priced
         self.remote = remote
+        self.native_tools, self.takes_images = native_tools, takes_images
         self.requests: list[Request] = []
         self.in_flight = 0
         self.most_in_flight = 0
@@ -126,7 +131,7 @@ class ScriptedLM:
         )
 
     def _reply(self, request: Request, number: int) -> object:
-        message = request.cued[-1].content
+        message = request.cued[-1].text
         script = self._script
         if callable(script):
             code = getattr(script, "__code__", None)
@@ -147,7 +152,8 @@ class ScriptedLM:
 
 
 def _words(request: Request) -> int:
-    return sum(len(message.content.split()) for message in request.cued)
+    tools = [f"{tool.name} {tool.description} {tool.parameters}" for tool in request.tools]
+    return sum(len(text.split()) for text in [*(message.text for message in request.cued), *tools])
 
 
 @dataclass(frozen=True)

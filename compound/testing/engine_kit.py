@@ -265,7 +265,7 @@ class EngineKit:
         first = self.request()
         (*_, last) = first.messages
         turns = (Message("system", "Be brief."), last, Message("assistant", "Yes?"), last)
-        long = Message("user", f"{last.content} " * 4)
+        long = Message("user", f"{last.text} " * 4)
         return [
             first,
             replace(first, messages=turns),

@@ -83,13 +83,13 @@ class DigitLM(ScriptedLM):
         Raises:
             TransientError: the request is one to lose.
         """
-        self.request_counts[component := request.messages[-1].content[0]] += 1
+        self.request_counts[component := request.messages[-1].text[0]] += 1
         self.adapters.add(request.adapter.sha256 if request.adapter else "")
         if self.losses[component] or self.request_counts.total() == self.lost_request:
             self.losses[component] -= bool(self.losses[component])
             raise TransientError("the server lost the request")
         done = await super().generate(request)
-        prompt = tuple(request.messages[-1].content.encode())
+        prompt = tuple(request.messages[-1].text.encode())
         record = TokenRecord(prompt, (int(done.text),), (-1.0,), "stop")
         self.answers.append(Answer(component, record, request.temperature))
         return replace(done, tokens=record)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from compound.engine import Completion, Engine, Message, Request, Usage
+from compound.engine import Completion, Engine, Message, Request, ToolCall, ToolSpec, Usage
 from compound.execution.exchange import truncate_text
 from compound.execution.observers.spans import RunFacts
 from compound.execution.outcomes import CallResult
@@ -142,7 +142,8 @@ def completion_attributes(completion: Completion, *, content: bool) -> Attribute
         found["compound.usage.cost"] = completion.usage.cost
     if not content:
         return found
-    answer = {"role": "assistant", "parts": [_text(completion.text)]}
+    parts = [*([_text(completion.text)] if completion.text else []), *map(_call, completion.tool_calls)]
+    answer = {"role": "assistant", "parts": parts}
     return found | {"gen_ai.output.messages": _json([{**answer, "finish_reason": completion.finish_reason}])}
 
 
@@ -171,18 +172,28 @@ def _messages(request: Request) -> Attributes:
     others = [message for message in request.cued if message.role != "system"]
     found: Attributes = {"gen_ai.input.messages": _json([_message(message) for message in others])}
     if system:
-        found["gen_ai.system_instructions"] = _json([_text(_content(message)) for message in system])
+        found["gen_ai.system_instructions"] = _json([_text(message.text) for message in system])
+    if request.tools:
+        found["gen_ai.tool.definitions"] = _json([_tool(tool) for tool in request.tools])
     return found
 
 
 def _message(message: Message) -> Mapping[str, object]:
-    return {"role": message.role, "parts": [_text(_content(message))]}
+    if message.role == "tool":
+        response = truncate_text(sanitize_text(message.text))
+        part = {"type": "tool_call_response", "id": message.tool_call_id, "response": response}
+        return {"role": "tool", "parts": [part]}
+    text = [_text(message.text)] if message.text or not message.tool_calls else []
+    return {"role": message.role, "parts": [*text, *map(_call, message.tool_calls)]}
 
 
-def _content(message: Message) -> str:
-    # content may consist of parts, such as images
-    content: object = message.content
-    return content if isinstance(content, str) else str(content)
+def _call(call: ToolCall) -> Mapping[str, str]:
+    arguments = truncate_text(sanitize_text(call.arguments))
+    return {"type": "tool_call", "id": call.id, "name": sanitize_text(call.name), "arguments": arguments}
+
+
+def _tool(tool: ToolSpec) -> Mapping[str, object]:
+    return {"type": "function", "name": tool.name, "description": truncate_text(tool.description)}
 
 
 def _text(text: str) -> Mapping[str, str]:

@@ -45,7 +45,7 @@ def verdict_request(system: System, trace: Trace, example: Example, component: s
 def verdict_bound(outlook: Outlook, calls: float, lm: str | None) -> CallBound:
     """Return the bound of requests for verdicts."""
     empty = Trace("", "", 0, 0, {}, ())
-    template = verdict_request(outlook.system, empty, Example("", {}), "").messages[0].content
+    template = verdict_request(outlook.system, empty, Example("", {}), "").messages[0].text
     names = max(len(name.encode()) for name in outlook.system.components)
     run = longest_of(example.inputs for example in outlook.train) + longest_steps(outlook)
     expected = longest_of(example.gold for example in outlook.train)

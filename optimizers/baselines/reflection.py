@@ -179,7 +179,7 @@ def reflection_request(text: str, records: Sequence[Record], seed: int, settings
 
 def bound(outlook: Outlook, calls: float, settings: GEPASettings) -> CallBound:
     """Return the bound of requests for reflections."""
-    template = len(reflection_request("", [], 0, settings).messages[0].content.encode())
+    template = len(reflection_request("", [], 0, settings).messages[0].text.encode())
     expected = longest_of(example.gold for example in outlook.train)
     prompt = Extent()
     for key in outlook.texts:

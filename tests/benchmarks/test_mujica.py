@@ -126,7 +126,7 @@ def test_the_planner_sees_its_turns_and_what_the_workers_found(text: Program) ->
     lm = ScriptedLM(replies)
     run(text, lm)
     planners = [
-        last(r.messages[-1].content) for r in lm.requests if "Passages:" not in last(r.messages[-1].content)
+        last(r.messages[-1].text) for r in lm.requests if "Passages:" not in last(r.messages[-1].text)
     ]
     assert planners[1].endswith(
         "<think>Directors.</think><search>director of Alpha</search><search>director of Beta</search>\n"

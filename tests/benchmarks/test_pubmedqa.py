@@ -48,7 +48,7 @@ def outcome(program: Program, row: dict[str, Any], **values: Any) -> tuple[Any, 
     lm = ScriptedLM(replies)
     inputs = {name: row[name] for name in ("question", "context")}
     trace = cp.run(system, inputs, engines={"smollm2": lm})
-    return trace.outputs["answer"], [request.cued[-1].content.split()[0] for request in lm.requests]
+    return trace.outputs["answer"], [request.cued[-1].text.split()[0] for request in lm.requests]
 
 
 # --- the file ------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def test_the_selector_decides_what_the_analyst_reads(program: Program, how: str,
     system = program.system.bind({"context_selector.choice": how})
     lm = ScriptedLM(replies)
     cp.run(system, {"question": QUESTION, "context": ABSTRACT}, engines={"smollm2": lm})
-    read = lm.requests[0].cued[-1].content
+    read = lm.requests[0].cued[-1].text
     missing = [sentence for sentence in sentences(ABSTRACT) if sentence not in read]
     assert missing == ([left_out] if left_out else [])
 
@@ -231,7 +231,7 @@ def test_selectors_choose_the_model_of_each_call(analyst: str, solver: str) -> N
     expected[analyst].append("State")
     expected[solver].append("Answer")
     asked = {
-        name: [request.messages[-1].content.split()[0] for request in lm.requests]
+        name: [request.messages[-1].text.split()[0] for request in lm.requests]
         for name, lm in engines.items()
     }
     assert asked == expected

@@ -14,7 +14,11 @@ import numpy as np
 import pytest
 
 import compound.components
+from compound.benchmarks.agents.arithmetic import calculate
 from compound.benchmarks.simulated.systems import Step
+from compound.components.agents.agent import Agent
+from compound.components.agents.tool_runner import ToolRunner
+from compound.components.agents.turn import AgentTurn
 from compound.components.code import CodeRunner
 from compound.components.declaration.component import component
 from compound.components.declaration.llm import llm
@@ -261,6 +265,60 @@ class TestMap(ComponentKit):
         return [{"item": ["a", "b"], "note": "x"}, {"item": [], "note": "y"}]
 
 
+class TestAgent(ComponentKit):
+    """An agent that calls its tool once and then answers."""
+
+    def make(self, name: str) -> Component:
+        return Agent(
+            name,
+            [calculate],
+            prompt=Text("Answer."),
+            max_turns=Int(2, 4, value=3),
+            tune_tools=True,
+            max_tokens=60,
+        )
+
+    def inputs(self) -> Sequence[Mapping[str, object]]:
+        return QUESTIONS
+
+    def engine(self) -> Engine:
+        call = '{"tool": "calculate", "arguments": {"expression": "6 * 7"}}'
+        return ScriptedLM(lambda message: '{"answer": "42"}' if "Result of" in message else call)
+
+
+class TestAgentTurn(ComponentKit):
+    dumpable = False  # agents are written as a whole
+
+    def make(self, name: str) -> Component:
+        return AgentTurn(name, LLM(name, "Answer.", max_tokens=60, temperature=0.5), (calculate,))
+
+    def inputs(self) -> Sequence[Mapping[str, object]]:
+        call = {"id": "call_1", "name": "calculate", "tool": "calculate", "arguments": '{"expression": "1"}'}
+        turn = {"role": "assistant", "text": "", "calls": [call]}
+        history = [turn, {"role": "tool", "id": "call_1", "text": "1"}]
+        return [
+            {"task": {"question": "Grüße?"}, "history": [], "last_turn": False},
+            {"task": {"question": "Grüße?"}, "history": history, "last_turn": True},
+        ]
+
+    def engine(self) -> Engine:
+        return ScriptedLM(lambda message: '{"answer": "42"}')
+
+
+class TestToolRunner(ComponentKit):
+    dumpable = False  # agents are written as a whole
+
+    def make(self, name: str) -> Component:
+        return ToolRunner(name, (calculate,), 100)
+
+    def inputs(self) -> Sequence[Mapping[str, object]]:
+        call = {"id": "call_1", "name": "calculate", "tool": "calculate", "arguments": '{"expression": "1"}'}
+        return [
+            {"call": call},
+            {"call": {"id": "call_1", "name": "fly", "known": "calculate", "arguments": ""}},
+        ]
+
+
 class TestSimulatedStep(ComponentKit):
     def make(self, name: str) -> Component:
         return Step(name, ("x",), (0.0, 1.0), carry=0.5, noise=0.3)
@@ -285,4 +343,4 @@ def test_every_kind_has_a_class_here(tmp_path: Path) -> None:
     TestRetriever.corpus = tmp_path / "corpus.jsonl"
     tested = {type(kit().make("tested")) for kit in kits if kit is not ComponentKit}
     assert kinds <= tested
-    assert len(kinds) == 11
+    assert len(kinds) == 14

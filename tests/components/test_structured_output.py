@@ -93,7 +93,7 @@ def run(
 
 def test_a_model_is_told_nested_fields_limits_and_descriptions() -> None:
     request = run(system(Person), [json.dumps(ADA)])[1][0]
-    assert request.messages[-1].content == (
+    assert request.messages[-1].text == (
         "Write.\n\n"
         "The answer must be JSON: {\n"
         '  "name": str (full name),\n'
@@ -118,7 +118,7 @@ def test_several_outputs_with_a_structured_one_are_one_json_object() -> None:
     built = cp.System("s", outputs={"who": node.who, "sure": node.sure}, lm="lm")
     trace, requests = run(built, [json.dumps({"who": ADA, "sure": True})])
     assert trace.outputs == {"who": Person.model_validate(ADA), "sure": True}
-    assert 'Reply with one JSON object: {"who": {' in requests[0].messages[-1].content
+    assert 'Reply with one JSON object: {"who": {' in requests[0].messages[-1].text
 
 
 def test_plain_fields_keep_their_lines_and_a_structured_field_of_lines_is_json() -> None:
@@ -234,8 +234,8 @@ def test_a_re_ask_shows_the_answer_and_the_error_and_is_charged() -> None:
     trace, requests = run(system(Person), [bad, json.dumps(ADA)])
     assert trace.outputs == {"y": Person.model_validate(ADA)}
     assert [m.role for m in requests[1].messages] == ["user", "assistant", "user"]
-    assert requests[1].messages[1].content == bad
-    assert "age: Input should be less than or equal to 150" in requests[1].messages[2].content
+    assert requests[1].messages[1].text == bad
+    assert "age: Input should be less than or equal to 150" in requests[1].messages[2].text
     assert trace.usage.calls == 2
     assert len(trace.calls[0].exchanges) == 2
 
@@ -272,7 +272,7 @@ def test_the_bound_of_a_run_covers_every_re_ask() -> None:
     long = "x " * 50
     built = cp.System("s", outputs={"y": component(question=QUESTION)}, lm="lm")
     _, requests = run(built, lambda _: long)
-    longest = sum(len(m.content.encode()) for m in requests[-1].messages)
+    longest = sum(len(m.text.encode()) for m in requests[-1].messages)
     assert longest <= reach.requests[1].prompt.bytes + 2 * len(long)
 
 
@@ -324,7 +324,7 @@ def test_a_prompt_shows_a_value_as_json() -> None:
     person = cp.LLM("writer", output=Point, retries=0)(question=QUESTION)
     built = cp.System("s", outputs={"y": cp.LLM("reader")(point=person)}, lm="lm")
     _, requests = run(built, ['{"x": 1, "y": 2}', "fine"])
-    assert 'Point: {"x":1.0,"y":2.0}' in requests[1].messages[-1].content
+    assert 'Point: {"x":1.0,"y":2.0}' in requests[1].messages[-1].text
 
 
 def test_fields_of_an_output_can_be_wired() -> None:
@@ -334,7 +334,7 @@ def test_fields_of_an_output_can_be_wired() -> None:
     reader = cp.LLM("reader")(street=person["address"]["street"], age=person.age)
     built = cp.System("s", outputs={"y": reader, "age": person["age"]}, lm="lm")
     trace, requests = run(built, [json.dumps(ADA), "fine"])
-    assert "Street: Main\nAge: 36" in requests[1].messages[-1].content
+    assert "Street: Main\nAge: 36" in requests[1].messages[-1].text
     assert trace.outputs == {"y": "fine", "age": 36}
     assert trace.call("reader").parents == ("writer",)
 
@@ -385,7 +385,7 @@ def test_a_file_declares_json_schemas_and_records_and_reads_their_fields() -> No
     }
     trace, requests = run(built, lambda text: next((r for k, r in replies.items() if k in text), "done"))
     assert trace.outputs == {"y": "done", "sure": True}, trace.failure
-    assert any("Age: 36\nWho: B" in request.messages[-1].content for request in requests)
+    assert any("Age: 36\nWho: B" in request.messages[-1].text for request in requests)
 
 
 @pytest.mark.parametrize(

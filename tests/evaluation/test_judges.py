@@ -77,7 +77,7 @@ def test_a_judge_that_always_prefers_the_first_answer_gives_ties() -> None:
 def test_the_orders_differ_only_in_the_places_of_the_answers() -> None:
     lm = ScriptedLM(lambda m: "Verdict: tie")
     judged(cp.pairwise("answer", "judge"), lm, {"answer": "ours"}, answer="theirs")
-    first, second = (request.messages[-1].content for request in lm.requests)
+    first, second = (request.messages[-1].text for request in lm.requests)
     swapped = first.replace("ours", "#").replace("theirs", "ours").replace("#", "theirs")
     assert swapped == second
 

@@ -97,10 +97,10 @@ def test_files_of_earlier_versions_are_read() -> None:
 def test_long_texts_are_cut_in_the_middle() -> None:
     trace = run(lambda _: "x" * 30_000, inputs={"question": "y" * 100_000})
     (exchange,) = trace.calls[0].exchanges
-    for text in (exchange.messages[-1].content, exchange.completion):
+    for text in (exchange.messages[-1].text, exchange.completion):
         assert MAX_CHARACTERS < len(text) < MAX_CHARACTERS + 100
         assert "characters omitted" in text
-    assert exchange.messages[-1].content.endswith("yyy\nAnswer:")
+    assert exchange.messages[-1].text.endswith("yyy\nAnswer:")
     assert trace.outputs["answer"] == "x" * 30_000
 
 

@@ -390,7 +390,7 @@ def test_a_selector_chooses_the_model_of_an_llm() -> None:
     assert run(system, {"question": "?"}, Executor(engines)).outputs == {"y": "from small"}
     other = system.bind({"model.choice": "large"})
     assert run(other, {"question": "?"}, Executor(engines)).outputs == {"y": "from large"}
-    assert "Model" not in engines["small"].requests[0].messages[-1].content
+    assert "Model" not in engines["small"].requests[0].messages[-1].text
 
 
 def test_the_systems_model_serves_every_llm_that_names_none() -> None:
@@ -454,7 +454,7 @@ def test_demonstrations_stops_and_the_system_message_reach_the_engine() -> None:
         system.bind({"llm.demos": [demo], "llm.prompt": "Sum."}), {"question": "2+2"}, Executor({"m": lm})
     )
     assert trace.outputs == {"y": "4"}
-    assert [(m.role, m.content) for m in lm.requests[0].messages] == [
+    assert [(m.role, m.text) for m in lm.requests[0].messages] == [
         ("system", "Be brief."),
         ("user", "Sum.\n\nQuestion: 1+1\nAnswer: 2\n\nQuestion: 2+2"),
     ]
@@ -1103,7 +1103,7 @@ def test_usage_adds_up_over_the_calls_of_a_run() -> None:
     system = System("s", outputs={"a": LLM("a", prompt="p")(x=X), "b": LLM("b", prompt="p")(x=X)}, lm="m")
     executor = Executor({"m": lm})
     trace = run(system, {"x": 1}, executor)
-    prompt = len(lm.requests[0].cued[-1].content.split())
+    prompt = len(lm.requests[0].cued[-1].text.split())
     assert trace.usage == Usage(2, 2 * prompt, 4, 0.5 * (2 * prompt + 4))
     assert executor.meter.usage == trace.usage
 

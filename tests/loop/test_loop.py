@@ -544,7 +544,7 @@ class TestTestSplit:
         lm = ScriptedLM(eager)
         result = run(tmp_path / "run", lm=lm)
         assert result.accepted >= 1
-        questions = [re.findall(r"what is (\w+) (\d+)", r.messages[-1].content)[-1] for r in lm.requests]
+        questions = [re.findall(r"what is (\w+) (\d+)", r.messages[-1].text)[-1] for r in lm.requests]
         test = [i for i, (split, _) in enumerate(questions) if split == "te"]
         search = [i for i, (split, _) in enumerate(questions) if split != "te"]
         assert min(test) > max(search)
@@ -554,7 +554,7 @@ class TestTestSplit:
         lm = ScriptedLM(lambda message: asked_for(message))
         result = run(tmp_path / "run", lm=lm)
         assert result.accepted == 0
-        asked = [r for r in lm.requests if "what is te" in r.messages[-1].content]
+        asked = [r for r in lm.requests if "what is te" in r.messages[-1].text]
         assert len(asked) == 20
         assert result.test_before == result.test_after
 
@@ -752,7 +752,7 @@ class TestSeed:
         assert len(jobs) >= 4
         for i in range(0, len(jobs) - 2, 3):
             assert set(jobs[i : i + 3]) == {("first.prompt",), ("second.prompt",), ("first.temperature",)}
-        shown = [request.messages[-1].content for request in lm.requests]
+        shown = [request.messages[-1].text for request in lm.requests]
         for own in ("Answer the question.", "Repeat the question."):  # both prompts had other versions
             assert any(own in text for text in shown)
         seconds = [text for text in shown if "draft" in text.lower()]
@@ -766,7 +766,7 @@ class TestSeed:
 
         def listen(event: Mapping[str, Any]) -> None:
             if event["event"] == "job":
-                messages = [request.messages[-1].content for request in lm.requests[len(past) :]]
+                messages = [request.messages[-1].text for request in lm.requests[len(past) :]]
                 past.extend(lm.requests[len(past) :])
                 seen.append(frozenset(n for m in messages for n in re.findall(r"what is tr (\d+)", m)))
 

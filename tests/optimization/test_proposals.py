@@ -65,7 +65,7 @@ def run(
         system(), data(), exact_match("answer"), resolved, run_dir=folder / "run",
         engines={"lm": lm, "other": lm}, listener=listener,
     )  # fmt: skip
-    texts = [request.messages[-1].content for request in lm.requests]
+    texts = [request.messages[-1].text for request in lm.requests]
     return result, [text for text in texts if asks(text)]
 
 

@@ -718,7 +718,7 @@ class TestEdits:
 
 
 def shown_prompts(request: Request) -> list[tuple[str, str]]:
-    return re.findall(r"<prompt>(.+?)</prompt> (.+)", request.messages[-1].content)
+    return re.findall(r"<prompt>(.+?)</prompt> (.+)", request.messages[-1].text)
 
 
 class TestOpro:

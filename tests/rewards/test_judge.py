@@ -69,7 +69,7 @@ def judged(
     lm = ScriptedLM(script)
     judging = JudgeSettings(**{name: how.pop(name) for name in list(how) if name != "held_out"})
     found = asyncio.run(judge(lm.generate, buffer or filled(), small(), "short", judging, **how))
-    return found, [request.messages[-1].content for request in lm.requests]
+    return found, [request.messages[-1].text for request in lm.requests]
 
 
 class TestAccuracy:
@@ -167,8 +167,8 @@ class TestRequest:
             comparison_request(self.template, self.pair, [], JudgeSettings(), swapped=swapped)
             for swapped in (False, True)
         )
-        assert asked_of(plain.messages[-1].content) == ["good one", "bad one"]
-        assert asked_of(swapped.messages[-1].content) == ["bad one", "good one"]
+        assert asked_of(plain.messages[-1].text) == ["good one", "bad one"]
+        assert asked_of(swapped.messages[-1].text) == ["bad one", "good one"]
         assert (plain.temperature, plain.cue) == (0.0, CUE)
 
     def test_twenty_long_examples_fit_a_small_model(self) -> None:
@@ -182,19 +182,19 @@ class TestRequest:
     def test_a_label_is_an_output_like_any_other(self) -> None:
         template = Template.of(Selector("model", "small", "large"))
         pair = Pair("model", "e", "d", {"q": "why?"}, {"choice": "large"}, {"choice": "small"}, 1.0)
-        message = comparison_request(template, pair, [pair], JudgeSettings()).messages[-1].content
+        message = comparison_request(template, pair, [pair], JudgeSettings()).messages[-1].text
         assert asked_of(message) == ["large", "small"]
         assert "Output: large\nThis output is good." in message
 
     def test_several_outputs_keep_their_names(self) -> None:
         pair = Pair("short", "e", "d", {"text": "x"}, {"a": 1, "b": "yes"}, {"a": 2, "b": "no"}, 1.0)
-        message = comparison_request(self.template, pair, [], JudgeSettings()).messages[-1].content
+        message = comparison_request(self.template, pair, [], JudgeSettings()).messages[-1].text
         assert "Output A: \na: 1\nb: yes" in message
 
     def test_wired_settings_are_not_shown(self) -> None:
         template = Template.of(Function("weigh", weigh, by=2.0))
         pair = Pair("weigh", "e", "d", {"x": 1.0, "by": 9.0}, {"output": 1.0}, {"output": 2.0}, 1.0)
-        assert "by: " not in comparison_request(template, pair, [], JudgeSettings()).messages[-1].content
+        assert "by: " not in comparison_request(template, pair, [], JudgeSettings()).messages[-1].text
 
     @given(st.dictionaries(st.text(min_size=1), st.text()), st.integers(0, 200))
     def test_fields_never_take_more_than_their_room(self, values: dict[str, str], room: int) -> None:

@@ -263,14 +263,14 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             "{hyperparameter: {choice: [1, 2]}}",
             "{in: {}}",
             [
-                "f.yaml:6:3: components.size: names no kind; possible: class, code, first_of, function, hyperparameter, llm, loop, map, retriever, selector",
+                "f.yaml:6:3: components.size: names no kind; possible: agent, class, code, first_of, function, hyperparameter, llm, loop, map, retriever, selector",
             ],
         ),
         (
             "{hyperparameter: {choice: [1, 2]}}",
             "5",
             [
-                "f.yaml:6:9: components.size: must be a mapping with one kind, but got 5; possible: class, code, first_of, function, hyperparameter, llm, loop, map, retriever, selector",
+                "f.yaml:6:9: components.size: must be a mapping with one kind, but got 5; possible: agent, class, code, first_of, function, hyperparameter, llm, loop, map, retriever, selector",
             ],
         ),
         (
@@ -499,7 +499,7 @@ def test_a_mistake_in_a_small_file_is_named_where_it_is(old: str, new: str, line
             'out: {questions: "list[str]", n: int}',
             'out: {questions: "lst[str]", n: int}',
             [
-                "f.yaml:39:89: components.planner.out.questions: 'lst[str]' is not a type; possible: Any, None, any, bool, dict, float, int, list, str",
+                "f.yaml:39:89: components.planner.out.questions: 'lst[str]' is not a type; possible: Any, Image, None, any, bool, dict, float, int, list, str",
             ],
         ),
         (

@@ -25,7 +25,7 @@ class Right(ScriptedLM):
 
     async def generate(self, request: Request) -> Completion:
         await asyncio.sleep(0.001)
-        if request.messages[0].content == "fail":
+        if request.messages[0].text == "fail":
             raise self.error()
         found = await super().generate(request)
         if request.want_tokens:
@@ -91,7 +91,7 @@ class Optimistic(Right):
     """Counts characters by a rule of thumb."""
 
     def worst_case(self, request: Request) -> Usage:
-        size = sum(len(message.content) for message in request.messages)
+        size = sum(len(message.text) for message in request.messages)
         return replace(super().worst_case(request), prompt_tokens=size // 8)
 
 
@@ -142,7 +142,7 @@ class Mixing(Right):
         self.flying += 1
         found = await super().generate(request)
         several, self.flying = self.flying > 1, self.flying - 1
-        return replace(found, text=request.messages[-1].content) if several else found
+        return replace(found, text=request.messages[-1].text) if several else found
 
 
 class Forgetful(Right):

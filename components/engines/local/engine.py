@@ -17,10 +17,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from compound.components.engines.local import loading
+from compound.components.engines.chat_format import finish_reason, tools_to_json
+from compound.components.engines.local import loading, tool_template
 from compound.components.engines.options import Count, Wait, check_settings
 from compound.components.engines.prefilled import Prefilled
-from compound.engine import Completion, Message, OnText, Request, TokenRecord, Usage
+from compound.engine import (
+    Completion,
+    Message,
+    OnText,
+    Request,
+    TokenRecord,
+    ToolCall,
+    ToolSpec,
+    Usage,
+)
 from compound.errors import CallError, DeclarationError, TransientError
 from compound.formatting import plural
 from compound.graph.configuration import digest
@@ -84,6 +94,9 @@ class TransformersEngine:
         chat_template: a Jinja template that replaces the model's own, or serves a base model that has none;
             in YAML also the name of a ``.jinja`` file. It runs in a sandbox, with ``messages`` (each with
             ``role`` and ``content``), ``add_generation_prompt``, ``bos_token`` and ``eos_token``.
+        native_tools: whether tools are declared by the chat template, instead of in the prompt. By default
+            they are if the template has ``tools`` and asks for calls as ``<tool_call>{…}</tool_call>``. Calls
+            in the prompt's form are enforced by constrained decoding; those of a template are not.
 
     Example:
         >>> engine = TransformersEngine("smollm2", dtype="float32")
@@ -104,11 +117,12 @@ class TransformersEngine:
         max_batch_tokens: Count = 49_152,
         max_adapters: Count = 8,
         chat_template: str = "",
+        native_tools: bool | None = None,
     ) -> None:
         given = {
             "dtype": dtype, "max_batch": max_batch, "max_wait_ms": max_wait_ms,
             "deterministic": deterministic, "max_batch_tokens": max_batch_tokens,
-            "max_adapters": max_adapters, "chat_template": chat_template,
+            "max_adapters": max_adapters, "chat_template": chat_template, "native_tools": native_tools,
         }  # fmt: skip
         check_settings(TransformersEngine, given)
         self.model, self.max_batch, self._max_wait = model, max_batch, max_wait_ms / 1000
@@ -120,8 +134,11 @@ class TransformersEngine:
                 hint="for example {{ bos_token }}{% for turn in messages %}{{ turn.content }}\n{% endfor %}",
             )
         self._chat_template = chat_template
+        self._native_tools = native_tools
+        self._template_has_tools: bool | None = None  # known once the template has been read
         self._dtype = dtype
         self._lock = threading.Lock()
+        self._reading = threading.Lock()  # of the chat template
         self._tokenizing = threading.Lock()  # tokenizers are not thread-safe
         self._worker: ThreadPoolExecutor | None = None
         self._waiting: list[PendingRequest] = []
@@ -137,7 +154,19 @@ class TransformersEngine:
     @property
     def name(self) -> str:  # noqa: D102
         given = f":template-{digest(self._chat_template)[:12]}" if self._chat_template else ""
-        return f"transformers:{self.model}:{self.dtype}{given}" + ":deterministic" * self.deterministic
+        tools = "" if self._native_tools is None else f":native_tools={self._native_tools}"
+        return f"transformers:{self.model}:{self.dtype}{given}{tools}" + ":deterministic" * self.deterministic
+
+    @property
+    def native_tools(self) -> bool:
+        """Whether tools are declared by the chat template; loads the tokenizer if that decides."""
+        if self._native_tools is not None:
+            return self._native_tools
+        with self._reading:
+            if self._template_has_tools is None:
+                template = self._chat_template or loading.chat_template(self.model)
+                self._template_has_tools = tool_template.has_tools(template)
+            return self._template_has_tools
 
     @property
     def dtype(self) -> str:
@@ -170,9 +199,9 @@ class TransformersEngine:
     def worst_case(self, request: Request) -> Usage:  # noqa: D102
         if self._tokenizer is not None:
             with contextlib.suppress(CallError):
-                return Usage(1, len(self._encode(request.messages, request.cue)), request.max_tokens)
+                return Usage(1, len(self._encode_request(request)), request.max_tokens)
         own = len(self._chat_template.encode())  # at most the whole template is repeated for each message
-        size = sum(len(message.content.encode()) + TURN + own for message in request.cued)
+        size = request.size + (TURN + own) * len(request.cued)
         return Usage(1, size + HEAD + own, request.max_tokens)  # a token has at least one byte
 
     async def generate(self, request: Request) -> Completion:  # noqa: D102
@@ -304,7 +333,11 @@ class TransformersEngine:
             tokens = record if job.request.want_tokens else None
             text = decoder.text(row)
             job.report(text, complete=True)
-            job.future.set_result(Completion(text, usage, row.finish, tokens))
+            calls: tuple[ToolCall, ...] = ()
+            if job.request.tools:
+                text, calls = tool_template.read_calls(text)
+            finish = finish_reason(row.finish, calls)
+            job.future.set_result(Completion(text, usage, finish, tokens, calls))
 
     def _report(self, job: PendingRequest, row: Row) -> None:
         """Report the text of a row after a token; the last part follows with the answer."""
@@ -326,7 +359,7 @@ class TransformersEngine:
 
     def _prompt(self, request: Request) -> tuple[int, ...]:
         """Return a request's prompt tokens, after checking that they and the answer fit into the context."""
-        tokens = self._encode(request.messages, request.cue)
+        tokens = self._encode_request(request)
         if request.max_tokens < 1:
             raise CallError(f"max_tokens must be at least 1, not {request.max_tokens}")
         if len(tokens) + request.max_tokens > self._context:
@@ -337,14 +370,22 @@ class TransformersEngine:
             )
         return tokens
 
-    def _tokenize(self, messages: tuple[Message, ...], cue: str) -> tuple[int, ...]:
+    def _encode_request(self, request: Request) -> tuple[int, ...]:
+        return self._encode(request.messages, request.cue, request.tools)
+
+    def _tokenize(
+        self, messages: tuple[Message, ...], cue: str, tools: tuple[ToolSpec, ...]
+    ) -> tuple[int, ...]:
         """Return the tokens of a chat and of its cue; `worst_case` calls this on the event loop."""
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+        turns = tool_template.turns(messages)
+        declared = {"tools": tools_to_json(tools)} if tools else {}
         with self._tokenizing:
             try:
                 tokenizer = self._tokenizer
                 assert tokenizer is not None  # loaded together with the model
-                text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+                text = tokenizer.apply_chat_template(
+                    turns, add_generation_prompt=True, tokenize=False, **declared
+                )
             except Exception as error:  # a template may raise any exception
                 raise CallError(
                     f"the chat template of {self.model!r} does not accept the messages: {error}"

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import threading
 import time
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+_LOADING = threading.Lock()  # the first import of transformers is not safe in several threads at once
 PRODUCT_SHAPE = (256, 512, 1024)  # of the measured product, which takes milliseconds in the slower format
 
 
@@ -58,6 +60,11 @@ def load(
         ModelNotFound: the weights are not on this machine and cannot be downloaded.
         CompoundError: the model is not supported.
     """
+    with _LOADING:
+        return _load(name, dtype, chat_template)
+
+
+def _load(name: str, dtype: str, chat_template: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     _torch()
     try:
         import transformers  # noqa: F401 - to report here that it is missing
@@ -91,6 +98,18 @@ def load(
     from compound.components.engines.local.packing import pack
 
     return pack(model.to(device()).eval()), tokenizer
+
+
+def chat_template(name: str) -> str:
+    """Return the chat template of a model, or ``""`` if it has none; the weights are not loaded.
+
+    Raises:
+        ModelNotFound: the model is not on this machine and cannot be downloaded.
+        CompoundError: the folder contains unsafe settings.
+    """
+    with _LOADING:
+        template = model_folder.load_tokenizer(models.resolve(name)).chat_template
+    return template if isinstance(template, str) else ""
 
 
 def release() -> None:

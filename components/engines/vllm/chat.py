@@ -6,6 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import TypedDict, cast
 
+from compound.components.engines.chat_format import (
+    calls_from_json,
+    finish_reason,
+    messages_to_json,
+    tools_to_json,
+)
 from compound.components.engines.remote import answer_text
 from compound.engine import Completion, FinishReason, Request, TokenRecord, Usage
 from compound.errors import CallError, TransientError
@@ -81,7 +87,7 @@ def body(request: Request, model: str, extra: Mapping[str, object]) -> dict[str,
     >>> body(Request((Message("user", "Hi"),), cue="answer:"), "m", {})["messages"][-1]
     {'role': 'assistant', 'content': 'answer:'}
     """
-    messages = [{"role": m.role, "content": m.content} for m in request.messages]
+    messages = messages_to_json(request.messages)
     sent: dict[str, object] = {
         "model": model,
         "messages": messages,
@@ -97,6 +103,8 @@ def body(request: Request, model: str, extra: Mapping[str, object]) -> dict[str,
     if request.cue:
         messages.append({"role": "assistant", "content": request.cue})
         sent |= {"add_generation_prompt": False, "continue_final_message": True}
+    if request.tools:
+        sent |= {"tools": tools_to_json(request.tools), "tool_choice": request.tool_choice}
     if request.want_tokens:
         sent |= {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
     return sent
@@ -148,9 +156,10 @@ def completion(
         if finish not in {"stop", "length", "tool_calls"}:
             raise TransientError(f"the server aborted the answer ({str(finish)[:40]})", charged=usage)
         text = answer_text(choice["message"], finish, request, model, usage)
+        calls = calls_from_json(choice["message"].get("tool_calls")) if request.tools else ()
         reason: FinishReason = "length" if finish == "length" else "stop"
         record = _record(request, answer, reason) if request.want_tokens else None
-        return Completion(text, usage, reason, record), cached
+        return Completion(text, usage, finish_reason(finish, calls), record, calls), cached
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise CallError(
             f"the server's answer lacks vLLM's fields: {type(error).__name__}: {error}",

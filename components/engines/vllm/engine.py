@@ -76,6 +76,10 @@ class VLLMEngine:
         start_timeout: time limit in seconds for the server to become ready.
         restarts: how often a server that ended by itself is restarted.
         extra: sampling and reasoning options (``top_p``, ``chat_template_kwargs`` …); see `VLLMOptions`.
+        native_tools: whether to declare tools to the model, instead of describing them in the prompt. The
+            server needs a parser of the model's calls: ``--enable-auto-tool-choice`` and
+            ``--tool-call-parser`` in ``args``.
+        takes_images: whether the model takes images.
 
     Attributes:
         prefill: a `Prefilled`, the prompt tokens and those served from the server's prefix cache.
@@ -88,7 +92,7 @@ class VLLMEngine:
 
     code_settings: ClassVar[tuple[str, ...]] = ("command", "args")  # settings that can execute arbitrary code
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - settings
         self,
         model: str = "smollm2",
         *,
@@ -104,6 +108,8 @@ class VLLMEngine:
         start_timeout: Seconds = 900.0,
         restarts: Natural = 3,
         extra: Extra | None = None,
+        native_tools: bool = False,
+        takes_images: bool = False,
     ) -> None:
         if model.startswith("-"):
             raise DeclarationError(f"{model!r} is not a model name", hint="vLLM would parse it as an option")
@@ -112,7 +118,7 @@ class VLLMEngine:
         given = {
             "max_lora_rank": max_lora_rank, "max_loras": max_loras, "concurrency": concurrency,
             "timeout": timeout, "max_wait": max_wait, "start_timeout": start_timeout,
-            "restarts": restarts, "args": args,
+            "restarts": restarts, "args": args, "native_tools": native_tools, "takes_images": takes_images,
         }  # fmt: skip
         check_settings(VLLMEngine, given)
         self.model, self.api_base, self.api_key_env = model, api_base, api_key_env
@@ -122,6 +128,7 @@ class VLLMEngine:
         self.timeout, self.start_timeout, self.restarts = timeout, start_timeout, restarts
         self.max_wait, self.extra = max_wait, validate_options(VLLMOptions, extra, model)
         self.prefill = Prefilled()
+        self.native_tools, self.takes_images = native_tools, takes_images
         self._concurrency = concurrency
         self._link: Link | None = None
         self._opening: asyncio.Task[Link] | None = None
@@ -132,7 +139,7 @@ class VLLMEngine:
     def name(self) -> str:  # noqa: D102
         server = f"@{self.api_base}" if self.api_base else ""
         settings = [json.dumps(found, sort_keys=True) for found in (self.args, self.extra) if found]
-        return ":".join([f"vllm:{self.model}{server}", *settings])
+        return ":".join([f"vllm:{self.model}{server}", *settings, *["native_tools"] * self.native_tools])
 
     @property
     def trainable(self) -> str:

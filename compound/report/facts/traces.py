@@ -170,7 +170,7 @@ def _messages(trace: RecordedTrace) -> dict[str, str]:
     found: dict[str, str] = {}
     for call in trace["calls"]:
         for exchange in map(Exchange.from_json, call.get("exchanges", ())):
-            found[f"{call['address']} was sent"] = shown(exchange.messages[-1].content)
+            found[f"{call['address']} was sent"] = shown(exchange.messages[-1].text)
             cut = " (cut at max_tokens)" if exchange.finish_reason == "length" else ""
             found[f"{call['address']} answered"] = shown(exchange.completion) + cut
     return found

@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import Field, Tag
 
 from compound.components.flow import Loop, Map
+from compound.spec.kinds.agent import AGENT_KIND
 from compound.spec.kinds.code import CLASS_KIND
 from compound.spec.kinds.code_runner import CODE_KIND
 from compound.spec.kinds.first_of import FIRST_OF_KIND
@@ -110,6 +111,7 @@ _KINDS: tuple[AnyKind, ...] = (
     HYPERPARAMETER_KIND,
     FUNCTION_KIND,
     CODE_KIND,
+    AGENT_KIND,
     Kind("loop", LoopEntry, _make_loop, (Loop,), _dump_loop, has_body=True),
     Kind("map", MapEntry, _make_map, (Map,), _dump_map, has_body=True),
     FIRST_OF_KIND,

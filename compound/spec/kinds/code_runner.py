@@ -12,8 +12,8 @@ from compound.spec.schema.wiring import Wiring
 from compound.spec.spelling import Tree
 
 
-class CodeSettings(Model):
-    """A sandbox for Python programs, and its limits."""
+class SandboxSettings(Model):
+    """Limits of the Python programs in a sandbox."""
 
     cpu: float = Field(default=10.0, gt=0)
     """CPU time of each process in seconds, rounded up to whole ones."""
@@ -31,6 +31,11 @@ class CodeSettings(Model):
     """Maximum number of open files of a process."""
     output: int = Field(default=256, ge=1)
     """Maximum size of stdout and stderr together in KiB."""
+
+
+class CodeSettings(SandboxSettings):
+    """A sandbox for Python programs, and its limits."""
+
     reproducible: bool = False
     """Whether equal programs give equal outputs, so that samples share cached results."""
 

@@ -192,4 +192,4 @@ def bounds(outlook: Outlook, keys: Sequence[str], each: int, lm: str | None) -> 
 
 
 def _template(request: Request) -> Extent:
-    return Extent(len(request.messages[0].content.encode()))
+    return Extent(len(request.messages[0].text.encode()))

@@ -146,7 +146,7 @@ def tried(task: Task, key: str) -> list[Attempt]:
 def bound(outlook: Outlook, key: str, calls: float, lm: str | None) -> CallBound:
     """Return the bound of requests for new values of a prompt."""
     component = component_of(key)
-    template = prompt_request(purpose_of(outlook.system.components[component]), [], 0).messages[0].content
+    template = prompt_request(purpose_of(outlook.system.components[component]), [], 0).messages[0].text
     earlier = (outlook.texts[key] + Extent(len("<prompt></prompt> score -0.000\n") + 16)).times(SHOWN)
     examples = (longest_exemplar(outlook, component) + Extent(2)).times(EXEMPLARS)
     prompt = Extent(len(template.encode()) + len(INTRODUCTION) + 4) + earlier + examples

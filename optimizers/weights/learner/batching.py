@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from compound.execution.rng import generator
 from compound.optimizers.weights.learner import forward
+from compound.optimizers.weights.learner.conversations import conversations
 from compound.optimizers.weights.learner.samples import Group, Sample
 
 
@@ -20,14 +21,37 @@ def micro_batches(
 ) -> list[list[Sample]]:
     """Divide samples into micro-batches of at most ``max_tokens`` tokens, padding included.
 
-    A longer sample gets a micro-batch of its own. Samples with the same prompt stay together as far as they
-    fit; if `forward` processes their prompt once, its tokens count once.
+    A longer sample gets a micro-batch of its own. The turns of a conversation stay together, and their tokens
+    count once. Other samples with the same prompt stay together as far as they fit; if `forward` processes
+    their prompt once, its tokens count once.
 
     Args:
         samples: in any order.
         max_tokens: the maximum number of tokens in one forward pass.
         share_prompts: whether the model can process equal prompts once.
     """
+    chains = conversations(samples)
+    long = sorted((chain for chain in chains if len(chain) > 1), key=lambda chain: size(chain[-1]))
+    single = [chain[0] for chain in chains if len(chain) == 1]
+    return [*_merged(long, max_tokens), *_single(single, max_tokens, share_prompts)]
+
+
+def _merged(chains: Sequence[list[Sample]], max_tokens: int) -> list[list[Sample]]:
+    """Fill batches with conversations, the shortest first."""
+    batches: list[list[Sample]] = []
+    rows = 0
+    for chain in chains:
+        if batches and (rows + 1) * size(chain[-1]) <= max_tokens:
+            batches[-1] += chain
+            rows += 1
+        else:
+            batches.append(list(chain))
+            rows = 1
+    return batches
+
+
+def _single(samples: Sequence[Sample], max_tokens: int, share_prompts: bool) -> list[list[Sample]]:
+    """Divide samples that belong to no longer conversation."""
     order = sorted(samples, key=lambda s: (len(s.tokens.prompt), s.tokens.prompt, s.length))
     if not share_prompts:
         return _cut([[sample] for sample in order], max_tokens, padded_size)

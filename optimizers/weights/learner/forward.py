@@ -3,7 +3,8 @@
 Samples of a group often have the same prompt. If that saves enough, each distinct prompt is processed once
 and its keys and values are repeated for the answers, with gradients; the gradients are the same (tested).
 This requires layers whose cache holds keys and values of every token: full and sliding-window attention.
-Models with other layers process every prompt.
+Models with other layers process every prompt. Otherwise the turns of a conversation are processed as one
+sequence where their tokens continue; see `conversations`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from compound.components.engines.local.constraints import Constraint
 from compound.components.engines.local.layers import unshareable_kinds
+from compound.optimizers.weights.learner.conversations import conversations, whole
 from compound.optimizers.weights.learner.head import OutputLayer, token_logps
 from compound.optimizers.weights.learner.samples import Sample
 
@@ -69,7 +71,7 @@ def forward(
 
     prompts = list(dict.fromkeys(sample.tokens.prompt for sample in samples))
     if shared is None:
-        shared = not unshareable_kinds(model.config) and shared_fraction(samples) <= MAX_SHARED_FRACTION
+        shared = not unshareable_kinds(model.config) and saves_enough(samples)
     states = _shared_states(model, samples, prompts) if shared else _plain_states(model, samples)
     lengths = torch.tensor([s.length for s in samples], device=states.device)
     mask = (torch.arange(int(lengths.max()), device=states.device) < lengths[:, None]).float()
@@ -106,6 +108,15 @@ def _allowed(
     return torch.from_numpy(np.concatenate(rows).view(np.uint8)).to(device)
 
 
+def saves_enough(samples: Sequence[Sample]) -> bool:
+    """Return whether processing equal prompts once saves enough, and more than merging conversations."""
+    fraction = shared_fraction(samples)
+    if fraction > MAX_SHARED_FRACTION:
+        return False
+    total = sum(len(sample.tokens.prompt) + sample.length for sample in samples)
+    return fraction * total <= sum(len(whole(chain)) + 1 for chain in conversations(samples))
+
+
 def shared_fraction(samples: Sequence[Sample]) -> float:
     """Return the fraction of tokens to process if each distinct prompt is processed once."""
     answers = sum(sample.length for sample in samples)
@@ -117,17 +128,21 @@ def shared_fraction(samples: Sequence[Sample]) -> float:
 def _plain_states(model: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
     """Process prompts with answers, padded on the right; return the states before each sampled token.
 
-    Causal attention ignores the padding on the right, so no mask is passed: attention is faster without one.
+    The turns of a conversation are processed as one row. Causal attention ignores the padding on the right,
+    so no mask is passed: attention is faster without one.
     """
     import torch
 
-    rows = [(*s.tokens.prompt, *s.tokens.sampled[:-1]) for s in samples]
-    ids = _padded(rows, model.device)
+    chains = conversations(samples)
+    row_of = {id(sample): row for row, chain in enumerate(chains) for sample in chain}
+    ids = _padded([whole(chain) for chain in chains], model.device)
     states = _decoder(model)(input_ids=ids, use_cache=False).last_hidden_state
     longest = max(s.length for s in samples)
     first = torch.tensor([len(s.tokens.prompt) - 1 for s in samples], device=model.device)
     places = (first[:, None] + torch.arange(longest, device=model.device)).clamp(max=ids.shape[1] - 1)
-    return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
+    rows = torch.tensor([row_of[id(s)] for s in samples], device=model.device)
+    found: Tensor = states[rows[:, None], places]
+    return found
 
 
 def _shared_states(

@@ -160,7 +160,7 @@ def test_a_wrong_word_in_the_chain_costs_a_third(wrong: str) -> None:
 
 def test_agents_of_the_chain_read_what_the_one_before_said() -> None:
     _, lm = play(toy("chain", LM), lambda message: "west" if "red" in message else "north", split="train")
-    shown = [fields(request.messages[-1].content) for request in lm.requests]
+    shown = [fields(request.messages[-1].text) for request in lm.requests]
     assert {before for prompt in shown if (before := prompt.get("Before"))} == {"west", "north"}
     assert {len(prompt) for prompt in shown} == {1, 2}
 
@@ -184,7 +184,7 @@ def test_the_environment_answers_only_questions() -> None:
     replies = iter(["north east west", "ask", "ask ask", "answer west"])
     lm = ScriptedLM(lambda message: next(replies))
     cp.run(task.system, {"colour": "red", "animal": "hen"}, engines={LM: lm})
-    heard = [fields(request.messages[-1].content)["Heard"] for request in lm.requests]
+    heard = [fields(request.messages[-1].text)["Heard"] for request in lm.requests]
     assert heard == ["nothing", "nothing nothing", "nothing nothing nothing"]
     lm = ScriptedLM(lambda message: "answer" if "hen" in message else "ask ask")
     trace = cp.run(task.system, {"colour": "red", "animal": "hen"}, engines={LM: lm})
@@ -286,7 +286,7 @@ def test_prompts_hold_no_unknown_word(folder: Path, name: str) -> None:
 
     requests = [r for player in (perfect, anything) for r in play(toy(name, LM), player)[1].requests]
     for request in requests:
-        turns = [{"role": m.role, "content": m.content} for m in request.messages]
+        turns = [{"role": m.role, "content": m.text} for m in request.messages]
         text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False) + request.cue
         assert tokenizer.unk_token_id not in tokenizer(text, add_special_tokens=False).input_ids, text
     assert len(requests) > 30

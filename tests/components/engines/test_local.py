@@ -118,7 +118,7 @@ def oracle(folder: Path) -> Any:
 
     class Oracle:
         def prompt(self, request: Request) -> list[int]:
-            turns = [{"role": m.role, "content": m.content} for m in request.messages]
+            turns = [{"role": m.role, "content": m.text} for m in request.messages]
             text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
             return list(tokenizer(text, add_special_tokens=False).input_ids)
 
@@ -159,7 +159,7 @@ def logprobs(completion: Completion) -> tuple[float, ...]:
 def test_greedy_answers_are_those_of_the_model_alone(
     folder: Path, oracle: Any, shared: str, deterministic: bool
 ) -> None:
-    requests = [ask(r.messages[0].content, max_tokens=r.max_tokens) for r in varied(12, shared)]
+    requests = [ask(r.messages[0].text, max_tokens=r.max_tokens) for r in varied(12, shared)]
     for request, answer in zip(
         requests, run(engine(folder, deterministic=deterministic), *requests), strict=True
     ):

@@ -91,7 +91,7 @@ def scripted(reply: Callable[..., Any] = script) -> Callable[[], ScriptedLM]:
 
 
 def asked(lm: ScriptedLM, mark: str) -> list[str]:
-    return [r.messages[-1].content for r in lm.requests if mark in r.messages[-1].content]
+    return [r.messages[-1].text for r in lm.requests if mark in r.messages[-1].text]
 
 
 def shown(text: str) -> list[str]:
@@ -338,7 +338,7 @@ class TestReflection:
         def seeds(seed: int) -> list[int]:
             assignment = job(system(), METRIC, rows(40), scripted(), seed=seed)
             assignment.run(GEPA(GEPASettings(iterations=6)))
-            return [r.seed for r in assignment.lm.requests if REFLECTING in r.messages[-1].content]
+            return [r.seed for r in assignment.lm.requests if REFLECTING in r.messages[-1].text]
 
         assert seeds(1) == seeds(1)
         assert len(set(seeds(1))) == len(seeds(1)) >= 4

@@ -59,7 +59,7 @@ METRIC = exact_match("answer")
 
 
 def shown(request: Request) -> list[tuple[str, str]]:
-    return re.findall(r"<prompt>(.+?)</prompt> (.+)", request.messages[-1].content)
+    return re.findall(r"<prompt>(.+?)</prompt> (.+)", request.messages[-1].text)
 
 
 class TestGenerations:
@@ -78,7 +78,7 @@ class TestGenerations:
         requests = [request for _, request in assignment.proposal_requests]
         assert len(requests) == 20 * 4
         assert len({request.seed for request in requests}) == len(requests)
-        first = requests[0].messages[-1].content
+        first = requests[0].messages[-1].text
         assert shown(requests[0]) == [(START, f"score {states[0]['before']:.3f}")]
         assert len(re.findall(r"Input: question: q\d+\nRight answer: right", first)) == 3
         for number in range(1, 20):
@@ -86,7 +86,7 @@ class TestGenerations:
             expected = {scored["text"]: f"score {scored['mean']:.3f}" for scored in history}
             for request in requests[4 * number : 4 * number + 4]:
                 assert dict(shown(request)) == expected or len(expected) > SHOWN
-        exemplars = {r.messages[-1].content.partition("Examples")[2] for r in requests}
+        exemplars = {r.messages[-1].text.partition("Examples")[2] for r in requests}
         assert len(exemplars) > 10  # drawn anew for each generation
 
     def test_every_prompt_is_scored_once_on_the_examples_of_the_incumbent(self, job: Any) -> None:
@@ -230,7 +230,7 @@ class TestLocalScores:
             ("Explain at length.", "score -2.300"), (START, "score 0.000"), ("Be brief.", "score 1.100"),
             ("Answer in one word.", "score 1.700"),
         ]  # fmt: skip
-        text = scorer.seen[0].messages[-1].content
+        text = scorer.seen[0].messages[-1].text
         assert "The step: name a river\n" in text
         assert "Input: a\n\nInput: b\n" in text
 

@@ -77,7 +77,7 @@ def scripted(reply: Callable[[str], str] = script) -> Callable[[], ScriptedLM]:
 
 
 def asked(lm: ScriptedLM, mark: str) -> list[str]:
-    return [r.messages[-1].content for r in lm.requests if mark in r.messages[-1].content]
+    return [r.messages[-1].text for r in lm.requests if mark in r.messages[-1].text]
 
 
 class TestTextGrad:
@@ -214,7 +214,7 @@ class TestRequests:
             "The system read question: q0\nThe step wrote output: yes\nThe result of the system: answer: yes\n"
             "The expected result: answer: no\nIts score: 0.500 (no: maybe)\n\n"
             "What is wrong with the output of the step, answerer writes output, such that the score was not"
-        ) in request.messages[0].content
+        ) in request.messages[0].text
         assert request.seed == 7
 
     def test_a_failed_run_is_shown_as_such(self) -> None:
@@ -223,9 +223,9 @@ class TestRequests:
         trace = Trace("e1", "", 0, 0, {"question": "q1"}, (failed,), {}, failure, 0.0)
         request = loss_request(trace, Example("e1", {"question": "q1"}), failed, ONE, seed=0)
         assert "The result of the system: the run failed: no field\nIts score: 0.000\n" in (
-            request.messages[0].content
+            request.messages[0].text
         )
-        text = prompt_request(failed, "Answer.", "Bad.", ONE, 0).messages[0].content
+        text = prompt_request(failed, "Answer.", "Bad.", ONE, 0).messages[0].text
         assert "It read question: q1\nIt wrote nothing (failed: no field)\n" in text
 
     def test_the_criticism_of_a_prompt_sees_it_and_the_call_and_the_feedback_on_its_output(self) -> None:
@@ -235,7 +235,7 @@ class TestRequests:
             "<prompt>Answer.</prompt>\n\nIt read question: q0\nIt wrote output: yes\n\n"
             "Feedback on what it wrote:\n<feedback>It should be no.</feedback>\n\n"
             "What is wrong with the instruction"
-        ) in request.messages[0].content
+        ) in request.messages[0].text
         assert request.seed == 7
 
     def test_the_rewriting_sees_the_prompt_and_each_criticism_with_its_call(self) -> None:
@@ -244,7 +244,7 @@ class TestRequests:
             for i in range(2)
         ]
         request = rewrite_request(STEP, "Answer.", calls, (), (), ONE, seed=8)
-        text = request.messages[0].content
+        text = request.messages[0].text
         assert "answerer writes output" in text
         assert (
             "<prompt>Answer.</prompt>\n\nRun 1:\nIt read question: q0\nIt wrote output: yes\n"
@@ -256,13 +256,13 @@ class TestRequests:
 
     def test_the_rewriting_sees_earlier_versions_and_conditions(self) -> None:
         request = rewrite_request(STEP, "Answer.", (), ("One.", "Two."), ("Be brief.", "English."), ONE, 8)
-        text = request.messages[0].content
+        text = request.messages[0].text
         assert "<past>One.</past>\n<past>Two.</past>\n" in text
         assert "It must meet these conditions:\n- Be brief.\n- English.\n" in text
 
     def test_a_long_value_is_shortened(self) -> None:
         call = Call("answerer", "answerer", "answerer", (), {"question": "x" * 5000}, {"output": "yes"})
-        text = prompt_request(call, "Answer.", "Bad.", ONE, 0).messages[0].content
+        text = prompt_request(call, "Answer.", "Bad.", ONE, 0).messages[0].text
         assert "x" * 600 + " …" in text
         assert len(text) < 2000
 

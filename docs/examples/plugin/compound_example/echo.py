@@ -30,7 +30,7 @@ class Echo:
 
     async def generate(self, request: cp.Request) -> cp.Completion:
         """Answer a request."""
-        text = request.messages[-1].content
+        text = request.messages[-1].text
         text = text.upper() if self.upper else text
         for stop in request.stop:
             text = text.split(stop, maxsplit=1)[0]
@@ -44,4 +44,4 @@ class Echo:
 
 
 def _count(request: cp.Request) -> int:
-    return sum(len(message.content.split()) for message in request.messages)
+    return sum(len(message.text.split()) for message in request.messages)

@@ -1,0 +1,21 @@
+"""An MCP server with a calculator: ``python -m compound.benchmarks.agents.calculator_server [--http]``."""
+
+from __future__ import annotations
+
+import sys
+
+from mcp.server.fastmcp import FastMCP
+
+from compound.benchmarks.agents.arithmetic import evaluate
+
+server = FastMCP("calculator", log_level="ERROR")
+
+
+@server.tool()  # type: ignore[untyped-decorator]
+def calculate(expression: str) -> str:
+    """Evaluate an arithmetic expression such as 3 * (12 + 5)."""
+    return f"{evaluate(expression):g}"
+
+
+if __name__ == "__main__":
+    server.run("streamable-http" if "--http" in sys.argv else "stdio")

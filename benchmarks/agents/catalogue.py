@@ -1,0 +1,67 @@
+"""The catalogue of an invented shop, and questions about it.
+
+A question asks for the price of some pieces of one or two products, so that an answer takes a search for each
+product and a calculation.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+MATERIALS = ("oak", "brass", "linen", "glass", "cork", "slate", "birch", "copper")
+THINGS = ("lamp", "chair", "shelf", "mirror", "vase", "clock", "stool", "tray")
+SIZES = {"train": 48, "dev": 32, "test": 64}
+
+
+def products() -> dict[str, int]:
+    """Return the price of each product in dollars, by name."""
+    rng = np.random.default_rng(7)
+    names = [f"{material} {thing}" for material in MATERIALS for thing in THINGS]
+    prices = rng.integers(6, 180, len(names))
+    return {name: int(price) for name, price in zip(names, prices, strict=True)}
+
+
+def pages() -> list[dict[str, str]]:
+    """Return one page of the catalogue per product."""
+    return [
+        {"title": name, "text": f"The {name} costs {price} dollars. It is made to order."}
+        for name, price in products().items()
+    ]
+
+
+def questions(split: str) -> Iterator[dict[str, str]]:
+    """Yield the questions of a split with their answers; no question occurs in two splits."""
+    rng = np.random.default_rng(11)
+    prices, seen = products(), set[str]()
+    for name, size in SIZES.items():
+        number = 0
+        while number < size:
+            chosen = rng.choice(sorted(prices), 1 + number % 2, replace=False)
+            counts = rng.integers(2, 9, len(chosen))
+            wanted = " and ".join(f"{n} of the {each}" for n, each in zip(counts, chosen, strict=True))
+            question = f"How many dollars do {wanted} cost?"
+            if question in seen:
+                continue
+            seen.add(question)
+            if name == split:
+                total = sum(int(n) * prices[each] for n, each in zip(counts, chosen, strict=True))
+                yield {"id": f"{split}-{number}", "question": question, "answer": str(total)}
+            number += 1
+
+
+def main(folder: str) -> None:
+    """Write the splits as JSON lines."""
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    for split in SIZES:
+        rows = "".join(json.dumps(row) + "\n" for row in questions(split))
+        (target / f"{split}.jsonl").write_text(rows, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,1 @@
+"""Agents: a model that calls tools in turns until it answers."""

@@ -1,0 +1,236 @@
+"""One turn of an agent: the model calls tools, or gives its final answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from compound.components.agents.tool_runner import Record
+from compound.components.agents.tool_texts import declarations, setting_name
+from compound.components.fields import answer_note, format_inputs, parse, take_images
+from compound.components.llm import BLOCK_BYTES, LLM, correction, with_cause, written_extent
+from compound.components.tools.tool import Tool
+from compound.engine import Adapter, Completion, Message, Request, ToolCall, ToolSpec, format_bytes
+from compound.errors import DeclarationError, ParseError
+from compound.execution.tool_text import OVERHEAD
+from compound.graph.bounds import CHARACTER, CallBound, Extent, Limits, Reach, extent_of_setting
+from compound.graph.component import CallContext, Operation
+from compound.graph.configuration import digest
+from compound.graph.space import Text
+from compound.graph.types import Port, as_declared, union
+from compound.image import Image
+from compound.narrowing import entry
+from compound.storage.artifacts import is_reference
+
+AGENT_FORMAT = 1  # version of the messages; increment it when the same settings give other messages
+LAST_TURN = "You cannot call further tools. Give the final answer now."
+TASK, HISTORY, LAST = "task", "history", "last_turn"
+MESSAGE, TOOL_CALLS = "message", "tool_calls"
+RESERVED = (MESSAGE, TOOL_CALLS)
+MAX_ERROR = 500 * CHARACTER  # bytes of an error that a re-ask shows
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AgentTurn(Operation):
+    """The model's part of a turn.
+
+    Its inputs are the task, the earlier turns, and whether it is the last one. Its outputs are the text that
+    the model wrote, the tools that it calls, and, if it calls none, the fields of the final answer.
+
+    Attributes:
+        name: the component's name.
+        model: prompt, model, sampling parameters and output types.
+        tools: the tools that may be called.
+        texts: texts of tools that replace their own, or spaces of them, by the name of the setting.
+        takes: types of the fields of the task, if declared.
+        max_calls: maximum number of tool calls in a turn; further ones are dropped.
+        max_messages: maximum number of messages of a request, for bounds.
+    """
+
+    name: str
+    model: LLM
+    tools: Sequence[Tool]
+    texts: Mapping[str, str | Text] = field(default_factory=dict)
+    takes: Mapping[str, object] = field(default_factory=dict)
+    max_calls: int = 4
+    max_messages: int = 64
+
+    kind = "agent_turn"
+    cacheable = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "timeout", self.model.timeout)
+        object.__setattr__(self, "retries", self.model.retries)
+
+    @property
+    def inputs(self) -> Mapping[str, Port]:  # noqa: D102
+        return {TASK: Port(dict[str, Any]), HISTORY: Port(list[dict[str, Any]]), LAST: Port(bool)}
+
+    @property
+    def outputs(self) -> Mapping[str, Port]:  # noqa: D102
+        answer = {name: Port(union(port.type, None)) for name, port in self.model.outputs.items()}
+        return {MESSAGE: Port(str), TOOL_CALLS: Port(list[Record]), **answer}
+
+    @property
+    def settings(self) -> Mapping[str, object]:  # noqa: D102
+        model = {name: value for name, value in self.model.settings.items() if name != "demos"}
+        return {**model, **self.texts}
+
+    @cached_property
+    def version(self) -> str:  # noqa: D102
+        tools = [[tool.name, tool.description, tool.schema] for tool in self.tools]
+        return f"agent_turn:{digest([AGENT_FORMAT, self.model.version, tools, self.max_calls])}"
+
+    def deterministic(self, values: Mapping[str, object]) -> bool:  # noqa: D102
+        return not values["temperature"]
+
+    def declared(self, values: Mapping[str, object]) -> dict[str, tuple[ToolSpec, Tool]]:
+        """Return the tools with the texts in ``values``, by the names that the model is told."""
+        texts = {
+            tool.name: entry(values, setting_name(tool), str)
+            for tool in self.tools
+            if setting_name(tool) in self.texts
+        }
+        return declarations(self.tools, texts)
+
+    def messages(self, inputs: Mapping[str, object], values: Mapping[str, object]) -> tuple[Message, ...]:
+        """Return the messages of a request."""
+        shown, images = take_images(self._task(inputs))
+        prompt = entry(values, "prompt", str) if values["prompt"] else ""
+        blocks = [prompt.strip(), answer_note(self.model.outputs, self.model.layout), format_inputs(shown)]
+        text = "\n\n".join(filter(None, blocks))
+        head = (Message("system", self.model.system),) if self.model.system else ()
+        history = [_message(record) for record in entry(inputs, HISTORY, list)]
+        last = (Message("user", LAST_TURN),) if history and inputs[LAST] else ()
+        return (*head, Message("user", (text, *images) if images else text), *history, *last)
+
+    def _task(self, inputs: Mapping[str, object]) -> dict[str, object]:
+        """Return the fields of the task; images of a stored trace are in their JSON form."""
+        task = entry(inputs, TASK, dict)
+        return {
+            name: as_declared(self.takes.get(name, Image if _is_image(value) else Any), value)
+            for name, value in task.items()
+        }
+
+    async def run(  # noqa: D102
+        self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
+    ) -> Mapping[str, object]:
+        if not values["lm"]:
+            raise DeclarationError(
+                f"agent component {self.name!r} has no model",
+                hint="set lm, for example lm='smollm2', on the agent or on the system",
+            )
+        declared = self.declared(values)
+        messages, last = self.messages(inputs, values), bool(inputs[LAST])
+        attempts = self.model.most_reasks + 1
+        for attempt in range(attempts):
+            request = self._request(messages, values, declared, call.seed + attempt, last=last)
+            completion = await call.generate(entry(values, "lm", str), request)
+            if completion.tool_calls and not last:
+                records = self._records(completion, declared, entry(inputs, HISTORY, list))
+                return {MESSAGE: completion.text, TOOL_CALLS: records, **dict.fromkeys(self.model.outputs)}
+            try:
+                answer = parse(completion.text, self.model.outputs, self.model.layout)
+            except ParseError as error:
+                problem = with_cause(error, completion, values["max_tokens"])
+                if attempt + 1 == attempts:
+                    raise problem from None
+                asked = correction(problem.message, self.model.answer_format)
+                messages = (*messages, Message("assistant", completion.text), Message("user", asked))
+            else:
+                return {MESSAGE: completion.text, TOOL_CALLS: [], **answer}
+        raise AssertionError("the last attempt returns or raises")
+
+    def _records(
+        self,
+        completion: Completion,
+        declared: Mapping[str, tuple[ToolSpec, Tool]],
+        history: Sequence[Mapping[str, Any]],
+    ) -> list[Record]:
+        """Return the tool calls of an answer, with identifiers that no earlier turn has."""
+        used = {call["id"] for record in history for call in record.get("calls", ())}
+        records: list[Record] = []
+        for call in completion.tool_calls[: self.max_calls]:
+            known = call.id if call.id not in used else f"call_{len(used) + 1}"
+            used.add(known)
+            record = {"id": known, "name": call.name, "arguments": call.arguments}
+            if call.name in declared:
+                record["tool"] = declared[call.name][1].name
+            else:
+                record["known"] = ", ".join(declared)
+            records.append(record)
+        return records
+
+    def _request(
+        self,
+        messages: tuple[Message, ...],
+        values: Mapping[str, object],
+        declared: Mapping[str, tuple[ToolSpec, Tool]],
+        seed: int,
+        *,
+        last: bool,
+    ) -> Request:
+        weights = values["weights"]
+        return Request(
+            messages=messages,
+            max_tokens=entry(values, "max_tokens", int),
+            temperature=entry(values, "temperature", (int, float)),
+            stop=tuple(self.model.stop),
+            seed=seed % 2**64,
+            adapter=Adapter(**weights) if is_reference(weights) else None,
+            want_tokens=self.model.weights is not None,
+            format=self.model.answer_format,
+            tools=tuple(spec for spec, _ in declared.values()),
+            tool_choice="none" if last else "auto",
+        )
+
+    # Upper bounds
+
+    def reach(self, given: Mapping[str, Extent], limits: Limits) -> Reach:  # noqa: D102
+        model = self.model
+        longest = extent_of_setting(model.max_tokens).largest
+        lms = tuple(map(str, extent_of_setting(model.lm).values)) if model.lm else limits.lms
+        answer = {name: written_extent(port.type, longest) for name, port in model.outputs.items()}
+        calls = Extent(0, longest, items=self.max_calls)
+        prompt = self._fixed(limits) + given[TASK] + given[HISTORY]
+        request = CallBound(self.name, 1, prompt, longest, lms, messages=self.max_messages)
+        requests = [request]
+        if model.most_reasks:
+            turn = Extent(MAX_ERROR + BLOCK_BYTES + 100, longest).times(model.most_reasks)
+            again = f"{self.name} (re-ask)"
+            requests.append(
+                CallBound(again, model.most_reasks, prompt + turn, longest, lms, messages=self.max_messages)
+            )
+        return Reach({MESSAGE: Extent(0, longest), TOOL_CALLS: calls, **answer}, requests)
+
+    def _fixed(self, limits: Limits) -> Extent:
+        """Bound the prompt without the task: instructions, tools, and the answer's format."""
+        model = self.model
+        if isinstance(model.prompt, Text):
+            text = limits.text(f"{self.name}.prompt", model.prompt)
+        else:
+            text = Extent(len((model.prompt or "").encode()))
+        fixed = f"{answer_note(model.outputs, model.layout)}{model.system}{LAST_TURN}"
+        size = len(fixed.encode()) + BLOCK_BYTES + OVERHEAD + format_bytes(model.answer_format)
+        # engines may show both the declarations and the schema of an answer made of them
+        size += 2 * sum(tool.spec.size for tool in self.tools)
+        total = text + Extent(size)
+        for name, own in self.texts.items():
+            key = f"{self.name}.{name}"
+            text = limits.text(key, own) if isinstance(own, Text) else Extent(len(own.encode()))
+            total = total + text.times(2)
+        return total
+
+
+def _message(record: Mapping[str, Any]) -> Message:
+    """Return a message of an earlier turn."""
+    if record["role"] == "tool":
+        return Message("tool", record["text"], tool_call_id=record["id"])
+    calls = tuple(ToolCall(call["id"], call["name"], call["arguments"]) for call in record["calls"])
+    return Message("assistant", record["text"], calls)
+
+
+def _is_image(value: object) -> bool:
+    return isinstance(value, dict) and value.keys() == {"media_type", "data"}

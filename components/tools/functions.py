@@ -1,0 +1,189 @@
+"""Tools from typed Python functions."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticUserError
+from pydantic_core import ArgsKwargs
+
+from compound.components.tools.source import Declaration
+from compound.concurrency.sessions import Sessions
+from compound.errors import DeclarationError
+from compound.graph.configuration import canonical_json, to_readable_json
+from compound.graph.fingerprint import code_digest
+
+_SECTION = re.compile(r"(?:Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$")
+_ARGUMENT = re.compile(r"(?P<name>\w+)(?:\s*\([^)]*\))?:\s*(?P<text>.*)$")
+_FIELD = re.compile(r":param\s+(?:[\w\[\], |]+\s+)?(?P<name>\w+):\s*(?P<text>.*)$")
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionSource:
+    """A Python function.
+
+    Attributes:
+        function: the function, sync or async.
+        reproducible: whether equal arguments give equal results.
+    """
+
+    function: Callable[..., object]
+    reproducible: bool = False
+    sandboxed = False
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle a decorated function by the name of its tool, which has replaced it in its module."""
+        if self.is_decorated:
+            return _source_at, (self.place,)
+        return FunctionSource, (self.function, self.reproducible)
+
+    @property
+    def place(self) -> str | None:
+        """``module:name`` of the function, or of the tool made of it; ``None`` if there is none."""
+        module = getattr(self.function, "__module__", None)
+        place = f"{module}:{getattr(self.function, '__qualname__', '')}"
+        if not isinstance(module, str) or module == "__main__" or "<" in place:
+            return None
+        found = _at(place)
+        return place if found is self.function or getattr(found, "source", None) is self else None
+
+    @property
+    def is_decorated(self) -> bool:
+        """Whether `place` names a tool instead of the function."""
+        return self.place is not None and _at(self.place) is not self.function
+
+    @property
+    def version(self) -> str:
+        """Digest of the function's code."""
+        return f"function:{code_digest(self.function)}:{self.reproducible}"
+
+    async def call(self, arguments: Mapping[str, Any], sessions: Sessions) -> str:
+        """Call the function with arguments converted to the annotated types."""
+
+        def run() -> object:
+            return _adapter(self.function).validate_python(ArgsKwargs((), dict(arguments)))
+
+        if inspect.iscoroutinefunction(self.function):
+            result = run()
+        else:
+            result = await asyncio.to_thread(run)
+        return to_text(await result if inspect.isawaitable(result) else result)
+
+
+def _at(place: str) -> object:
+    module, _, path = place.partition(":")
+    try:
+        return operator.attrgetter(path)(importlib.import_module(module))
+    except (ImportError, AttributeError):
+        return None
+
+
+def _source_at(place: str) -> object:
+    return getattr(_at(place), "source", None)
+
+
+def to_text(value: object) -> str:
+    """Return a result as text: texts as they are, other values as JSON.
+
+    >>> to_text("Lima"), to_text({"n": 3}), to_text(None)
+    ('Lima', '{"n":3}', 'null')
+    """
+    return value if isinstance(value, str) else canonical_json(to_readable_json(value))
+
+
+def declare_function(
+    function: Callable[..., object],
+    name: str | None,
+    description: str | None,
+    *,
+    reproducible: bool,
+    timeout: float | None,
+    executes_code: bool,
+) -> Declaration:
+    """Return the parts of the tool of a function; see `Tool.from_function`."""
+    shown = name or str(getattr(function, "__name__", ""))
+    try:
+        schema = _adapter(function).json_schema()
+    except (PydanticUserError, NameError, TypeError) as error:
+        raise DeclarationError(
+            f"tool {shown!r}: the arguments have no JSON schema: {str(error).splitlines()[0]}",
+            hint="annotate every parameter with a type that has a JSON form",
+        ) from error
+    _check_parameters(shown, function)
+    summary, arguments = read_docstring(function)
+    properties = {
+        argument: {**({"description": arguments[argument]} if argument in arguments else {}), **part}
+        for argument, part in schema.get("properties", {}).items()
+    }
+    parameters = {"type": "object", **schema, "properties": {n: _untitled(p) for n, p in properties.items()}}
+    source = FunctionSource(function, reproducible)
+    return Declaration(shown, description or summary, parameters, source, timeout, executes_code)
+
+
+def _adapter(function: Callable[..., object]) -> TypeAdapter[object]:
+    return TypeAdapter(cast("Any", function))
+
+
+def _untitled(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key != "title"}
+
+
+def _check_parameters(name: str, function: Callable[..., object]) -> None:
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+            raise DeclarationError(
+                f"tool {name!r}: parameter {parameter.name!r} must not be positional-only, *args or **kwargs"
+            )
+        if parameter.annotation is parameter.empty:
+            raise DeclarationError(
+                f"tool {name!r}: parameter {parameter.name!r} has no type",
+                hint=f"write `{parameter.name}: str`",
+            )
+
+
+def read_docstring(function: Callable[..., object]) -> tuple[str, dict[str, str]]:
+    """Return the description in a docstring, and those of the parameters.
+
+    >>> def find(query: str) -> str:
+    ...     '''Search the catalogue.
+    ...
+    ...     Args:
+    ...         query: words to find,
+    ...             in any order
+    ...     '''
+    ...     return query
+    >>> read_docstring(find)
+    ('Search the catalogue.', {'query': 'words to find, in any order'})
+    """
+    summary: list[str] = []
+    arguments: dict[str, str] = {}
+    section, current, indent = "", "", 0
+    for line in (inspect.getdoc(function) or "").splitlines():
+        text = line.strip()
+        depth = len(line) - len(line.lstrip())
+        if field := _FIELD.match(text):
+            section, current, indent = "fields", field["name"], depth
+            arguments[current] = field["text"]
+        elif _SECTION.match(text) and not depth:
+            section, current = text.rstrip(":"), ""
+        elif not section:
+            summary.append(text)
+        elif section in ("Args", "Arguments", "Parameters", "fields"):
+            found = _ARGUMENT.match(text)
+            if found and section != "fields" and (not current or depth <= indent):
+                current, indent = found["name"], depth
+                arguments[current] = found["text"]
+            elif current and text and not text.startswith(":"):
+                arguments[current] = f"{arguments[current]} {text}".strip()
+            else:
+                current = ""
+    paragraphs = "\n".join(summary).strip().split("\n\n")
+    return "\n\n".join(" ".join(p.split()) for p in paragraphs), arguments

@@ -1,0 +1,343 @@
+"""Tools of MCP servers, over stdin and stdout or streamable HTTP.
+
+A session is opened at the first call in a run, and closed with the run. It lives in one task of the
+background loop, because the client library must enter and leave its contexts in the same task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from types import ModuleType
+from typing import IO, TYPE_CHECKING, Any
+
+from compound.components.tools.keys import read_key
+from compound.components.tools.source import TIMEOUT, Declaration
+from compound.concurrency.background import run_in_background
+from compound.concurrency.blocking import run_blocking
+from compound.concurrency.sessions import Sessions
+from compound.errors import (
+    CallError,
+    CompoundError,
+    DeclarationError,
+    MissingExtra,
+    TransientError,
+    suggest_name,
+)
+from compound.graph.configuration import digest
+from compound.security.sanitize import sanitize_text
+from compound.security.trust import Origin
+
+if TYPE_CHECKING:
+    from mcp import ClientSession
+
+MAX_TOOLS = 256  # of a server
+MAX_LOG = 2_000  # characters of a program's last messages that an error shows
+CLOSE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class MCPServer:
+    """An MCP server: a program to start, or an address.
+
+    Attributes:
+        command: program and arguments of a server on stdin and stdout; ``python`` stands for the interpreter
+            of this process.
+        url: address of a server with streamable HTTP.
+        auth_env: environment variable with the key of the server at ``url``, sent as a bearer token.
+        env: names of environment variables that the program receives, besides ``PATH`` and ``HOME``.
+        timeout: time limit of the start and of each call in seconds.
+
+    Raises:
+        DeclarationError: not exactly one of command and url is given, or the address is invalid.
+    """
+
+    command: tuple[str, ...] = ()
+    url: str | None = None
+    auth_env: str | None = None
+    env: tuple[str, ...] = ()
+    timeout: float = TIMEOUT
+
+    def __post_init__(self) -> None:
+        if bool(self.command) == bool(self.url):
+            raise DeclarationError("an MCP server needs exactly one of command and url")
+        if self.url is not None:
+            Origin.of(self.url)
+        if self.auth_env and self.url is None:
+            raise DeclarationError(
+                "auth_env is the key of a server at url", hint="for a program, name it in env"
+            )
+
+    @property
+    def label(self) -> str:
+        """Description for messages."""
+        return self.url or " ".join(self.command)
+
+
+@dataclass(frozen=True)
+class MCPSource:
+    """A tool of an MCP server.
+
+    Attributes:
+        server: the server.
+        name: the tool's name on the server.
+    """
+
+    server: MCPServer
+    name: str
+    reproducible = False
+    sandboxed = False
+
+    @property
+    def version(self) -> str:
+        """Digest of the server and the name."""
+        server = self.server
+        return f"mcp:{digest([server.command, server.url, self.name])}"
+
+    async def call(self, arguments: Mapping[str, Any], sessions: Sessions) -> str:
+        """Call the tool within the session of the run.
+
+        Raises:
+            TransientError: the server ended or did not answer; the next attempt opens another session.
+            CallError: the server reports an error.
+        """
+        session = await sessions.get(self.server, lambda: _open(self.server))
+        try:
+            return await run_in_background(session.call(self.name, arguments))
+        except TransientError:
+            await sessions.discard(self.server, session)
+            raise
+
+
+def declare_tools(server: MCPServer, only: Sequence[str] = ()) -> list[Declaration]:
+    """Return the parts of the tools of a server; see `Tool.from_mcp`."""
+
+    async def listed() -> list[Any]:
+        session = await _open(server)
+        try:
+            return await session.tools()
+        finally:
+            await session.aclose()
+
+    async def in_background() -> list[Any]:
+        return await run_in_background(listed())
+
+    _mcp()
+    try:
+        found = run_blocking(in_background())
+    except TransientError as error:
+        raise CompoundError(error.message, hint=error.hint) from error
+    names = [entry.name for entry in found]
+    for name in only:
+        if name not in names:
+            raise DeclarationError(
+                f"the MCP server {server.label!r} has no tool {name!r}", hint=suggest_name(name, names)
+            )
+    return [_tool(server, entry) for entry in found if not only or entry.name in only]
+
+
+def _tool(server: MCPServer, entry: Any) -> Declaration:  # noqa: ANN401 - an object of the optional library
+    schema = {"type": "object", "properties": {}, **(entry.inputSchema or {})}
+    schema.pop("$schema", None)
+    description = sanitize_text(entry.description or "")
+    # the call has the session's time limit, and its first attempt may also have to start the server
+    return Declaration(entry.name, description, schema, MCPSource(server, entry.name), 2 * server.timeout + 5)
+
+
+def _mcp() -> ModuleType:
+    try:
+        import mcp
+    except ImportError:
+        raise MissingExtra("a tool of an MCP server", "mcp", "mcp") from None
+    module: ModuleType = mcp
+    return module
+
+
+class Session:
+    """An open session with a server; all methods are called on the background loop."""
+
+    def __init__(self, server: MCPServer) -> None:
+        self._server = server
+        self._closing = asyncio.Event()
+        self._ready: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._live())
+        self._log: IO[str] | None = None
+
+    async def start(self) -> None:
+        """Wait until the server is ready.
+
+        Raises:
+            TransientError: it cannot be started or reached.
+        """
+        try:
+            async with asyncio.timeout(self._server.timeout):
+                await asyncio.shield(self._ready)
+        except TransientError:
+            await self.aclose()
+            raise
+        except TimeoutError:
+            messages = self._last_messages()
+            await self.aclose()
+            raise TransientError(
+                f"the MCP server {self._server.label!r} did not start within {self._server.timeout:g} s"
+                f"{messages}"
+            ) from None
+
+    async def tools(self) -> list[Any]:
+        """Return the declarations of the server's tools."""
+        session, cursor = self._ready.result(), None
+        found: list[Any] = []
+        with self._errors("tools/list"):
+            while len(found) < MAX_TOOLS:
+                page = await session.list_tools(cursor)
+                found += page.tools
+                cursor = page.nextCursor
+                if not cursor:
+                    break
+        return found[:MAX_TOOLS]
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Call a tool.
+
+        Raises:
+            TransientError: the server ended or did not answer in time.
+            CallError: the server reports an error.
+        """
+        session = self._ready.result()
+        limit = timedelta(seconds=self._server.timeout)
+        with self._errors(name):
+            result = await session.call_tool(name, dict(arguments), read_timeout_seconds=limit)
+        text = "\n".join(_text(part) for part in result.content)
+        if result.isError:
+            raise CallError(text or f"{name} failed")
+        return text
+
+    async def aclose(self) -> None:
+        """Close the session and end a started program."""
+        self._closing.set()
+        done, _ = await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
+        if not done:
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
+        if self._log is not None:
+            self._log.close()
+
+    async def _live(self) -> None:
+        """Enter the contexts of the library, and leave them in the same task when the session is closed."""
+        from mcp import ClientSession
+
+        try:
+            async with self._streams() as (read, write), ClientSession(read, write) as session:
+                await session.initialize()
+                if not self._ready.done():
+                    self._ready.set_result(session)
+                await self._closing.wait()
+        except BaseException as error:
+            if not self._ready.done():
+                problem = TransientError(
+                    f"the MCP server {self._server.label!r} cannot be used: {_first(error)}"
+                    f"{self._last_messages()}"
+                )
+                self._ready.set_exception(problem)
+                self._ready.exception()  # mark as retrieved
+            if isinstance(error, asyncio.CancelledError):
+                raise
+
+    @contextlib.asynccontextmanager
+    async def _streams(self) -> AsyncIterator[tuple[Any, Any]]:
+        server = self._server
+        if server.url is not None:
+            async with _http_streams(server) as streams:
+                yield streams
+            return
+        from mcp.client.stdio import StdioServerParameters, stdio_client
+
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed later
+        own = {name: os.environ[name] for name in server.env if name in os.environ}
+        program, *arguments = server.command
+        program = sys.executable if program == "python" else program
+        parameters = StdioServerParameters(command=program, args=arguments, env=own)
+        async with stdio_client(parameters, errlog=self._log) as streams:
+            yield streams
+
+    @contextlib.contextmanager
+    def _errors(self, what: str) -> Any:  # noqa: ANN401 - a context manager
+        """Turn errors of the library into those of calls."""
+        import anyio
+        from mcp.shared.exceptions import McpError
+
+        try:
+            yield
+        except McpError as error:
+            if error.error.code in _lost():
+                raise self._lost(what, error.error.message) from error
+            raise CallError(error.error.message) from error
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError) as error:
+            raise self._lost(what, str(error) or type(error).__name__) from error
+
+    def _lost(self, what: str, why: str) -> TransientError:
+        return TransientError(
+            f"the MCP server {self._server.label!r} did not answer {what!r}: {why}{self._last_messages()}"
+        )
+
+    def _last_messages(self) -> str:
+        """Return the last lines that a started program wrote on stderr, for error messages."""
+        if self._log is None or self._log.closed:
+            return ""
+        self._log.flush()
+        size = os.fstat(self._log.fileno()).st_size
+        data = os.pread(self._log.fileno(), MAX_LOG, max(0, size - MAX_LOG))
+        lines = sanitize_text(data.decode(errors="replace")).strip().splitlines()[-3:]
+        return f" ({' | '.join(lines)})" if lines else ""
+
+
+@contextlib.asynccontextmanager
+async def _http_streams(server: MCPServer) -> AsyncIterator[tuple[Any, Any]]:
+    import httpx
+    from mcp.client.streamable_http import streamable_http_client
+
+    assert server.url is not None
+    headers = {}
+    if server.auth_env:
+        headers["Authorization"] = f"Bearer {read_key(server.auth_env, server.label)}"
+    limits = httpx.Timeout(server.timeout)
+    async with (
+        httpx.AsyncClient(headers=headers, timeout=limits, trust_env=False, follow_redirects=False) as client,
+        streamable_http_client(server.url, http_client=client) as (read, write, _),
+    ):
+        yield read, write
+
+
+async def _open(server: MCPServer) -> Session:
+    """Open a session; called on the background loop."""
+    _mcp()
+    session = Session(server)
+    await session.start()
+    return session
+
+
+def _lost() -> set[int]:
+    """Return the codes of errors that the client itself reports: a closed connection, and a time limit."""
+    from mcp.types import CONNECTION_CLOSED
+
+    return {CONNECTION_CLOSED, 408}
+
+
+def _text(part: Any) -> str:  # noqa: ANN401 - a content block of the optional library
+    text = getattr(part, "text", None)
+    if text is None:
+        text = getattr(getattr(part, "resource", None), "text", None)
+    return text if isinstance(text, str) else f"[{getattr(part, 'type', 'content')} omitted]"
+
+
+def _first(error: BaseException) -> str:
+    """Return the message of the first error of a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"

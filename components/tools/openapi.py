@@ -1,0 +1,362 @@
+"""Tools that call an operation of an HTTP interface, described by an OpenAPI 3 document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import yaml
+
+from compound.components.tools.keys import read_key
+from compound.components.tools.source import NAME, Declaration
+from compound.concurrency.sessions import Sessions
+from compound.errors import CallError, DeclarationError, MissingExtra, TransientError, suggest_name
+from compound.graph.configuration import digest
+from compound.security.trust import Origin
+
+METHODS = ("get", "post", "put", "patch", "delete")
+MAX_DOCUMENT = 10 * 2**20  # bytes of a document
+MAX_ANSWER = 2**20  # bytes of an answer that are read
+MAX_ERROR = 2_000  # characters of an error that the model is shown
+BODY = "body"  # the argument with the JSON body, if that is no object or has the name of a parameter
+JSON = "application/json"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an argument is sent.
+
+    Attributes:
+        name: its name there.
+        where: ``path``, ``query``, ``header``, ``body`` for a member of the body, or ``whole`` for the body.
+    """
+
+    name: str
+    where: str
+
+
+@dataclass(frozen=True, eq=False)
+class OpenAPISource:
+    """An operation of an HTTP interface.
+
+    Attributes:
+        method: HTTP method.
+        url: address of the operation, with ``{name}`` for parameters in the path.
+        places: where each argument is sent.
+        auth_env: environment variable with the key, if any.
+        auth_header: header of the key.
+        timeout: time limit of one call in seconds.
+        document, operation, base_url: what it was made of; the document is ``""`` if it is no file.
+    """
+
+    method: str
+    url: str
+    places: Mapping[str, Place]
+    auth_env: str | None
+    auth_header: str
+    timeout: float
+    document: str = ""
+    operation: str = ""
+    base_url: str = ""
+    reproducible = False
+    sandboxed = False
+
+    @property
+    def version(self) -> str:
+        """Digest of the operation."""
+        places = {name: [place.name, place.where] for name, place in self.places.items()}
+        return f"openapi:{digest([self.method, self.url, places])}"
+
+    async def call(self, arguments: Mapping[str, Any], sessions: Sessions) -> str:
+        """Send the request; an error of the client is a result, since the model may correct its call.
+
+        Raises:
+            TransientError: the server cannot be reached, is overloaded or failed.
+            CallError: an argument cannot be part of a path, or the answer is too large.
+        """
+        httpx = _httpx()
+        url, query, headers, body = self._parts(arguments)
+        if self.auth_env:
+            key = read_key(self.auth_env, self.url)
+            headers[self.auth_header] = (
+                f"Bearer {key}" if self.auth_header.lower() == "authorization" else key
+            )
+        content = {} if body is None else {"json": body}
+        try:
+            async with httpx.AsyncClient(
+                timeout=self.timeout, trust_env=False, follow_redirects=False
+            ) as client:
+                sending = client.stream(self.method, url, params=query, headers=headers, **content)
+                async with sending as response:
+                    text = await _read(response)
+        except httpx.TransportError as error:
+            raise TransientError(f"{self.url}: {error or type(error).__name__}") from error
+        status = response.status_code
+        if status >= 500 or status in (408, 429):
+            raise TransientError(f"{self.url}: HTTP {status}: {text[:MAX_ERROR]}")
+        if status >= 300:
+            raise CallError(f"HTTP {status}: {text[:MAX_ERROR]}")
+        return text
+
+    def _parts(
+        self, arguments: Mapping[str, Any]
+    ) -> tuple[str, list[tuple[str, str]], dict[str, str], object]:
+        """Return the address, the query, the headers and the body of a request."""
+        url, query, headers, body = self.url, [], {}, None
+        for name, value in arguments.items():
+            place = self.places.get(name)
+            if place is None:
+                continue  # an additional member of a schema that allows them
+            if place.where == "path":
+                url = url.replace(f"{{{place.name}}}", _path_part(name, value))
+            elif place.where == "query":
+                query += [
+                    (place.name, _plain(item)) for item in (value if isinstance(value, list) else [value])
+                ]
+            elif place.where == "header":
+                headers[place.name] = _header(name, value)
+            elif place.where == "whole":
+                body = value
+            else:
+                body = {**(body if isinstance(body, dict) else {}), place.name: value}
+        return url, query, headers, body
+
+
+def declare_operation(
+    document: str | Path | Mapping[str, Any],
+    operation: str,
+    *,
+    base_url: str | None,
+    hosts: Sequence[str],
+    auth_env: str | None,
+    auth_header: str,
+    name: str | None,
+    timeout: float,
+) -> Declaration:
+    """Return the parts of the tool of an operation; see `Tool.from_openapi`."""
+    found = document if isinstance(document, Mapping) else read_document(Path(document))
+    reader = _Reader(found)
+    method, path, entry, shared = reader.operation(operation)
+    server = server_of(found, base_url)
+    _check_server(server, hosts, operation)
+    schema, places = reader.arguments(entry, shared)
+    missing = [part for part in _placeholders(path) if Place(part, "path") not in places.values()]
+    if missing:
+        raise DeclarationError(f"operation {operation!r}: the path parameter {missing[0]!r} is not declared")
+    shown = name or str(entry.get("operationId") or f"{method}_{path}")
+    file = "" if isinstance(document, Mapping) else str(document)
+    source = OpenAPISource(
+        method.upper(), server + path, places, auth_env, auth_header, timeout, file, operation, server
+    )
+    description = str(entry.get("description") or entry.get("summary") or "").strip()
+    if not NAME.match(shown):
+        shown = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in shown).strip("_")[
+            :64
+        ]
+    return Declaration(shown, description, schema, source, timeout + 5)
+
+
+def server_of(document: Mapping[str, Any], base_url: str | None) -> str:
+    """Return the address of the server: ``base_url``, or the first of the document.
+
+    Raises:
+        DeclarationError: there is none.
+    """
+    return (base_url or _Reader(document).server()).rstrip("/")
+
+
+def read_document(path: Path) -> Mapping[str, Any]:
+    """Return the OpenAPI document in a JSON or YAML file.
+
+    Raises:
+        DeclarationError: the file is missing, too large, or holds no such document.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_DOCUMENT + 1)
+        if len(data) > MAX_DOCUMENT:
+            raise DeclarationError(f"{path} is larger than {MAX_DOCUMENT // 2**20} MiB")
+        found = json.loads(data) if path.suffix == ".json" else yaml.safe_load(data)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        if isinstance(error, DeclarationError):
+            raise
+        raise DeclarationError(f"{path} is not an OpenAPI document: {error}") from None
+    if not isinstance(found, Mapping) or "paths" not in found:
+        raise DeclarationError(
+            f"{path} is not an OpenAPI document", hint="it must have `openapi` and `paths`"
+        )
+    return found
+
+
+class _Reader:
+    """Reads operations of a document."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._document = document
+
+    def operation(self, wanted: str) -> tuple[str, str, Mapping[str, Any], Sequence[Any]]:
+        """Return method, path, entry and the parameters of its path."""
+        known = []
+        for path, item in self._document.get("paths", {}).items():
+            for method in METHODS:
+                entry = item.get(method) if isinstance(item, Mapping) else None
+                if isinstance(entry, Mapping):
+                    names = {str(entry.get("operationId", "")), f"{method.upper()} {path}"}
+                    if wanted in names:
+                        return method, path, entry, item.get("parameters", ())
+                    known += sorted(filter(None, names))
+        raise DeclarationError(
+            f"the OpenAPI document has no operation {wanted!r}", hint=suggest_name(wanted, known)
+        )
+
+    def server(self) -> str:
+        """Return the address of the first server."""
+        servers = self._document.get("servers") or [{}]
+        url = servers[0].get("url") if isinstance(servers[0], Mapping) else None
+        if not isinstance(url, str) or "://" not in url:
+            raise DeclarationError("the OpenAPI document names no server", hint="set base_url=…")
+        return url
+
+    def arguments(
+        self, entry: Mapping[str, Any], shared: Sequence[Any]
+    ) -> tuple[dict[str, Any], dict[str, Place]]:
+        """Return the schema of the arguments, and where each is sent."""
+        properties: dict[str, Any] = {}
+        required: list[str] = []
+        places: dict[str, Place] = {}
+        for each in (*shared, *entry.get("parameters", ())):
+            parameter = self._resolved(each)
+            name, where = str(parameter.get("name")), str(parameter.get("in"))
+            if where not in ("path", "query", "header"):
+                continue  # cookies
+            part = dict(self._resolved(parameter.get("schema", {"type": "string"})))
+            if parameter.get("description"):
+                part["description"] = parameter["description"]
+            properties[name], places[name] = part, Place(name, where)
+            if (parameter.get("required") or where == "path") and name not in required:
+                required.append(name)
+        body = self._resolved(entry.get("requestBody", {}))
+        schema = body.get("content", {}).get(JSON, {}).get("schema")
+        if schema is not None:
+            self._add_body(self._resolved(schema), bool(body.get("required")), properties, required, places)
+        elif body:
+            raise DeclarationError(f"operation {entry.get('operationId')!r} has a body that is not {JSON}")
+        whole = {"type": "object", "properties": properties, "required": required}
+        return self._with_definitions(whole), places
+
+    def _add_body(
+        self,
+        schema: Mapping[str, Any],
+        needed: bool,
+        properties: dict[str, Any],
+        required: list[str],
+        places: dict[str, Place],
+    ) -> None:
+        members = schema.get("properties")
+        if not isinstance(members, Mapping) or members.keys() & properties.keys():
+            properties[BODY], places[BODY] = dict(schema), Place(BODY, "whole")
+            required += [BODY] * needed
+            return
+        for name, part in members.items():
+            properties[name], places[name] = part, Place(name, "body")
+        if needed:
+            required += [name for name in schema.get("required", ()) if name not in required]
+
+    def _resolved(self, part: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON
+        """Return a part of the document, following a reference to another."""
+        for _ in range(20):
+            if not isinstance(part, Mapping) or "$ref" not in part:
+                break
+            part = self._target(str(part["$ref"]))
+        return part if isinstance(part, Mapping) else {}
+
+    def _target(self, reference: str) -> Any:  # noqa: ANN401 - JSON
+        found: Any = self._document
+        start, *names = reference.split("/")
+        for name in names:
+            key = name.replace("~1", "/").replace("~0", "~")
+            if start != "#" or not isinstance(found, Mapping) or key not in found:
+                raise DeclarationError(
+                    f"the OpenAPI document refers to {reference!r}, which it does not contain"
+                )
+            found = found[key]
+        return found
+
+    def _with_definitions(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Return a schema whose references lead to its own definitions."""
+        definitions: dict[str, Any] = {}
+
+        def moved(part: Any) -> Any:  # noqa: ANN401 - JSON
+            if isinstance(part, list):
+                return [moved(item) for item in part]
+            if not isinstance(part, Mapping):
+                return part
+            if "$ref" in part:
+                reference = str(part["$ref"])
+                name = "".join(c if c.isalnum() else "_" for c in reference.rpartition("/")[2])
+                if name not in definitions:
+                    definitions[name] = {}  # a recursive definition refers to itself
+                    definitions[name] = moved(self._target(reference))
+                return {"$ref": f"#/$defs/{name}"}
+            found = {
+                key: moved(value) for key, value in part.items() if key not in ("nullable", "example", "xml")
+            }
+            if part.get("nullable") and isinstance(part.get("type"), str):
+                found["type"] = [part["type"], "null"]
+            return found
+
+        result: dict[str, Any] = moved(schema)
+        return {**result, "$defs": definitions} if definitions else result
+
+
+def _check_server(server: str, hosts: Sequence[str], operation: str) -> None:
+    origin = Origin.of(server)
+    if not origin.is_loopback and origin.host not in hosts:
+        raise DeclarationError(
+            f"operation {operation!r} would send requests to {origin}, which is not allowed",
+            hint=f"if you trust it, set hosts=[{origin.host!r}]",
+        )
+
+
+def _placeholders(path: str) -> Iterator[str]:
+    for part in path.split("{")[1:]:
+        yield part.partition("}")[0]
+
+
+def _plain(value: Any) -> str:  # noqa: ANN401 - JSON
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _path_part(name: str, value: Any) -> str:  # noqa: ANN401 - JSON
+    text = _plain(value)
+    if text in ("", ".", ".."):
+        raise CallError(f"{name} must not be {text!r}")
+    return quote(text, safe="")
+
+
+def _header(name: str, value: Any) -> str:  # noqa: ANN401 - JSON
+    text = _plain(value)
+    if not text.isprintable() or not text.isascii():
+        raise CallError(f"{name} must consist of printable ASCII characters")
+    return text
+
+
+async def _read(response: Any) -> str:  # noqa: ANN401 - an answer of the optional library
+    data = b""
+    async for chunk in response.aiter_bytes():
+        data += chunk
+        if len(data) > MAX_ANSWER:
+            raise CallError(f"the answer is larger than {MAX_ANSWER // 2**20} MiB")
+    return data.decode(errors="replace")
+
+
+def _httpx() -> Any:  # noqa: ANN401 - the optional library
+    try:
+        import httpx
+    except ImportError:
+        raise MissingExtra("a tool of an HTTP interface", "httpx", "openapi") from None
+    return httpx

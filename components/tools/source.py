@@ -1,0 +1,54 @@
+"""Parts of a tool: its declaration for models, and its implementation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from compound.concurrency.sessions import Sessions
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+"""Names of tools that all providers accept."""
+TIMEOUT = 60.0
+
+
+class Source(Protocol):
+    """Where a tool is implemented."""
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether equal arguments give equal results."""
+        ...
+
+    @property
+    def sandboxed(self) -> bool:
+        """Whether it isolates the code that it executes."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Everything that changes the results of calls; part of cache keys."""
+        ...
+
+    async def call(self, arguments: Mapping[str, Any], sessions: Sessions) -> str:
+        """Return the result as text.
+
+        Raises:
+            TransientError: a server did not answer; the call is retried.
+            Exception: any other error is shown to the model.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """Parts of a `compound.components.tools.tool.Tool`; see there."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    source: Source
+    timeout: float | None = TIMEOUT
+    executes_code: bool = False

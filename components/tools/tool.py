@@ -1,0 +1,303 @@
+"""Tools: functions with a name, a description and typed arguments that a model can call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from compound.components.tools.source import NAME, TIMEOUT, Declaration, Source
+from compound.concurrency.sessions import Sessions
+from compound.engine import ToolSpec
+from compound.errors import CallError, CompoundError, DeclarationError, TransientError
+from compound.formatting import format_repr
+from compound.graph.configuration import digest
+from compound.graph.json_types import JSONSchema, json_type
+from compound.security.sandbox.limits import SandboxLimits
+
+if TYPE_CHECKING:
+    from compound.components.tools.mcp_server import MCPServer
+
+MAX_ARGUMENTS = 100_000  # characters of a call's arguments
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tool:
+    """A tool for `Agent`.
+
+    Create one with `from_function` or the decorator `tool`, `from_openapi`, `from_mcp` or `python`.
+
+    Attributes:
+        name: name by which models call it: at most 64 letters, digits, underscores and hyphens.
+        description: what it does, and when to call it.
+        parameters: JSON schema of its arguments, an object.
+        source: its implementation.
+        timeout: time limit of one call in seconds.
+        executes_code: whether its arguments may be code or commands that it executes. Such a tool needs a
+            sandbox; see `python`.
+
+    Raises:
+        DeclarationError: the name or the schema is invalid, or it executes code without a sandbox.
+
+    Example:
+        >>> def add(a: int, b: int) -> int:
+        ...     '''Add two numbers.
+        ...
+        ...     Args:
+        ...         a: first summand
+        ...         b: second summand
+        ...     '''
+        ...     return a + b
+        >>> import asyncio
+        >>> asyncio.run(Tool.from_function(add).answer('{"a": 1, "b": 2}', Sessions()))
+        '3'
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    source: Source
+    timeout: float | None = TIMEOUT
+    executes_code: bool = False
+
+    def __post_init__(self) -> None:
+        if not NAME.match(self.name):
+            raise DeclarationError(
+                f"the name of a tool must be 1 to 64 letters, digits, underscores or hyphens, but got "
+                f"{self.name!r}",
+                hint="set name=…",
+            )
+        if self.executes_code and not self.source.sandboxed:
+            raise DeclarationError(
+                f"tool {self.name!r} executes code without a sandbox",
+                hint="use cp.Tool.python(), which runs programs in a sandbox",
+            )
+        if self.parameters.get("type") != "object":
+            raise DeclarationError(f"tool {self.name!r}: the schema of its arguments must be an object")
+        try:
+            json_type(self.parameters)
+        except DeclarationError as error:
+            raise DeclarationError(f"tool {self.name!r}: {error.message}", hint=error.hint) from None
+
+    @property
+    def schema(self) -> str:
+        """Schema of the arguments as JSON text."""
+        return json.dumps(self.parameters)
+
+    @property
+    def spec(self) -> ToolSpec:
+        """Declaration of the tool with its own texts."""
+        return ToolSpec(self.name, self.description, self.schema)
+
+    @property
+    def version(self) -> str:
+        """Digest of the declaration and the implementation."""
+        return digest([self.name, self.description, self.schema, self.source.version])
+
+    async def answer(self, arguments: str, sessions: Sessions) -> str:
+        """Call the tool and return its result, or a text that begins with ``error:``.
+
+        Args:
+            arguments: JSON text, as a model wrote it.
+            sessions: open connections to servers of tools.
+
+        Raises:
+            TransientError: a server did not answer.
+            CompoundError: an error of the setup, such as a missing library or sandbox.
+        """
+        given, problem = self._parsed(arguments)
+        if problem:
+            return f"error: {problem}"
+        try:
+            async with asyncio.timeout(self.timeout) as limit:
+                return await self.source.call(given, sessions)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return f"error: {self.name} took longer than {self.timeout:g} s"
+        except (TransientError, ConnectionError):
+            raise
+        except CallError as error:
+            return f"error: {error.message}"
+        except CompoundError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the model may correct its call
+            return f"error: {type(error).__name__}: {error}"
+
+    def _parsed(self, arguments: str) -> tuple[Mapping[str, Any], str]:
+        """Return the arguments, and what is wrong with them."""
+        if len(arguments) > MAX_ARGUMENTS:
+            return {}, f"the arguments have more than {MAX_ARGUMENTS:,} characters"
+        try:
+            given = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            return {}, f"the arguments are not JSON: {error}"
+        if not isinstance(given, dict):
+            return {}, f"the arguments must be a JSON object, but got {arguments:.200}"
+        problems = JSONSchema(self.schema).problems(given)
+        return given, f"invalid arguments: {'; '.join(problems)}" if problems else ""
+
+    @staticmethod
+    def from_function(
+        function: Callable[..., object],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        reproducible: bool = False,
+        timeout: float | None = TIMEOUT,
+        executes_code: bool = False,
+    ) -> Tool:
+        """Return a tool that calls a typed Python function.
+
+        The schema of the arguments comes from the annotations. The description, and those of the arguments,
+        come from the docstring (Google style or ``:param x:``) or from pydantic's ``Field(description=…)``.
+
+        Args:
+            function: the function, sync or async. Sync functions run in a thread.
+            name: the tool's name; default: the function's.
+            description: default: the docstring without its sections.
+            reproducible: whether equal arguments give equal results, so that samples share them.
+            timeout: time limit of one call in seconds.
+            executes_code: whether it executes code given by the model, which is refused.
+        """
+        from compound.components.tools.functions import declare_function
+
+        return Tool._of(
+            declare_function(
+                function, name, description, reproducible=reproducible, timeout=timeout,
+                executes_code=executes_code,
+            )
+        )  # fmt: skip
+
+    @staticmethod
+    def python(limits: SandboxLimits | None = None, *, name: str = "python") -> Tool:
+        """Return a tool that runs Python programs in a sandbox, and returns what they print.
+
+        Args:
+            limits: resources of each program.
+            name: the tool's name.
+
+        Raises:
+            SandboxUnavailable: at the first call, on a machine without a sandbox.
+        """
+        from compound.components.tools.programs import declare_python
+
+        return Tool._of(declare_python(limits or SandboxLimits(), name))
+
+    @staticmethod
+    def from_openapi(
+        document: str | Path | Mapping[str, Any],
+        operation: str,
+        *,
+        base_url: str | None = None,
+        hosts: Sequence[str] = (),
+        auth_env: str | None = None,
+        auth_header: str = "Authorization",
+        name: str | None = None,
+        timeout: float = TIMEOUT,
+    ) -> Tool:
+        """Return a tool that calls an operation of an HTTP interface.
+
+        Args:
+            document: an OpenAPI 3 document, or its file (JSON or YAML).
+            operation: an ``operationId``, or method and path such as ``GET /items/{id}``.
+            base_url: address of the server; default: the first of the document.
+            hosts: names of servers that may be called, besides this machine: ``["api.example.com"]``.
+            auth_env: environment variable with the key. It is sent in ``auth_header``, as ``Bearer KEY`` if
+                that is ``Authorization``, and removed from records.
+            auth_header: header of the key.
+            name: the tool's name; default: the ``operationId``.
+            timeout: time limit of one call in seconds.
+
+        Raises:
+            DeclarationError: the operation does not exist, or its server is not among ``hosts``.
+        """
+        from compound.components.tools.openapi import declare_operation
+
+        return Tool._of(
+            declare_operation(
+                document, operation, base_url=base_url, hosts=hosts, auth_env=auth_env,
+                auth_header=auth_header, name=name, timeout=timeout,
+            )
+        )  # fmt: skip
+
+    @staticmethod
+    def from_mcp(
+        server: MCPServer | None = None,
+        *,
+        command: Sequence[str] = (),
+        url: str | None = None,
+        auth_env: str | None = None,
+        env: Sequence[str] = (),
+        only: Sequence[str] = (),
+        timeout: float = TIMEOUT,
+    ) -> list[Tool]:
+        """Return the tools of an MCP server, which is started or contacted to list them.
+
+        Each run opens one session with the server, at the first call of a tool, and closes it at the end.
+
+        Args:
+            server: the server, instead of the following settings of one.
+            command: program and arguments of a server on stdin and stdout.
+            url: address of a server with streamable HTTP.
+            auth_env: environment variable with the key of the server at ``url``.
+            env: names of environment variables that the started program receives.
+            only: names of the tools to return; default: all.
+            timeout: time limit of the start and of each call in seconds.
+
+        Raises:
+            DeclarationError: the server lacks a tool, or not exactly one of command and url is given.
+            CompoundError: the server cannot be started or reached.
+            MissingExtra: mcp is not installed.
+        """
+        from compound.components.tools.mcp_server import MCPServer, declare_tools
+
+        found = server or MCPServer(tuple(command), url, auth_env, tuple(env), timeout)
+        return [Tool._of(declared) for declared in declare_tools(found, only)]
+
+    @staticmethod
+    def _of(parts: Declaration) -> Tool:
+        return Tool(
+            parts.name, parts.description, parts.parameters, parts.source, parts.timeout, parts.executes_code
+        )
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(self.parameters.get("properties", {}))
+        return format_repr("Tool", repr(self.name), arguments=arguments)
+
+
+@overload
+def tool(function: Callable[..., object], /) -> Tool: ...
+@overload
+def tool(
+    *, name: str | None = None, description: str | None = None, reproducible: bool = False,
+    timeout: float | None = TIMEOUT,
+) -> Callable[[Callable[..., object]], Tool]: ...  # fmt: skip
+def tool(
+    function: Callable[..., object] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    reproducible: bool = False,
+    timeout: float | None = TIMEOUT,
+) -> Tool | Callable[[Callable[..., object]], Tool]:
+    """Turn a typed function into a `Tool`; with the settings of `Tool.from_function`.
+
+    >>> @tool
+    ... def double(x: int) -> int:
+    ...     '''Double a number.'''
+    ...     return 2 * x
+    >>> double
+    Tool('double', arguments=x)
+    """
+
+    def made(found: Callable[..., object]) -> Tool:
+        return Tool.from_function(
+            found, name=name, description=description, reproducible=reproducible, timeout=timeout
+        )
+
+    return made if function is None else made(function)

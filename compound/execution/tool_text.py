@@ -1,0 +1,207 @@
+"""Tool calls in text, for engines that do not take tools themselves.
+
+The tools are described in the first message, and the model answers with one JSON object, which engines
+enforce where they can (`Request.format`):
+
+- ``{"tool": "search", "arguments": {"query": "tallest mountain"}}`` calls a tool.
+- ``{"answer": "K2"}`` is the final answer: a text, or the JSON value that `Request.format` asks for.
+
+Results of tools are sent as messages of the user. An answer that is no such object is a final answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from compound.engine import AnswerFormat, Completion, Message, Request, ToolCall, ToolSpec
+from compound.errors import ParseError
+
+TOOL, ARGUMENTS, ANSWER = "tool", "arguments", "answer"
+CALL_ID = "call_1"  # an answer calls one tool
+OVERHEAD = 512  # bytes of the instructions around the descriptions of the tools
+
+
+def to_text(request: Request) -> Request:
+    """Return the request with its tools, tool calls and their results as text.
+
+    >>> from compound.engine import ToolSpec
+    >>> schema = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
+    >>> request = Request((Message("user", "Half of 8?"),), tools=(ToolSpec("halve", "Halve a.", schema),))
+    >>> print(to_text(request).messages[0].text)
+    You can use tools. Reply with one JSON object and nothing else.
+    To call a tool: {"tool": <name>, "arguments": {<argument>: <value>}}
+    To finish: {"answer": <the final answer>}
+    Tools:
+    - halve: Halve a.
+      Arguments: {"properties": {"a": {"type": "integer"}}, "required": ["a"], "type": "object"}
+    <BLANKLINE>
+    Half of 8?
+    """
+    offered = request.tools if request.tool_choice == "auto" else ()
+    messages = _merged([_plain(message, request.messages) for message in request.messages])
+    messages[0] = _prefixed(messages[0], _instructions(request.tools))  # equal in all turns of an agent
+    return replace(
+        request,
+        messages=tuple(messages),
+        format=_format(offered, request.format),
+        tools=(),
+        tool_choice="auto",
+    )
+
+
+def from_text(request: Request, completion: Completion) -> Completion:
+    """Return the answer to a request that `to_text` converted, with its tool call or its final answer.
+
+    Args:
+        request: the request before its conversion.
+        completion: the answer. A tool call keeps its text, which later requests repeat verbatim.
+
+    Raises:
+        ParseError: the answer is a tool call or a final answer that was cut at ``max_tokens``.
+    """
+    text = completion.text.strip()
+    found = _object(text)
+    if found is None:
+        if completion.finish_reason == "length" and text.startswith(("{", "```")):
+            raise ParseError(f"the answer was cut at max_tokens={request.max_tokens}: {text!r:.300}")
+        return completion
+    if ANSWER in found and TOOL not in found:
+        answer = found[ANSWER]
+        return replace(completion, text=answer if isinstance(answer, str) else _json(answer))
+    name, arguments = found.get(TOOL), found.get(ARGUMENTS, {})
+    if not isinstance(name, str) or request.tool_choice == "none":
+        return completion
+    call = ToolCall(CALL_ID, name, arguments if isinstance(arguments, str) else _json(arguments))
+    return replace(completion, finish_reason="tool_calls", tool_calls=(call,))
+
+
+def _instructions(tools: tuple[ToolSpec, ...]) -> str:
+    if not tools:
+        return f'Reply with one JSON object and nothing else: {{"{ANSWER}": <the final answer>}}'
+    lines = [
+        "You can use tools. Reply with one JSON object and nothing else.",
+        f'To call a tool: {{"{TOOL}": <name>, "{ARGUMENTS}": {{<argument>: <value>}}}}',
+        f'To finish: {{"{ANSWER}": <the final answer>}}',
+        "Tools:",
+    ]
+    for tool in tools:
+        lines.append(f"- {tool.name}: {tool.description}")
+        lines.append(f"  Arguments: {json.dumps(json.loads(tool.parameters), sort_keys=True)}")
+    return "\n".join(lines)
+
+
+def _plain(message: Message, messages: tuple[Message, ...]) -> Message:
+    """Return a message without tool calls, in the roles of a plain chat."""
+    if message.role == "tool":
+        names = {call.id: call.name for earlier in messages for call in earlier.tool_calls}
+        name = names.get(message.tool_call_id, "the tool")
+        return Message("user", f"Result of {name}:\n{message.text}")
+    if message.tool_calls:
+        first = message.tool_calls[0]
+        shown = message.text or _json({TOOL: first.name, ARGUMENTS: _value(first.arguments)})
+        return Message("assistant", shown)
+    return message
+
+
+def _merged(messages: list[Message]) -> list[Message]:
+    """Merge consecutive messages of the user: some chat templates require alternating roles."""
+    found: list[Message] = []
+    for message in messages:
+        if found and found[-1].role == message.role == "user":
+            found[-1] = _joined(found[-1], message)
+        else:
+            found.append(message)
+    return found
+
+
+def _joined(first: Message, second: Message) -> Message:
+    if isinstance(first.content, str) and isinstance(second.content, str):
+        return replace(first, content=f"{first.content}\n\n{second.content}")
+    both = [(m.content,) if isinstance(m.content, str) else m.content for m in (first, second)]
+    return replace(first, content=(*both[0], *both[1]))
+
+
+def _prefixed(message: Message, text: str) -> Message:
+    if isinstance(message.content, str):
+        return replace(message, content=f"{text}\n\n{message.content}")
+    return replace(message, content=(text, *message.content))
+
+
+def _format(offered: tuple[ToolSpec, ...], answer: AnswerFormat | None) -> AnswerFormat:
+    definitions: dict[str, Any] = {}
+    options = [_call_schema(tool, number, definitions) for number, tool in enumerate(offered)]
+    options.append(_fields({ANSWER: _answer_schema(answer, definitions)}))
+    schema: dict[str, Any] = options[0] if len(options) == 1 else {"anyOf": options}
+    return AnswerFormat(schema=_json({**schema, "$defs": definitions} if definitions else schema))
+
+
+def _call_schema(tool: ToolSpec, number: int, definitions: dict[str, Any]) -> dict[str, Any]:
+    arguments = _hoisted(json.loads(tool.parameters), f"t{number}_", definitions)
+    return _fields({TOOL: {"type": "string", "enum": [tool.name]}, ARGUMENTS: arguments})
+
+
+def _answer_schema(answer: AnswerFormat | None, definitions: dict[str, Any]) -> object:
+    if answer is None:
+        return {"type": "string"}
+    if answer.choices:
+        return {"type": "string", "enum": list(answer.choices)}
+    return _hoisted(json.loads(answer.schema), "answer_", definitions)
+
+
+def _fields(properties: Mapping[str, object]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def _hoisted(schema: Any, prefix: str, definitions: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    """Move the definitions of a schema to those of the enclosing schema, under names with a prefix."""
+    if isinstance(schema, list):
+        return [_hoisted(item, prefix, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in ("$defs", "definitions") and isinstance(value, dict):
+            for name, part in value.items():
+                definitions[prefix + name] = _hoisted(part, prefix, definitions)
+        elif key == "$ref" and isinstance(value, str):
+            found[key] = f"#/$defs/{prefix}{value.rpartition('/')[2]}"
+        elif key in ("enum", "const", "default", "examples"):
+            found[key] = value
+        else:
+            found[key] = _hoisted(value, prefix, definitions)
+    return found
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """Return the JSON object of an answer, which may be in a code block; ``None`` if there is none."""
+    body = text
+    if body.startswith("```"):
+        body = body.partition("\n")[2].rpartition("```")[0] or body
+    start = body.find("{")
+    if start < 0:
+        return None
+    try:
+        value, _ = json.JSONDecoder().raw_decode(body, start)
+    except (ValueError, RecursionError):
+        return None
+    known = isinstance(value, dict) and (ANSWER in value or TOOL in value)
+    return value if known else None
+
+
+def _value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

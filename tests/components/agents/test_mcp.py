@@ -1,0 +1,291 @@
+"""Tools of real MCP servers, over stdin and stdout and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compound as cp
+from compound.benchmarks.agents.arithmetic import evaluate
+from compound.benchmarks.agents.catalogue import pages, products, questions
+from compound.components.tools.mcp_server import MCPServer
+from compound.concurrency.sessions import Sessions
+from compound.errors import CompoundError, DeclarationError, TransientError
+from compound.testing import ScriptedLM
+
+pytest.importorskip("mcp")
+ROOT = Path(__file__).parents[3]
+CALCULATOR = (sys.executable, "-m", "compound.benchmarks.agents.calculator_server")
+SEARCH = (sys.executable, "-m", "compound.benchmarks.agents.search_server")
+PROGRAM = '''
+import os, sys, time
+from mcp.server.fastmcp import FastMCP
+server = FastMCP("odd", log_level="ERROR")
+print("ready", file=sys.stderr, flush=True)
+
+@server.tool()
+def pid() -> int:
+    """Return the process."""
+    return os.getpid()
+
+@server.tool()
+def end() -> str:
+    """End the server."""
+    os._exit(3)
+
+@server.tool()
+def hang() -> str:
+    """Never answer."""
+    time.sleep(60)
+
+@server.tool()
+def fail() -> str:
+    """Fail."""
+    raise ValueError("not today")
+
+@server.tool()
+def secret() -> str:
+    """Return two variables."""
+    return f"{os.environ.get('MCP_TEST_ONE')} {os.environ.get('MCP_TEST_TWO')}"
+
+server.run("stdio")
+'''
+
+
+@pytest.fixture(autouse=True)
+def _import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the servers import this package and mcp, wherever they are."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, sys.path)]))
+
+
+def server(*command: str, **settings: Any) -> MCPServer:
+    return MCPServer(command, env=("PYTHONPATH", *settings.pop("env", ())), **settings)
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> MCPServer:
+    (tmp_path / "odd.py").write_text(PROGRAM)
+    return server(sys.executable, str(tmp_path / "odd.py"), timeout=30.0)
+
+
+def named(tools: list[cp.Tool], name: str) -> cp.Tool:
+    return next(tool for tool in tools if tool.name == name)
+
+
+class TestServers:
+    def test_the_servers_of_the_benchmark(self) -> None:
+        (calculate,) = cp.Tool.from_mcp(server(*CALCULATOR))
+        (search,) = cp.Tool.from_mcp(server(*SEARCH))
+        assert calculate.description.startswith("Evaluate an arithmetic expression")
+        assert search.parameters["properties"]["k"]["default"] == 2
+
+        async def ask() -> list[str]:
+            sessions = Sessions()
+            try:
+                return [
+                    await calculate.answer('{"expression": "3 * (12 + 5)"}', sessions),
+                    await calculate.answer('{"expression": "import os"}', sessions),
+                    await calculate.answer('{"expresion": "1"}', sessions),
+                    await search.answer('{"query": "brass lamp", "k": 1}', sessions),
+                ]
+            finally:
+                await sessions.aclose()
+
+        good, wrong, misspelled, page = asyncio.run(ask())
+        assert good == "51"
+        assert wrong.startswith("error: ")
+        assert "'expression' is a required property" in misspelled
+        assert f"costs {products()['brass lamp']} dollars" in page
+
+    def test_unknown_tools_and_settings(self) -> None:
+        with pytest.raises(DeclarationError, match="has no tool 'calculat'.*did you mean 'calculate'"):
+            cp.Tool.from_mcp(server(*CALCULATOR), only=["calculat"])
+        with pytest.raises(DeclarationError, match="exactly one of command and url"):
+            cp.Tool.from_mcp(command=["a"], url="http://127.0.0.1:1/mcp")
+
+    def test_a_server_that_does_not_start(self, tmp_path: Path) -> None:
+        with pytest.raises(CompoundError, match="cannot be used.*FileNotFoundError"):
+            cp.Tool.from_mcp(command=[str(tmp_path / "none")])
+        broken = tmp_path / "broken.py"
+        broken.write_text("raise SystemExit('no licence')")
+        with pytest.raises(CompoundError, match="no licence"):
+            cp.Tool.from_mcp(server(sys.executable, str(broken)))
+
+
+class TestSessions:
+    def test_one_process_per_owner_that_ends_with_it(self, odd: MCPServer) -> None:
+        pid = named(cp.Tool.from_mcp(odd), "pid")
+
+        async def ask() -> list[str]:
+            sessions = Sessions()
+            found = await asyncio.gather(*(pid.answer("{}", sessions) for _ in range(5)))
+            await sessions.aclose()
+            return found
+
+        (one,), (other,) = (set(asyncio.run(ask())) for _ in range(2))
+        assert one != other
+        for process in (one, other):
+            assert ends(int(process))
+
+    def test_a_server_that_ends_is_restarted(self, odd: MCPServer) -> None:
+        tools = cp.Tool.from_mcp(odd)
+
+        async def ask() -> tuple[str, str]:
+            sessions = Sessions()
+            before = await named(tools, "pid").answer("{}", sessions)
+            with pytest.raises(TransientError, match="did not answer 'end'"):
+                await named(tools, "end").answer("{}", sessions)
+            after = await named(tools, "pid").answer("{}", sessions)
+            await sessions.aclose()
+            return before, after
+
+        before, after = asyncio.run(ask())
+        assert before != after
+
+    def test_a_server_that_hangs_is_left(self, odd: MCPServer) -> None:
+        from dataclasses import replace
+
+        tools = cp.Tool.from_mcp(odd)
+        hang = named(tools, "hang")
+        impatient = replace(hang, source=replace(hang.source, server=replace(odd, timeout=8.0)))  # type: ignore[type-var]
+
+        async def ask() -> None:
+            sessions = Sessions()
+            with pytest.raises(TransientError, match="did not answer 'hang'"):
+                await impatient.answer("{}", sessions)
+            await sessions.aclose()
+
+        asyncio.run(ask())
+
+    def test_errors_of_tools_are_answered(self, odd: MCPServer) -> None:
+        async def ask() -> str:
+            sessions = Sessions()
+            found = await named(cp.Tool.from_mcp(odd), "fail").answer("{}", sessions)
+            await sessions.aclose()
+            return found
+
+        assert "not today" in asyncio.run(ask())
+
+    def test_only_named_variables_reach_the_program(
+        self, odd: MCPServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("MCP_TEST_ONE", "one")
+        monkeypatch.setenv("MCP_TEST_TWO", "two")
+        given = server(*odd.command, env=("MCP_TEST_ONE",))
+
+        async def ask() -> str:
+            sessions = Sessions()
+            found = await named(cp.Tool.from_mcp(given), "secret").answer("{}", sessions)
+            await sessions.aclose()
+            return found
+
+        assert asyncio.run(ask()) == "one None"
+
+
+def ends(pid: int) -> bool:
+    """Return whether a process ends within a few seconds."""
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture
+def http_server(tmp_path: Path) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = tmp_path / "double_server.py"
+    program.write_text(
+        "import sys\nfrom mcp.server.fastmcp import FastMCP\n"
+        f"server = FastMCP('h', host='127.0.0.1', port={port}, log_level='ERROR')\n"
+        "@server.tool()\ndef double(x: int) -> int:\n    'Double a number.'\n    return 2 * x\n"
+        "server.run('streamable-http')\n"
+    )
+    process = subprocess.Popen([sys.executable, str(program)], stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(400):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def test_streamable_http(http_server: str) -> None:
+    (double,) = cp.Tool.from_mcp(url=http_server)
+
+    async def ask() -> str:
+        sessions = Sessions()
+        found = await double.answer('{"x": 21}', sessions)
+        await sessions.aclose()
+        return found
+
+    assert asyncio.run(ask()) == "42"
+
+
+def test_an_address_without_a_server() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(CompoundError, match="cannot be used"):
+        cp.Tool.from_mcp(url=f"http://127.0.0.1:{port}/mcp", timeout=10.0)
+
+
+def test_an_agent_with_both_servers() -> None:
+    tools = [*cp.Tool.from_mcp(server(*CALCULATOR)), *cp.Tool.from_mcp(server(*SEARCH))]
+    agent = cp.Agent("agent", tools, prompt=cp.Text("Answer with a number."), max_turns=4)
+    system = cp.System("shop", {"answer": agent(question=cp.Input("question"))}, lm="m")
+    price = products()["oak vase"]
+    replies = [
+        json.dumps({"tool": "search", "arguments": {"query": "oak vase", "k": 1}}),
+        json.dumps({"tool": "calculate", "arguments": {"expression": f"3 * {price}"}}),
+    ]
+
+    def reply(message: str) -> str:
+        if "costs" in message:
+            return replies[1]
+        return (
+            json.dumps({"answer": message.rsplit("\n", maxsplit=1)[-1]})
+            if "Result of calculate" in message
+            else replies[0]
+        )
+
+    trace = cp.run(system, {"question": "How much are 3 oak vases?"}, engines={"m": ScriptedLM(reply)})
+    assert trace.outputs == {"answer": str(3 * price)}
+    assert [call.outputs.get("result", "") for call in trace.calls if call.component == "agent_call"] == [
+        f"oak vase: The oak vase costs {price} dollars. It is made to order.",
+        str(3 * price),
+    ]
+
+
+class TestBenchmark:
+    @pytest.mark.parametrize(
+        "text", ["1e400", "2 ** 9", "(", "a", "9" * 201, "1 / 0", "1e15 * 10", "True + 1"]
+    )
+    def test_the_calculator_is_no_interpreter(self, text: str) -> None:
+        with pytest.raises(ValueError, match="possible|expression|large|zero"):
+            evaluate(text)
+
+    def test_every_question_has_its_pages(self) -> None:
+        titles = {page["title"] for page in pages()}
+        rows = [row for split in ("train", "dev", "test") for row in questions(split)]
+        assert len({row["question"] for row in rows}) == len(rows)
+        for row in rows:
+            assert any(title in row["question"] for title in titles)

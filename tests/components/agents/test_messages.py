@@ -1,0 +1,280 @@
+"""Messages with tool calls and images: their text, cache keys, records and wire format."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import compound as cp
+from compound.components.engines.chat_format import calls_from_json, messages_to_json, tools_to_json
+from compound.components.engines.local import tool_template
+from compound.components.engines.remote import max_prompt_tokens
+from compound.components.engines.vllm import chat as vllm_chat
+from compound.engine import AnswerFormat, Completion, Message, Request, ToolCall, ToolSpec
+from compound.errors import DeclarationError, ParseError, RunFailed
+from compound.execution.caller import _as_key
+from compound.execution.exchange import Exchange, record_exchange
+from compound.execution.tool_text import from_text, to_text
+from compound.graph.configuration import digest
+from compound.testing import ScriptedLM
+
+DOT = cp.Image.from_bytes(b"GIF89a-a-dot")
+SCHEMA = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+HALVE = ToolSpec("halve", "Halve a number.", SCHEMA)
+CALL = ToolCall("call_7", "halve", '{"a": 8}')
+TURNS = (
+    Message("user", "Half of 8?"),
+    Message("assistant", "", (CALL,)),
+    Message("tool", "4", tool_call_id="call_7"),
+)
+
+
+class TestKeys:
+    def test_text_requests_keep_the_keys_of_earlier_versions(self) -> None:
+        request = Request(
+            (Message("system", "Be brief."), Message("user", "Grüße?")),
+            max_tokens=9, temperature=0.5, stop=("x",), seed=7, cue="A:",
+        )  # fmt: skip
+        key = digest(["ask", "m", _as_key(request)])
+        assert key == "6a71032f544ff26314ac664cc7c44ca9847c982f92468119441df79749582568"
+        choices = Request((Message("user", "Hi"),), format=AnswerFormat(choices=("a", "b")))
+        key = digest(["ask", "m", _as_key(choices)])
+        assert key == "148ec094c670da74a76e1b6505d730968e0353a936ed6253f24daa44663a61af"
+
+    def test_component_versions_are_unchanged(self) -> None:
+        version = cp.LLM("a", prompt=cp.Text("Say."), lm="m").version
+        assert version == "llm:6c6eaaa69895c4f4b66456f664a4ffac2d6d5916b9fe0e9fc605e3beb3614002"
+
+    def test_every_new_field_changes_the_key(self) -> None:
+        plain = Request((Message("user", "Hi"),))
+        others = [
+            replace(plain, messages=(Message("user", ("Hi",)),)),
+            replace(plain, messages=(Message("user", ("Hi", DOT)),)),
+            replace(plain, messages=(Message("user", ("Hi", cp.Image.from_bytes(b"GIF89a-x"))),)),
+            replace(plain, messages=(Message("user", "Hi", (CALL,)),)),
+            replace(plain, messages=(Message("user", "Hi", (), "call_7"),)),
+            replace(plain, tools=(HALVE,)),
+            replace(plain, tools=(HALVE,), tool_choice="none"),
+        ]
+        keys = {digest(_as_key(request)) for request in [plain, *others]}
+        assert len(keys) == len(others) + 1
+
+
+class TestRecords:
+    def test_a_text_exchange_is_stored_as_before(self) -> None:
+        exchange = Exchange("m", (Message("user", "Hi"),), "Ho", "stop")
+        assert exchange.to_json() == {
+            "model": "m",
+            "messages": [{"role": "user", "content": "Hi"}],
+            "completion": "Ho",
+            "finish_reason": "stop",
+        }
+
+    def test_tool_calls_survive_and_images_become_descriptions(self) -> None:
+        request = Request((Message("user", ("Look.", DOT)), *TURNS[1:]), tools=(HALVE,))
+        (exchange,) = record_exchange(
+            "m", request, Completion("", finish_reason="tool_calls", tool_calls=(CALL,))
+        )
+        assert Exchange.from_json(json.loads(json.dumps(exchange.to_json()))) == exchange
+        assert exchange.messages[0].content == f"Look.\n{DOT.label}"
+        assert (exchange.tool_calls, exchange.tools) == ((CALL,), ("halve",))
+        assert 'halve({"a": 8})' in str(exchange)
+
+
+class TestWire:
+    def test_tool_calls_and_images(self) -> None:
+        user, assistant, tool = messages_to_json([Message("user", ("Look.", DOT)), *TURNS[1:]])
+        assert user["content"][1] == {"type": "image_url", "image_url": {"url": DOT.data_url}}
+        assert assistant["tool_calls"][0]["function"] == {"name": "halve", "arguments": '{"a": 8}'}
+        assert tool == {"role": "tool", "content": "4", "tool_call_id": "call_7"}
+        assert tools_to_json([HALVE])[0]["function"]["parameters"] == json.loads(SCHEMA)
+
+    def test_plain_messages_are_sent_as_before(self) -> None:
+        assert messages_to_json([Message("user", "Hi")]) == [{"role": "user", "content": "Hi"}]
+
+    @pytest.mark.parametrize(
+        ("found", "expected"),
+        [
+            (None, ()),
+            ("text", ()),
+            ([{"function": {"name": "f", "arguments": "{}"}}], (ToolCall("call_1", "f", "{}"),)),
+            (
+                [{"id": 3, "function": {"name": "f", "arguments": {"a": 1}}}],
+                (ToolCall("call_1", "f", '{"a": 1}'),),
+            ),
+            ([{"id": "x", "function": {"name": ""}}, {"id": "y"}], ()),
+        ],
+    )
+    def test_malformed_calls_of_servers(self, found: object, expected: tuple[ToolCall, ...]) -> None:
+        assert calls_from_json(found) == expected
+
+    def test_vllm_sends_tools_and_reads_calls(self) -> None:
+        request = Request(TURNS, tools=(HALVE,))
+        sent = vllm_chat.body(request, "m", {})
+        assert sent["tools"] == tools_to_json([HALVE])
+        calls = [{"id": "c", "type": "function", "function": {"name": "halve", "arguments": "{}"}}]
+        answer: Mapping[str, Any] = {
+            "choices": [{"finish_reason": "tool_calls", "message": {"content": None, "tool_calls": calls}}]
+        }
+        found, _ = vllm_chat.completion(request, answer, cp.Usage(1, 9, 9))
+        assert (found.text, found.finish_reason) == ("", "tool_calls")
+        assert found.tool_calls == (ToolCall("c", "halve", "{}"),)
+
+    def test_the_bound_of_a_prompt_covers_tools_calls_and_images(self) -> None:
+        plain = max_prompt_tokens(Request((TURNS[0],)))
+        full = max_prompt_tokens(Request((Message("user", ("Half of 8?", DOT)), *TURNS[1:]), tools=(HALVE,)))
+        assert full > plain + 50_000 + len(json.dumps(tools_to_json([HALVE])))
+
+
+class TestTemplates:
+    def test_arguments_are_values_and_results_are_named(self) -> None:
+        _, assistant, tool = tool_template.turns(TURNS)
+        assert assistant["tool_calls"][0]["function"]["arguments"] == {"a": 8}
+        assert tool["name"] == "halve"
+
+    @pytest.mark.parametrize(
+        "text", ["Hi", "<tool_call>no JSON</tool_call>", '<tool_call>{"a": 1}</tool_call>']
+    )
+    def test_other_texts_are_answers(self, text: str) -> None:
+        assert tool_template.read_calls(text) == (text, ())
+
+
+class TestToolText:
+    request = Request((Message("system", "Be brief."), *TURNS), tools=(HALVE,))
+
+    def test_a_chat_without_tools_that_alternates(self) -> None:
+        sent = to_text(Request((*TURNS, Message("user", "Now answer.")), tools=(HALVE,)))
+        assert [message.role for message in sent.messages] == ["user", "assistant", "user"]
+        assert "halve: Halve a number." in sent.messages[0].text
+        assert sent.messages[1].text == '{"tool": "halve", "arguments": {"a": 8}}'
+        assert sent.messages[2].text == "Result of halve:\n4\n\nNow answer."
+        assert not sent.uses_tools
+
+    def test_the_written_call_is_repeated_verbatim(self) -> None:
+        raw = '{"tool":  "halve", "arguments": {"a":8}}'
+        found = from_text(self.request, Completion(raw))
+        assert found.tool_calls == (ToolCall("call_1", "halve", '{"a": 8}'),)
+        later = Request(
+            (TURNS[0], Message("assistant", found.text, found.tool_calls), TURNS[2]), tools=(HALVE,)
+        )
+        assert to_text(later).messages[1].text == raw
+
+    def test_the_schema_allows_calls_and_answers_only(self) -> None:
+        from jsonschema import Draft202012Validator
+
+        nested = {
+            "type": "object",
+            "properties": {"p": {"$ref": "#/$defs/Point"}},
+            "$defs": {
+                "Point": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+            },
+        }
+        tools = (HALVE, ToolSpec("plot", "Plot.", json.dumps(nested)))
+        answer = AnswerFormat(schema=json.dumps({"$defs": {"P": {"type": "integer"}}, "$ref": "#/$defs/P"}))
+        sent = to_text(Request((TURNS[0],), tools=tools, format=answer))
+        assert sent.format is not None
+        check = Draft202012Validator(json.loads(sent.format.schema))
+        valid = [
+            {"tool": "halve", "arguments": {"a": 1}},
+            {"tool": "plot", "arguments": {"p": {"x": 1}}},
+            {"answer": 4},
+        ]
+        wrong = [
+            {"tool": "halve", "arguments": {}},
+            {"tool": "plot", "arguments": {"p": {"x": "1"}}},
+            {"tool": "other", "arguments": {}},
+            {"answer": "4"},
+            {"answer": 4, "tool": "halve"},
+        ]
+        assert all(map(check.is_valid, valid))
+        assert not any(map(check.is_valid, wrong))
+
+    def test_without_a_choice_only_answers(self) -> None:
+        sent = to_text(replace(self.request, tool_choice="none"))
+        assert sent.format is not None
+        assert json.loads(sent.format.schema)["required"] == ["answer"]
+        raw = Completion('{"tool": "halve", "arguments": {"a": 8}}')
+        assert from_text(replace(self.request, tool_choice="none"), raw) == raw
+
+    @pytest.mark.parametrize(
+        ("text", "answer"),
+        [
+            ('{"answer": "four"}', "four"),
+            ('{"answer": {"a": 1}}', '{"a": 1}'),
+            ('```json\n{"answer": "four"}\n```', "four"),
+            ("four", "four"),
+            ('{"other": 1}', '{"other": 1}'),
+        ],
+    )
+    def test_answers(self, text: str, answer: str) -> None:
+        found = from_text(self.request, Completion(text))
+        assert (found.text, found.tool_calls) == (answer, ())
+
+    def test_an_action_that_was_cut_is_an_error(self) -> None:
+        with pytest.raises(ParseError, match="cut at max_tokens=256"):
+            from_text(self.request, Completion('{"tool": "hal', finish_reason="length"))
+
+    @given(st.text())
+    def test_any_text_is_read(self, text: str) -> None:
+        found = from_text(self.request, Completion(text))
+        assert found.text == text or found.text in json.dumps(text) or found.text in text or found.tool_calls
+
+    @given(
+        st.recursive(
+            st.none() | st.integers() | st.text(), lambda s: st.dictionaries(st.text(), s), max_leaves=5
+        )
+    )
+    def test_arguments_survive(self, value: object) -> None:
+        raw = json.dumps({"tool": "f", "arguments": {"v": value}}, ensure_ascii=False)
+        (call,) = from_text(self.request, Completion(raw)).tool_calls
+        assert json.loads(call.arguments) == {"v": value}
+
+
+class TestImagesOfComponents:
+    @staticmethod
+    def system() -> cp.System:
+        see = cp.LLM("see", prompt="Describe.", lm="m")
+        photo, others = cp.Input("photo", cp.Image), cp.Input("others", list[cp.Image])
+        return cp.System(
+            "look", outputs={"answer": see(photo=photo, others=others, question=cp.Input("question"))}
+        )
+
+    def test_images_are_sent_as_parts(self) -> None:
+        lm = ScriptedLM(["A dot."], takes_images=True)
+        trace = cp.run(self.system(), {"photo": DOT, "others": [DOT], "question": "What?"}, engines={"m": lm})
+        (message,) = lm.requests[0].messages
+        assert message.images == (DOT, DOT)
+        assert "Photo: [image 1]\nOthers: [image 2]\nQuestion: What?" in message.text
+        assert trace.outputs == {"answer": "A dot."}
+
+    def test_a_model_without_images_is_an_error(self) -> None:
+        inputs = {"photo": DOT, "others": [], "question": "What?"}
+        with pytest.raises(DeclarationError, match="the model 'm' does not take images"):
+            cp.run(self.system(), inputs, engines={"m": ScriptedLM(["A dot."])})
+
+    def test_traces_hold_the_json_form_and_fork(self) -> None:
+        from compound.execution.trace import from_json, to_json
+
+        lm = ScriptedLM(lambda _: "A dot.", takes_images=True)
+        system = self.system()
+        inputs = {"photo": DOT, "others": [DOT], "question": "What?"}
+        stored = json.loads(json.dumps(to_json(cp.run(system, inputs, engines={"m": lm}))))
+        executor = cp.Executor({"m": lm})
+        again = asyncio.run(executor.fork(system, from_json(stored), "see", resample=1))
+        assert again.outputs == {"answer": "A dot."}
+        assert lm.requests[0].messages == lm.requests[1].messages
+
+    def test_other_values_are_rejected(self) -> None:
+        with pytest.raises((DeclarationError, RunFailed), match="photo"):
+            cp.run(
+                self.system(),
+                {"photo": "a.png", "others": [], "question": "?"},
+                engines={"m": ScriptedLM([])},
+            )

@@ -1,0 +1,236 @@
+"""Tools from OpenAPI documents, against a local server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compound as cp
+from compound.concurrency.sessions import Sessions
+from compound.errors import CompoundError, DeclarationError, TransientError
+from compound.security.sanitize import registered_secrets
+from compound.testing import ScriptedLM
+
+DOCUMENT: dict[str, Any] = {
+    "openapi": "3.0.3",
+    "paths": {
+        "/items/{id}": {
+            "parameters": [{"$ref": "#/components/parameters/Id"}],
+            "get": {
+                "operationId": "getItem",
+                "summary": "Return an item.",
+                "parameters": [
+                    {
+                        "name": "fields",
+                        "in": "query",
+                        "schema": {"type": "array", "items": {"type": "string"}},
+                    },
+                    {"name": "X-Trace", "in": "header", "schema": {"type": "string"}},
+                ],
+            },
+        },
+        "/items": {
+            "post": {
+                "operationId": "addItem",
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Item"}}},
+                },
+            },
+        },
+        "/upload": {"post": {"operationId": "up", "requestBody": {"content": {"text/plain": {}}}}},
+    },
+    "components": {
+        "parameters": {
+            "Id": {
+                "name": "id",
+                "in": "path",
+                "required": True,
+                "description": "its id",
+                "schema": {"type": "string"},
+            }
+        },
+        "schemas": {
+            "Item": {
+                "type": "object",
+                "required": ["name"],
+                "properties": {
+                    "name": {"type": "string"},
+                    "note": {"type": "string", "nullable": True},
+                    "parts": {"type": "array", "items": {"$ref": "#/components/schemas/Item"}},
+                },
+            }
+        },
+    },
+}
+
+
+class Server:
+    """Records requests, and answers with a status and a body."""
+
+    def __init__(self) -> None:
+        self.status, self.body = 200, b'{"ok": true}'
+        self.headers: dict[str, str] = {}
+        self.received: list[tuple[str, str, dict[str, str], bytes]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                size = int(self.headers.get("content-length") or 0)
+                sent = {name.lower(): value for name, value in self.headers.items()}
+                outer.received.append((self.command, self.path, sent, self.rfile.read(size)))
+                self.send_response(outer.status)
+                for name, value in outer.headers.items():
+                    self.send_header(name, value)
+                self.send_header("content-length", str(len(outer.body)))
+                self.end_headers()
+                self.wfile.write(outer.body)
+
+            do_GET = do_POST = answer  # noqa: N815 - names that the library calls
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server()
+    yield found
+    found.http.shutdown()
+    found.http.server_close()
+
+
+def call(tool: cp.Tool, **arguments: Any) -> str:
+    return asyncio.run(tool.answer(json.dumps(arguments), Sessions()))
+
+
+def test_parameters_are_sent_where_they_belong(server: Server) -> None:
+    tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
+    assert tool.parameters["required"] == ["id"]
+    assert tool.parameters["properties"]["id"] == {"type": "string", "description": "its id"}
+    assert call(tool, id="a/../b c", fields=["x", "y"], **{"X-Trace": "t"}) == '{"ok": true}'
+    method, path, headers, _ = server.received[0]
+    assert (method, path) == ("GET", "/items/a%2F..%2Fb%20c?fields=x&fields=y")
+    assert headers["x-trace"] == "t"
+
+
+@pytest.mark.parametrize("wrong", ["..", ".", ""])
+def test_a_path_parameter_cannot_change_the_path(server: Server, wrong: str) -> None:
+    tool = cp.Tool.from_openapi(DOCUMENT, "GET /items/{id}", base_url=server.url)
+    assert call(tool, id=wrong) == f"error: id must not be {wrong!r}"
+    assert not server.received
+
+
+def test_a_header_cannot_contain_another(server: Server) -> None:
+    tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
+    assert "printable" in call(tool, id="1", **{"X-Trace": "a\r\nX-Other: b"})
+    assert not server.received
+
+
+def test_members_of_the_body_are_arguments(server: Server) -> None:
+    tool = cp.Tool.from_openapi(DOCUMENT, "addItem", base_url=server.url)
+    assert "'name' is a required property" in call(tool, note=None)
+    assert "parts.0" in call(tool, name="a", parts=[{"name": 3}])
+    call(tool, name="a", note=None, parts=[{"name": "b"}])
+    assert json.loads(server.received[0][3]) == {"name": "a", "note": None, "parts": [{"name": "b"}]}
+
+
+def test_errors_of_the_client_are_answered_and_others_retried(server: Server) -> None:
+    tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
+    server.status, server.body = 404, b"no such item"
+    assert call(tool, id="1") == "error: HTTP 404: no such item"
+    for status in (429, 500, 503):
+        server.status = status
+        with pytest.raises(TransientError, match=f"HTTP {status}"):
+            call(tool, id="1")
+    server.http.shutdown()
+    server.http.server_close()
+    with pytest.raises(TransientError):
+        call(tool, id="1")
+
+
+def test_redirects_are_not_followed(server: Server) -> None:
+    tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
+    server.status, server.headers = 302, {"location": "http://169.254.169.254/"}
+    assert call(tool, id="1").startswith("error: HTTP 302")
+    assert len(server.received) == 1
+
+
+def test_large_answers_are_refused(server: Server) -> None:
+    tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
+    server.body = bytes(2**20 + 1)
+    assert call(tool, id="1") == "error: the answer is larger than 1 MiB"
+
+
+def test_the_key_is_sent_and_never_recorded(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url, auth_env="SHOP_KEY")
+    with pytest.raises(CompoundError, match="is not set") as error:
+        call(tool, id="1")
+    assert error.value.hint == "export SHOP_KEY=…"
+    monkeypatch.setenv("SHOP_KEY", "shop-key-of-this-test")
+    server.body = b"denied for shop-key-of-this-test"
+    agent = cp.Agent("agent", [tool], max_turns=2)
+    system = cp.System("s", {"answer": agent(question=cp.Input("question"))}, lm="m")
+    lm = ScriptedLM(['{"tool": "getItem", "arguments": {"id": "1"}}', '{"answer": "done"}'])
+    trace = cp.run(system, {"question": "?"}, engines={"m": lm})
+    assert server.received[0][2]["authorization"] == "Bearer shop-key-of-this-test"
+    assert "shop-key-of-this-test" in registered_secrets()
+    from compound.execution.trace import to_json
+
+    assert "shop-key-of-this-test" not in json.dumps(to_json(trace))
+    other = cp.Tool.from_openapi(
+        DOCUMENT, "getItem", base_url=server.url, auth_env="SHOP_KEY", auth_header="X-Key"
+    )
+    call(other, id="1")
+    assert server.received[-1][2]["x-key"] == "shop-key-of-this-test"
+
+
+def test_other_servers_need_a_declaration() -> None:
+    document = {**DOCUMENT, "servers": [{"url": "https://api.example.com/v1"}]}
+    with pytest.raises(DeclarationError, match=r"api\.example\.com, which is not allowed") as error:
+        cp.Tool.from_openapi(document, "getItem")
+    assert error.value.hint == "if you trust it, set hosts=['api.example.com']"
+    assert cp.Tool.from_openapi(document, "getItem", hosts=["api.example.com"]).name == "getItem"
+
+
+@pytest.mark.parametrize(
+    ("operation", "document", "message"),
+    [
+        ("getItems", DOCUMENT, "no operation 'getItems'; did you mean 'getItem'"),
+        ("up", DOCUMENT, "not application/json"),
+        ("getItem", {**DOCUMENT, "components": {}}, "refers to '#/components/parameters/Id'"),
+        (
+            "getItem",
+            {"openapi": "3.0.3", "paths": {"/x/{id}": {"get": {"operationId": "getItem"}}}},
+            "'id' is not declared",
+        ),
+    ],
+)
+def test_mistakes_in_documents(operation: str, document: dict[str, Any], message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        cp.Tool.from_openapi(document, operation, base_url="http://127.0.0.1:1")
+
+
+def test_documents_in_files(tmp_path: Path) -> None:
+    (tmp_path / "api.json").write_text(json.dumps(DOCUMENT))
+    assert (
+        cp.Tool.from_openapi(tmp_path / "api.json", "getItem", base_url="http://127.0.0.1:1").name
+        == "getItem"
+    )
+    (tmp_path / "api.yaml").write_text("openapi: [")
+    for name in ("api.yaml", "none.json"):
+        with pytest.raises(DeclarationError, match="is not an OpenAPI document"):
+            cp.Tool.from_openapi(tmp_path / name, "getItem")
+    with pytest.raises(DeclarationError, match="names no server"):
+        cp.Tool.from_openapi(tmp_path / "api.json", "getItem")

@@ -1,0 +1,215 @@
+"""Tools from functions and programs: schemas, validation, errors, sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+import compound as cp
+from compound.components.agents.tool_texts import declarations, read_text, write_text
+from compound.concurrency.sessions import Sessions
+from compound.errors import CallError, DeclarationError, TransientError
+from sandboxes import require_sandbox
+
+
+class Point(BaseModel):
+    x: int
+    y: int = 0
+
+
+def find(
+    query: str,
+    k: Annotated[int, Field(ge=1, le=5, description="how many")] = 3,
+    mode: Literal["a", "b"] = "a",
+) -> list[str]:
+    """Search the catalogue.
+
+    The best come first.
+
+    Args:
+        query: words to find,
+            in any order
+        k: ignored, since the annotation has a description
+
+    Returns:
+        the titles
+    """
+    return [f"{query} {mode}"] * k
+
+
+def answer(tool: cp.Tool, **arguments: Any) -> str:
+    return answer_text(tool, json.dumps(arguments))
+
+
+def answer_text(tool: cp.Tool, arguments: str) -> str:
+    return asyncio.run(tool.answer(arguments, Sessions()))
+
+
+class TestFunctions:
+    tool = cp.Tool.from_function(find)
+
+    def test_the_declaration_comes_from_the_function(self) -> None:
+        assert self.tool.name == "find"
+        assert self.tool.description == "Search the catalogue.\n\nThe best come first."
+        properties = self.tool.parameters["properties"]
+        assert properties["query"] == {"description": "words to find, in any order", "type": "string"}
+        assert properties["k"]["description"] == "how many"
+        assert properties["mode"]["enum"] == ["a", "b"]
+        assert self.tool.parameters["required"] == ["query"]
+
+    def test_results_are_text_or_json(self) -> None:
+        assert answer(self.tool, query="tea", k=2) == '["tea a","tea a"]'
+
+    @pytest.mark.parametrize(
+        ("arguments", "problem"),
+        [
+            ("{}", "'query' is a required property"),
+            ('{"query": 3}', "query: 3 is not of type 'string'"),
+            ('{"query": "x", "k": 9}', "k: 9 is greater than the maximum of 5"),
+            ('{"query": "x", "other": 1}', "Additional properties are not allowed"),
+            ("{", "the arguments are not JSON"),
+            ("[1]", "must be a JSON object"),
+            ('{"query": "' + "x" * 200_000 + '"}', "more than 100,000 characters"),
+        ],
+    )
+    def test_invalid_arguments_are_answered(self, arguments: str, problem: str) -> None:
+        found = answer_text(self.tool, arguments)
+        assert found.startswith("error: ")
+        assert problem in found
+
+    def test_models_are_converted(self) -> None:
+        @cp.tool
+        def shift(point: Point, by: int) -> Point:
+            return Point(x=point.x + by, y=point.y)
+
+        assert answer(shift, point={"x": 1}, by=2) == '{"x":3,"y":0}'
+        assert "point.x" in answer(shift, point={"x": "one"}, by=2)
+
+    def test_async_functions_and_their_time_limit(self) -> None:
+        @cp.tool(timeout=0.05)
+        async def wait(seconds: float) -> str:
+            await asyncio.sleep(seconds)
+            return "done"
+
+        assert answer(wait, seconds=0) == "done"
+        assert answer(wait, seconds=30) == "error: wait took longer than 0.05 s"
+
+    def test_a_blocking_function_does_not_block_the_loop(self) -> None:
+        slow = cp.Tool.from_function(blocks, timeout=0.05)
+        assert answer(slow) == "error: blocks took longer than 0.05 s"
+
+    def test_errors_are_answered_but_lost_servers_are_retried(self) -> None:
+        @cp.tool
+        def fail(kind: str) -> str:
+            raise {"value": ValueError("no"), "call": CallError("refused"), "lost": ConnectionError("gone")}[
+                kind
+            ]
+
+        assert answer(fail, kind="value") == "error: ValueError: no"
+        assert answer(fail, kind="call") == "error: refused"
+        assert answer(fail, kind="unknown") == "error: KeyError: 'unknown'"
+        with pytest.raises(ConnectionError):
+            answer(fail, kind="lost")
+
+        @cp.tool
+        def lost() -> str:
+            raise TransientError("later")
+
+        with pytest.raises(TransientError):
+            answer(lost)
+
+    def test_functions_without_a_schema_are_rejected(self) -> None:
+        def untyped(x) -> str:  # type: ignore[no-untyped-def]
+            return str(x)
+
+        def many(*names: str) -> str:
+            return str(names)
+
+        def opaque(x: cp.System) -> str:
+            return str(x)
+
+        for function, message in (
+            (untyped, "'x' has no type"),
+            (many, r"\*args"),
+            (opaque, "no JSON schema"),
+        ):
+            with pytest.raises(DeclarationError, match=message):
+                cp.Tool.from_function(function)
+
+    @pytest.mark.parametrize("name", ["", "two words", "x" * 65, "née"])
+    def test_names_that_providers_reject(self, name: str) -> None:
+        with pytest.raises(DeclarationError, match="1 to 64 letters"):
+            cp.Tool.from_function(find, name=name or " ")
+
+    @given(st.text())
+    def test_any_arguments_are_answered(self, arguments: str) -> None:
+        assert answer_text(self.tool, arguments).startswith(("error:", "["))
+
+
+def blocks() -> str:
+    """Block."""
+    time.sleep(0.3)
+    return "done"
+
+
+class TestCode:
+    def test_code_without_a_sandbox_is_refused(self) -> None:
+        def shell(command: str) -> str:
+            """Run a command."""
+            return command
+
+        with pytest.raises(DeclarationError, match="executes code without a sandbox"):
+            cp.Tool.from_function(shell, executes_code=True)
+
+    def test_the_sandboxed_tool_is_declared(self) -> None:
+        tool = cp.Tool.python()
+        assert tool.executes_code
+        assert tool.source.sandboxed
+
+    def test_programs(self) -> None:
+        require_sandbox()
+        tool = cp.Tool.python()
+        assert answer(tool, code="print(6 * 7)") == "42\n"
+        failed = answer(tool, code="print('a')\nraise ValueError('no')")
+        assert failed.startswith("a\n\nerror: the program failed")
+        assert "ValueError: no" in failed
+        assert "error" in answer(tool, code="open('/etc/passwd').read()")
+
+
+class TestTexts:
+    tool = cp.Tool.from_function(find)
+
+    def test_the_text_reads_back(self) -> None:
+        text = write_text(self.tool)
+        assert text.splitlines()[0] == "find: Search the catalogue. The best come first."
+        spec = read_text(self.tool, text)
+        assert spec.name == "find"
+        assert json.loads(spec.parameters) == self.tool.parameters
+
+    def test_a_rewritten_text(self) -> None:
+        spec = read_text(
+            self.tool, "**lookup**: Find pages.\nUse it often.\n- `query`: key words\n  only nouns\n"
+        )
+        assert (spec.name, spec.description) == ("lookup", "Find pages.\nUse it often.")
+        assert json.loads(spec.parameters)["properties"]["query"]["description"] == "key words only nouns"
+
+    @given(st.text())
+    def test_any_text_leaves_a_callable_tool(self, text: str) -> None:
+        ((shown, (spec, tool)),) = declarations([self.tool], {"find": text}).items()
+        assert tool is self.tool
+        assert cp.Tool(shown, spec.description, json.loads(spec.parameters), tool.source).spec == spec
+        types = {name: part["type"] for name, part in json.loads(spec.parameters)["properties"].items()}
+        assert types == {"query": "string", "k": "integer", "mode": "string"}
+
+    def test_two_tools_never_share_a_name(self) -> None:
+        other = cp.Tool.from_function(find, name="other")
+        texts = {"find": "lookup: a", "other": "lookup: b"}
+        assert set(declarations([self.tool, other], texts)) == {"find", "other"}
+        assert set(declarations([self.tool, other], {"find": "other: a"})) == {"find", "other"}
