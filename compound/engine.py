@@ -183,6 +183,21 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
+class Forward:
+    """A request in the format of OpenAI's API, which an engine with `forwards` sends as it is.
+
+    Attributes:
+        route: the route, such as ``chat/completions``.
+        body: the body as JSON text; the engine sets ``model`` and the fields of streams.
+        stream: whether the engine reports the server's events to ``on_text`` as they arrive, unchanged.
+    """
+
+    route: str
+    body: str
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A request to a language model.
 
@@ -192,6 +207,8 @@ class Request:
     ``want_tokens`` requests a `TokenRecord`. ``cue`` is the start of the answer: engines that support
     prefilling prefill it, others append it to the last message; it is never part of the
     completion's text. ``format`` is the format of the answer, which engines enforce where they can.
+    ``forward`` is a whole request in OpenAI's format; only engines with ``forwards`` receive it, and they
+    send it in place of the other fields.
     """
 
     messages: tuple[Message, ...]
@@ -204,6 +221,7 @@ class Request:
     timeout: float | None = None
     cue: str = ""
     format: AnswerFormat | None = None
+    forward: Forward | None = None
 
     @property
     def cued(self) -> tuple[Message, ...]:
@@ -216,12 +234,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Answer of a language model."""
+    """Answer of a language model.
+
+    ``body`` is the server's whole answer as JSON text, if the request was forwarded as it is.
+    """
 
     text: str
     usage: Usage = NO_USAGE
     finish_reason: FinishReason = "stop"
     tokens: TokenRecord | None = None
+    body: str = ""
 
 
 @runtime_checkable

@@ -91,20 +91,26 @@ class Context:
             self._rng = np.random.Generator(np.random.Philox(self.seed))
         return self._rng
 
-    async def generate(self, lm: str, request: Request) -> Completion:
+    async def generate(self, lm: str, request: Request, on_text: OnText | None = None) -> Completion:
         """Send a request to engine ``lm``, within the budget and the engine's concurrency."""
-        relay = self.relay() if self.relay is not None else None
+        relays = [TextRelay(on_text)] if on_text is not None else []
+        if self.relay is not None and request.forward is None:  # forwarded streams hold events, not text
+            relays.append(self.relay())
         answered = False
         try:
-            completion = await self.caller.generate(lm, request, self, relay)
+            completion = await self.caller.generate(lm, request, self, _to_all(relays))
             answered = True
         finally:
-            if relay is not None:
+            for relay in relays:
                 relay.close(complete=answered)
         if completion.tokens is not None:
             self.tokens.append(completion.tokens)
         self.exchanges += record_exchange(lm, request, completion)
         return completion
+
+    def forwards(self, lm: str) -> bool:
+        """Return whether engine ``lm`` sends requests in OpenAI's format as they are."""
+        return bool(getattr(self.caller.engine(lm), "forwards", False))
 
     async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> Sequence[float]:
         """Score (inputs, outputs) pairs of a component by a stored reward."""
@@ -375,11 +381,24 @@ class Caller:
         await self._sender.aclose()
 
 
+def _to_all(relays: Sequence[TextRelay]) -> OnText | None:
+    """Return a function that gives each piece to all relays; ``None`` without any."""
+    if len(relays) < 2:
+        return relays[0] if relays else None
+
+    def pass_on(piece: str) -> None:
+        for relay in relays:
+            relay(piece)
+
+    return pass_on
+
+
 def _as_key(request: Request) -> dict[str, object]:
-    """Return the fields of a request; a request without a format has the key of earlier versions."""
+    """Return the fields of a request; one without the newer fields has the key of earlier versions."""
     fields = asdict(request)
-    if request.format is None:
-        del fields["format"]
+    for name in ("format", "forward"):
+        if fields[name] is None:
+            del fields[name]
     return fields
 
 

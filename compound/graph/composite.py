@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 from compound.graph.bounds import Extent
 from compound.graph.component import CompositeBase, Value
@@ -15,9 +16,15 @@ RunBody = Callable[[int, Mapping[str, Value]], Awaitable[Mapping[str, Value] | N
 
 
 class Composite(CompositeBase):
-    """A component that runs its body several times; addresses of the body's calls carry an index."""
+    """A component that runs its body several times; addresses of the body's calls carry an index.
+
+    Attributes:
+        body: the system that runs.
+        alternatives: whether a run of the body may skip some of its outputs by conditions.
+    """
 
     body: System
+    alternatives: ClassVar[bool] = False
 
     def max_turns_bound(self, given: Mapping[str, Extent]) -> float:
         """Return the maximum number of body runs; infinite if unknown."""

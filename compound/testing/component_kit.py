@@ -10,7 +10,7 @@ from unittest import SkipTest
 
 import numpy as np
 
-from compound.engine import Completion, Engine, Request
+from compound.engine import Completion, Engine, OnText, Request
 from compound.errors import CompoundError, DeclarationError
 from compound.example import CallValues, Example, Values
 from compound.execution.executor import Executor
@@ -360,9 +360,13 @@ class _Call:
         self.rng = np.random.default_rng(0)
         self._engine = engine
 
-    async def generate(self, lm: str, request: Request) -> Completion:
+    async def generate(self, lm: str, request: Request, on_text: OnText | None = None) -> Completion:
         """Send the request to the engine."""
         return await self._engine.generate(request)
+
+    def forwards(self, lm: str) -> bool:
+        """Return whether the engine forwards requests."""
+        return bool(getattr(self._engine, "forwards", False))
 
     async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> list[float]:
         """Return the score 0 for every call."""
