@@ -118,7 +118,6 @@ class ExternalAgent(Composite):
         self._check()
         other = AgentPrompt(f"{name}_other", match={}, lm=lm)
         self.body = _body(name, (*self.prompts, other))
-        self._turns: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
 
     def _check(self) -> None:
         program, name = self.program, self.name
@@ -196,7 +195,7 @@ class ExternalAgent(Composite):
 
         recorder = _Recorder(self, body, merge_addresses(*(value.sources for value in inputs.values())))
         names = (self.lm,) if isinstance(self.lm, str) else ("default",)
-        async with self._turn(), gateway() as server:
+        async with gateway() as server, self._turn(server):
             session = Session(recorder.dispatch, names, self.max_requests)
             server.sessions.open(session)
             try:
@@ -206,12 +205,11 @@ class ExternalAgent(Composite):
                 await session.close()
         return {name: Value(data, recorder.sources) for name, data in self._outputs(result).items()}
 
-    def _turn(self) -> asyncio.Semaphore:
-        """Return the semaphore that bounds the processes of this agent, one per event loop."""
-        loop = asyncio.get_running_loop()
-        if self._turns is None or self._turns[0] is not loop:
-            self._turns = (loop, asyncio.Semaphore(self.concurrency))
-        return self._turns[1]
+    def _turn(self, server: Gateway) -> asyncio.Semaphore:
+        """Return the semaphore that bounds the processes of this agent, one per gateway."""
+        found = server.resources.setdefault(self, asyncio.Semaphore(self.concurrency))
+        assert isinstance(found, asyncio.Semaphore)
+        return found
 
     async def _run(self, server: Gateway, session: Session, inputs: Mapping[str, Value]) -> object:
         """Run the agent and return what it returned."""

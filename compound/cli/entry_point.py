@@ -24,6 +24,9 @@ from compound.cli import evaluate  # noqa: F401
 from compound.cli import serve  # noqa: F401
 
 # isort: split
+from compound.cli import gateway  # noqa: F401
+
+# isort: split
 from compound.cli import inspect  # noqa: F401
 
 # isort: split

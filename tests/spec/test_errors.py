@@ -263,14 +263,14 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             "{hyperparameter: {choice: [1, 2]}}",
             "{in: {}}",
             [
-                "f.yaml:6:3: components.size: names no kind; possible: class, code, first_of, function, hyperparameter, llm, loop, map, retriever, selector",
+                "f.yaml:6:3: components.size: names no kind; possible: class, code, external_agent, first_of, function, hyperparameter, llm, loop, map, retriever, selector",
             ],
         ),
         (
             "{hyperparameter: {choice: [1, 2]}}",
             "5",
             [
-                "f.yaml:6:9: components.size: must be a mapping with one kind, but got 5; possible: class, code, first_of, function, hyperparameter, llm, loop, map, retriever, selector",
+                "f.yaml:6:9: components.size: must be a mapping with one kind, but got 5; possible: class, code, external_agent, first_of, function, hyperparameter, llm, loop, map, retriever, selector",
             ],
         ),
         (
