@@ -57,7 +57,7 @@ class AgentPrompt(Operation):
         temperature: the sampling temperature; ``None`` leaves the agent's.
         max_tokens: the maximum length of an answer; ``None`` leaves the agent's, and limits to 4096 tokens a
             request that states none, since a budget must know a limit.
-        weights: LoRA adapter weights; tunable if given.
+        weights: LoRA adapter weights; tunable if given. They need ``max_tokens``.
         timeout: time limit of one attempt in seconds.
         retries: how often transient errors are retried.
 
@@ -94,6 +94,11 @@ class AgentPrompt(Operation):
                     f"prompt {self.name!r}: match names {role!r}, but only {' and '.join(MATCHED)} messages "
                     "can be matched"
                 )
+        if self.weights is not None and self.max_tokens is None:
+            raise DeclarationError(
+                f"prompt {self.name!r} has weights, but no max_tokens, which bounds the samples of training",
+                hint="set max_tokens, for example 256",
+            )
         for role, text in (("system", self.system), ("user", self.prompt)):
             if text is not None and role not in self.templates:
                 raise DeclarationError(

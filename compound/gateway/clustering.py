@@ -60,8 +60,14 @@ def cluster_texts(texts: Sequence[RecordedText]) -> list[TextCluster]:
         runs.setdefault(item.text, set()).add(item.run)
     constants = [text for text, found in runs.items() if len(found) > 1 and _size([text]) >= MIN_CONSTANT]
     varying = [text for text in runs if text not in constants]
-    groups: list[tuple[list[Token], list[str]]] = [([text], [text]) for text in constants]
-    groups += [(tokens, found) for tokens, found in _align(varying) if len(found) > 1]
+    groups = [(tokens, found) for tokens, found in _align(varying) if len(found) > 1]
+    for text in constants:
+        # a value may occur twice: a repeated text can be one of a template with varying parts
+        matching = (g for g in groups if len(g[1]) > 1 and Template(_render(g[0])).match(text) is not None)
+        if (group := next(matching, None)) is not None:
+            group[1].append(text)
+        else:
+            groups.append(([text], [text]))
     clusters = []
     for tokens, found in groups:
         names = set(found)

@@ -81,9 +81,7 @@ async def started(
 async def end(process: asyncio.subprocess.Process) -> None:
     """End a program and all processes of its group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # Process.kill() would poll, and compete for the exit status
     await process.wait()
     transport = getattr(process, "_transport", None)
     if transport is not None:  # closes the pipes also where a stray child holds them

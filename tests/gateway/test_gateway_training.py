@@ -31,7 +31,7 @@ def speak(word: str, base_url: str, api_key: str) -> str:
 @pytest.fixture
 def system(make_model: Callable[..., Path], tmp_path: Path) -> cp.System:
     folder = make_model(tmp_path / "model")
-    prompt = cp.AgentPrompt("speaker", system="Say something.", weights=cp.LoRA(4))
+    prompt = cp.AgentPrompt("speaker", system="Say something.", weights=cp.LoRA(4), max_tokens=6)
     agent = ExternalAgent("agent", call=speak, prompts=[prompt])
     return cp.System("speaking", {"text": agent(word=cp.Input("word"))}, lm=str(folder))
 
@@ -46,19 +46,27 @@ def test_a_recognized_request_has_a_token_record(system: cp.System) -> None:
 
 
 def test_weights_are_trained_on_the_requests_of_an_agent(system: cp.System, tmp_path: Path) -> None:
-    rows = [{"id": str(i), "word": f"word {i}"} for i in range(12)]
+    rows = [{"id": str(i), "word": f"word {i}"} for i in range(20)]
 
     def vowels(outputs: Any, example: cp.Example) -> float:
         text = str(outputs["text"])
         return sum(letter in "aeiou" for letter in text) / max(1, len(text))
 
     result = cp.optimize(
-        system, {"train": rows[:4], "valid": rows[4:8], "test": rows[8:]}, cp.custom(vowels, bounds=(0, 1)),
+        system, {"train": rows[:4], "valid": rows[4:12], "test": rows[12:]}, cp.custom(vowels, bounds=(0, 1)),
         method="mmgrpo", budget=200, run_dir=tmp_path / "run", progress=False,
         mmgrpo={"steps": 2, "rollouts": {"examples": 2, "runs": 3}, "optimizer": {"lr": 1e-2},
                 "evaluation": {"every": 0}},
     )  # fmt: skip
     assert result.test_after is not None
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    print(json.dumps(events)[:6000])
-    assert 0
+    (job,) = [event for event in events if event["event"] == "job"]
+    assert job["facts"]["steps"] == 2
+    assert job["facts"]["samples"] > 0
+    assert job["values"]["speaker.weights"]["sha256"]  # an adapter was trained and evaluated
+    assert any(event["event"] == "decision" for event in events)
+
+
+def test_weights_need_a_limit_of_tokens() -> None:
+    with pytest.raises(cp.CompoundError, match="no max_tokens"):
+        cp.AgentPrompt("speaker", system="Say something.", weights=cp.LoRA(4))

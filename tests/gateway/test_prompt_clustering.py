@@ -103,3 +103,13 @@ def test_names_are_not_taken_twice() -> None:
     requests = [RecordedRequest(str(run), {"system": "You are a trip planner. Plan!"}) for run in range(2)]
     (found,) = find_prompts(requests, ["trip_planner"])
     assert found.name == "trip_planner_2"
+
+
+def test_a_value_that_occurs_twice_does_not_make_its_text_constant() -> None:
+    texts = [
+        RecordedText(str(run), f"Translate into {language}, word by word.")
+        for run, language in enumerate(["French", "Italian", "French", "Danish"])
+    ]
+    (cluster,) = cluster_texts(texts)
+    assert cluster.template == "Translate into {{text}}, word by word."
+    assert sorted(cluster.members) == [0, 1, 2, 3]
