@@ -21,7 +21,7 @@ SHARE_OF_TEMPLATE = 0.6  # of a template that must occur in a further text
 MAX_TOKENS = 20_000  # of a text; longer ones are compared as wholes only
 
 _TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
-_LABEL = re.compile(r"([A-Za-z][A-Za-z0-9 _-]{0,30}?)\s*[:=]\s*\Z")
+_LABEL = re.compile(r"([A-Za-z][A-Za-z0-9 '_-]{0,30}?)\s*[:=]\s*\Z")
 _ROLE = re.compile(r"\b(?:[Yy]ou are|[Aa]ct as) (?:an?|the) ([A-Za-z][A-Za-z -]*)")
 _GAP = None  # a placeholder among the tokens
 Token = str | None
@@ -159,7 +159,7 @@ def _slug(text: str) -> str:
     >>> _slug("Search results")
     'search_results'
     """
-    words = re.findall(r"[a-z0-9]+", text.lower())
+    words = re.findall(r"[a-z0-9]+", text.lower().replace("'", ""))
     name = "_".join(words)
     return name if name and not name[0].isdigit() else ""
 
@@ -220,8 +220,12 @@ def find_prompts(requests: Sequence[RecordedRequest], taken: Iterable[str] = ())
         for cluster in cluster_texts(texts):
             for member in cluster.members:
                 patterns[places[member]][role] = cluster.template
+    # beside a system prompt, questions that happen to be alike are no prompts
+    partly = {p["system"] for p in patterns if "system" in p and "user" not in p}
     groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for i, pattern in enumerate(patterns):
+        if pattern.get("system") in partly:
+            pattern.pop("user", None)
         if pattern:
             groups.setdefault(tuple(pattern.items()), []).append(i)
     ordered = sorted(groups.items(), key=lambda item: (-len(item[0]), -_generality(item[0]), item[1][0]))

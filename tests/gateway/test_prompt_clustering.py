@@ -113,3 +113,18 @@ def test_a_value_that_occurs_twice_does_not_make_its_text_constant() -> None:
     (cluster,) = cluster_texts(texts)
     assert cluster.template == "Translate into {{text}}, word by word."
     assert sorted(cluster.members) == [0, 1, 2, 3]
+
+
+def test_questions_that_are_alike_do_not_divide_a_system_prompt() -> None:
+    questions = [
+        "Where is Lima? (0)",
+        "Best food of Peru? (6)",
+        "Can we swim there? (1)",
+        "Where is Lima? (4)",
+    ]
+    requests = [
+        RecordedRequest(str(run), {"system": "You are a trip planner. Plan!", "user": question})
+        for run, question in enumerate(questions)
+    ]
+    (found,) = find_prompts(requests)
+    assert found.match == {"system": "You are a trip planner. Plan!"}
