@@ -22,7 +22,17 @@ from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.sections import model_at, settings_models
 from compound.spec import file as file_model
-from compound.spec.kinds import body, code, code_runner, first_of, function, llm, retriever, selector
+from compound.spec.kinds import (
+    body,
+    code,
+    code_runner,
+    external_agent,
+    first_of,
+    function,
+    llm,
+    retriever,
+    selector,
+)
 from compound.spec.schema import settings as file_settings
 from compound.spec.schema.wiring import Wiring
 
@@ -38,6 +48,9 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "selector": selector.SelectorSettings,
     "function": function.FunctionSettings,
     "code": code_runner.CodeSettings,
+    "external_agent": external_agent.ExternalAgentSettings,
+    "external_agent prompts": external_agent.AgentPromptSettings,
+    "external_agent match": external_agent.Match,
     "first_of": first_of.FirstOfSettings,
     "loop": body.LoopSettings,
     "map": body.MapSettings,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from tables import (
     acceptance,
     decoding,
+    gateway,
     intervals,
     local_rewards,
     reliability,
@@ -33,10 +34,11 @@ PAGES = tuple(
         "evidence/benchmarks.md",
         "evidence/acceptance.md",
         "guides/serving.md",
+        "guides/existing_agents.md",
     )
 )
 MODULES = (
-    acceptance, decoding, intervals, local_rewards, reliability, serving, sweeps, systems, training,
+    acceptance, decoding, gateway, intervals, local_rewards, reliability, serving, sweeps, systems, training,
     training_speed,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {
