@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from compound.engine import Adapter, Completion, Forward, Request
-from compound.errors import CallError, DeclarationError
+from compound.errors import CallError, DeclarationError, TransientError
 from compound.gateway.documents import (
     TextSlot,
     answer_format,
@@ -196,6 +196,8 @@ class AgentPrompt(Operation):
             if exchange is not None:  # the agent is told the reason
                 exchange.kind = error.kind if isinstance(error, CallError) else "error"
                 exchange.message = str(error)
+                if exchange.begun and isinstance(error, TransientError):  # a retry would repeat the text
+                    raise CallError(str(error), kind=error.kind) from error
             raise
         return {"text": text_of(response), "response": response}
 

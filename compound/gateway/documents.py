@@ -85,6 +85,10 @@ def plain_messages(route: Route, document: Document, lm: str) -> tuple[Message, 
     """
     if document.get("tools") or document.get("functions"):
         raise _unknown(lm, "tools")
+    if document.get("n", 1) != 1:
+        raise _unknown(lm, "several answers (n)")
+    if document.get("previous_response_id") or document.get("conversation"):
+        raise _unknown(lm, "a reference to an earlier response, which is not stored")
     messages: list[Message] = []
     instructions = document.get("instructions")
     if isinstance(instructions, str) and instructions:

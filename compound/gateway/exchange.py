@@ -25,6 +25,7 @@ class GatewayExchange:
         raw: whether the pieces are server-sent events of the upstream; else they are text.
         kind: kind of the failure, if the request failed.
         message: message of the failure.
+        begun: whether a piece was sent, so that another attempt would repeat it.
     """
 
     route: Route
@@ -36,9 +37,11 @@ class GatewayExchange:
     raw: bool = False
     kind: str = ""
     message: str = ""
+    begun: bool = False
 
     def put(self, piece: str) -> None:
         """Add a piece."""
+        self.begun = True
         self.pieces.put_nowait(piece)
 
 

@@ -48,6 +48,7 @@ class _Worker:
     closing: AsyncExitStack
     errors: asyncio.Task[None]
     written: bytearray = field(default_factory=bytearray)
+    usable: bool = True
 
 
 class WorkerPool:
@@ -93,6 +94,7 @@ class WorkerPool:
             except (ConnectionError, BrokenPipeError):
                 line = b""
             except ValueError:
+                worker.usable = False  # the rest of the line would be the next result
                 raise CallError(f"the agent returned more than {MAX_OUTPUT:,} bytes") from None
             return self._result(line, worker)
 
@@ -118,13 +120,13 @@ class WorkerPool:
         done = False
         try:
             yield worker
-            done = worker.process.returncode is None
-        except CallError:
-            done = worker.process.returncode is None and not worker.process.stdout.at_eof()  # type: ignore[union-attr]
+            done = True
+        except CallError:  # the function failed, but its process may continue
+            done = True
             raise
         finally:
             self._gateway.sessions.assign(worker.key, None)
-            if done and keep:
+            if done and keep and worker.usable and _is_alive(worker.process):
                 self._idle.append(worker)
             else:
                 await asyncio.shield(self._end(worker))
@@ -151,6 +153,10 @@ class WorkerPool:
         idle, self._idle = self._idle, []
         for worker in idle:
             await self._end(worker)
+
+
+def _is_alive(process: asyncio.subprocess.Process) -> bool:
+    return process.returncode is None and process.stdout is not None and not process.stdout.at_eof()
 
 
 async def _collect(process: asyncio.subprocess.Process, written: bytearray) -> None:

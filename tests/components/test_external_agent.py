@@ -15,7 +15,7 @@ import pytest
 import compound as cp
 import external_agents
 from compound.components.external_agent import ExternalAgent
-from compound.errors import BudgetExhausted, DeclarationError, RunFailed
+from compound.errors import BudgetExhausted, DeclarationError, RunFailed, TransientError
 from compound.execution.budget import Budget, Meter
 from compound.security.sanitize import remember_secret
 from compound.testing import ScriptedLM
@@ -350,7 +350,7 @@ def test_the_events_of_an_upstream_pass_unchanged() -> None:
     assert (trace.usage.prompt_tokens, trace.usage.completion_tokens) == (4, 2)
 
 
-@pytest.mark.parametrize("field", ["tools", "image"])
+@pytest.mark.parametrize("field", ["tools", "image", "n", "previous_response_id"])
 def test_an_engine_for_texts_names_what_it_cannot_take(field: str) -> None:
     def agent(question: str, base_url: str, api_key: str) -> str:
         import httpx
@@ -358,8 +358,8 @@ def test_an_engine_for_texts_names_what_it_cannot_take(field: str) -> None:
         headers = {"Authorization": f"Bearer {api_key}"}
         content: Any = [{"type": "image_url", "image_url": {"url": "data:"}}] if field == "image" else "?"
         body: Any = {"messages": [{"role": "user", "content": content}]}
-        if field == "tools":
-            body["tools"] = [{"type": "function"}]
+        more: Any = {"tools": [{"type": "function"}], "n": 2, "previous_response_id": "resp-1"}
+        body |= {field: more[field]} if field in more else {}
         answer = httpx.post(f"{base_url}/chat/completions", json=body, headers=headers, trust_env=False)
         return str(answer.status_code) + answer.text
 
@@ -409,3 +409,49 @@ def test_a_program_that_does_not_exist_is_named() -> None:
     )
     with pytest.raises(DeclarationError, match="'no-such-program' cannot be started"):
         run(found)
+
+
+class _Interrupted(ScriptedLM):
+    """An engine whose first stream ends after a word."""
+
+    async def stream(self, request: Any, on_text: Any) -> Any:
+        if len(self.requests) == 0:
+            self.requests.append(request)
+            on_text("Li")
+            raise TransientError("the connection was lost")
+        return await super().stream(request, on_text)
+
+
+def test_a_stream_that_has_begun_is_not_repeated() -> None:
+    def agent(question: str, base_url: str, api_key: str) -> str:
+        import httpx
+
+        headers = {"Authorization": f"Bearer {api_key}"}
+        body = {"messages": [{"role": "user", "content": "?"}], "stream": True}
+        return httpx.post(f"{base_url}/chat/completions", json=body, headers=headers, trust_env=False).text
+
+    lm = _Interrupted(lambda message: "Lima")
+    trace = run(system(agent, prompts=[]), lm)
+    text = str(trace.outputs["answer"])
+    assert '"content": "Li"' in text
+    assert "the connection was lost" in text
+    assert "Lima" not in text
+    assert len(lm.requests) == 1
+    assert trace.calls[0].failure is not None
+    assert trace.calls[0].failure.is_transient
+
+
+def test_a_result_that_is_too_large_does_not_reach_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from compound.gateway import processes
+
+    monkeypatch.setattr(processes, "MAX_OUTPUT", 2000)
+    found = system(external_agents.repeating, prompts=[])
+
+    async def runs() -> list[cp.Trace]:
+        executor = cp.Executor({"lm": echo()})
+        return [await executor.run(found, {"question": size}) for size in ("9000", "3")]
+
+    large, small = asyncio.run(runs())
+    assert large.failure is not None
+    assert "returned more than" in large.failure.message
+    assert small.outputs == {"answer": "xxx"}

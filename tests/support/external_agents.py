@@ -50,6 +50,10 @@ def environment_of(question: str) -> str:
     return " ".join(sorted(os.environ))
 
 
+def repeating(question: str) -> str:
+    return "x" * int(question)
+
+
 def failing(question: str) -> str:
     raise ValueError(f"the key is {os.environ['OPENAI_API_KEY']}")
 
