@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from compound.components.agent_prompt import AgentPrompt
 from compound.errors import CallError, CompoundError, DeclarationError, OutputTypeError
+from compound.gateway.documents import text_slots
 from compound.gateway.exchange import Document, GatewayExchange
 from compound.graph.bounds import Extent
 from compound.graph.component import Input, Value, check_name, merge_addresses
@@ -23,6 +25,7 @@ from compound.graph.system import System
 from compound.graph.types import Port, accepts, convert, format_type
 from compound.registry.code import place_of
 from compound.registry.user_code import located
+from compound.security.sanitize import sanitize_text
 
 if TYPE_CHECKING:
     from compound.gateway.server import Gateway
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 Isolation = Literal["worker", "run", "thread"]
 GRACE = 0.5  # seconds that an agent has to end by itself after the error that ends its run
 VERSION = 1
+LOG = logging.getLogger("compound")
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,7 @@ class ExternalAgent(Composite):
         self._check()
         other = AgentPrompt(f"{name}_other", match={}, lm=lm)
         self.body = _body(name, (*self.prompts, other))
+        self._noted = False
 
     def _check(self) -> None:
         program, name = self.program, self.name
@@ -261,6 +266,18 @@ class ExternalAgent(Composite):
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await running
 
+    def note_unrecognized(self, exchange: GatewayExchange) -> None:
+        """Warn of the first request without a declared prompt; the calls of ``NAME_other`` count all."""
+        if self._noted:
+            return
+        self._noted = True
+        first = next((slot.text for slot in text_slots(exchange.route, exchange.document)), "")
+        LOG.warning(
+            "agent %r sent a request that no prompt recognizes, starting with %r; such requests are sent "
+            "unchanged, as calls of %s_other. compound gateway discover finds prompts",
+            self.name, sanitize_text(first[:80]), self.name,
+        )  # fmt: skip
+
     def _outputs(self, result: object) -> Mapping[str, object]:
         """Return the outputs as declared.
 
@@ -323,6 +340,8 @@ class _Recorder:
         agent, document = self._agent, exchange.document
         recognized = (p.name for p in agent.prompts if p.recognizes(exchange.route, document))
         prompt = next(recognized, f"{agent.name}_other")
+        if agent.prompts and prompt == f"{agent.name}_other":
+            agent.note_unrecognized(exchange)
         given = {"request": document, "route": exchange.route, "prompt": prompt}
         ran = await self._body(
             exchange.number, {name: Value(data, self.sources) for name, data in given.items()}

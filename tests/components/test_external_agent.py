@@ -75,13 +75,15 @@ def test_recognized_requests_are_rewritten_with_the_values_that_vary() -> None:
     assert [(request.temperature, request.max_tokens) for request in lm.requests] == [(0.5, 7)] * 2
 
 
-def test_other_requests_are_sent_unchanged_and_counted_apart() -> None:
+def test_other_requests_are_sent_unchanged_and_counted_apart(caplog: pytest.LogCaptureFixture) -> None:
     other = cp.AgentPrompt("planner", system=cp.Text("You plan."))
     lm = echo()
     trace = run(system(prompts=[other]), lm)
     assert len(trace.calls_of("geo_other")) == 2
     assert trace.calls_of("planner") == ()
     assert lm.requests[0].messages[0].content == external_agents.SYSTEM.format(place="Peru")
+    (warning,) = caplog.messages  # once, not for each request
+    assert "no prompt recognizes, starting with 'You are a geographer of Peru" in warning
 
 
 def test_the_start_configuration_sends_what_the_agent_wrote() -> None:
