@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.api.sync import load_system as load_system
     from compound.api.sync import optimize as optimize
     from compound.api.sync import run as run
+    from compound.components.agent_prompt import AgentPrompt as AgentPrompt
     from compound.components.agents.agent import Agent as Agent
     from compound.components.code import CodeRunner as CodeRunner
     from compound.components.declaration.component import component as component
@@ -26,7 +27,9 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.components.declaration.system import system as system
     from compound.components.engines.litellm import LiteLLMEngine
     from compound.components.engines.local.engine import TransformersEngine
+    from compound.components.engines.openai.engine import OpenAIEngine
     from compound.components.engines.vllm.engine import VLLMEngine
+    from compound.components.external_agent import ExternalAgent as ExternalAgent
     from compound.components.flow import Loop as Loop
     from compound.components.flow import Map as Map
     from compound.components.function import FirstOf as FirstOf
@@ -113,6 +116,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.tracing.setup import trace_with as trace_with
 
     LiteLLM = LiteLLMEngine  # `import … as` under another name would not export it to type checkers
+    OpenAI = OpenAIEngine
     Transformers = TransformersEngine
     VLLM = VLLMEngine
 
@@ -192,7 +196,10 @@ _HOME = {
     "stream": "compound.api.stream",
     "token_f1": "compound.evaluation.metrics.built_in",
     "RunFailed": "compound.errors",
+    "AgentPrompt": "compound.components.agent_prompt",
+    "ExternalAgent": "compound.components.external_agent",
     "LiteLLM": "compound.components.engines.litellm:LiteLLMEngine",
+    "OpenAI": "compound.components.engines.openai.engine:OpenAIEngine",
     "Transformers": "compound.components.engines.local.engine:TransformersEngine",
     "VLLM": "compound.components.engines.vllm.engine:VLLMEngine",
     "BM25": "compound.components.index",

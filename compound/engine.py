@@ -266,6 +266,21 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
+class Forward:
+    """A request in the format of OpenAI's API, which an engine with `forwards` sends as it is.
+
+    Attributes:
+        route: the route, such as ``chat/completions``.
+        body: the body as JSON text; the engine sets ``model`` and the fields of streams.
+        stream: whether the engine reports the server's events to ``on_text`` as they arrive, unchanged.
+    """
+
+    route: str
+    body: str
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A request to a language model.
 
@@ -276,6 +291,8 @@ class Request:
     prefilling prefill it, others append it to the last message; it is never part of the
     completion's text. ``format`` is the format of the answer, which engines enforce where they can.
     ``tools`` may be called; with the ``tool_choice`` ``none`` they are declared, but the model must answer.
+    ``forward`` is a whole request in OpenAI's format; only engines with ``forwards`` receive it, and they
+    send it in place of the other fields.
     """
 
     messages: tuple[Message, ...]
@@ -290,6 +307,7 @@ class Request:
     format: AnswerFormat | None = None
     tools: tuple[ToolSpec, ...] = ()
     tool_choice: ToolChoice = "auto"
+    forward: Forward | None = None
 
     @property
     def uses_tools(self) -> bool:
@@ -314,13 +332,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Answer of a language model: a text, calls of the request's tools, or both."""
+    """Answer of a language model: a text, calls of the request's tools, or both.
+
+    ``body`` is the server's whole answer as JSON text, if the request was forwarded as it is.
+    """
 
     text: str
     usage: Usage = NO_USAGE
     finish_reason: FinishReason = "stop"
     tokens: TokenRecord | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    body: str = ""
 
 
 @runtime_checkable

@@ -62,14 +62,15 @@ API = {
     "inspection": ("Inspection of rewards", "compound.rewards.inspection"),
     "runs": ("Runs and reports", "compound.runs compound.report"),
     "tracing": ("Tracing and trackers", "compound.tracing compound.trackers"),
-    "serving": ("Serving", "compound.serving compound.serving.routes"),
+    "serving": ("Serving", "compound.serving compound.serving.routes compound.web"),
+    "gateway": ("Gateway", "compound.gateway"),
     "settings": ("Settings and state", "compound.settings compound.storage.state"),
     "testing": ("Testing", "compound.testing"),
     "errors": ("Errors", "compound.errors"),
 }
 GROUPS = {
     "Declare": "Input System LLM Retriever Selector Hyperparameter Function CodeRunner FirstOf Loop Map "
-    "BM25 Dense PassageIndex component llm system",
+    "ExternalAgent AgentPrompt BM25 Dense PassageIndex component llm system",
     "Import and export": "from_dspy to_dspy from_langchain from_haystack from_dspy_module export",
     "Spaces": "Text Demos Choice Int Float LoRA",
     "Types": "json_type",
@@ -78,7 +79,7 @@ GROUPS = {
     "Data and metrics": "Dataset Example Score exact_match token_f1 accuracy regex_match numeric_match "
     "json_match rouge semantic_similarity mrr recall_at_k pass_at_k rubric pairwise custom agreement "
     "Agreement",
-    "Engines": "LiteLLM Transformers VLLM",
+    "Engines": "LiteLLM OpenAI Transformers VLLM",
     "Values": "Configuration Trace Usage Component Operation CompoundError RunFailed",
     "Extend": "optimizer method recipe Settings State Optimizer Task Job Method Progress Proposal JobBound "
     "Outlook Scheduler Recipe Engine Request Completion Message Metric CallContext Port",

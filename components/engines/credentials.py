@@ -128,7 +128,7 @@ def _client(provider: str, api_base: str, key: str) -> Client | None:
     import openai
 
     if provider != "azure":
-        http = _isolated_client("authorization", f"Bearer {key}")
+        http = isolated_client("authorization", f"Bearer {key}")
         return openai.AsyncOpenAI(api_key=key, base_url=api_base, max_retries=0, http_client=http)
     import litellm
 
@@ -137,11 +137,11 @@ def _client(provider: str, api_base: str, key: str) -> Client | None:
         azure_endpoint=api_base,
         api_version=os.environ.get("AZURE_API_VERSION") or litellm.AZURE_DEFAULT_API_VERSION,
         max_retries=0,
-        http_client=_isolated_client("api-key", key),
+        http_client=isolated_client("api-key", key),
     )
 
 
-def _isolated_client(header: str, value: str) -> httpx.AsyncClient:
+def isolated_client(header: str, value: str) -> httpx.AsyncClient:
     """Return a client that sends the given credential and none from the environment."""
     import httpx
 

@@ -176,7 +176,7 @@ class DSPyPredictor(LLM):
             values = {"prompt": "", "demos": demos}
             for adapter in filter(None, (self.adapter, _fallback(self.adapter))):
                 sent = self._messages(adapter, dict.fromkeys(self.signature.input_fields, ""), values)
-                sizes.append(sum(len(message.content.encode()) for message in sent))
+                sizes.append(sum(len(message.text.encode()) for message in sent))
         return max(sizes[:2]), sizes[1:]
 
 

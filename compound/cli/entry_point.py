@@ -24,7 +24,10 @@ from compound.cli import evaluate  # noqa: F401
 from compound.cli import serve  # noqa: F401
 
 # isort: split
-from compound.cli import export  # noqa: F401
+from compound.cli import (
+    export,  # noqa: F401
+    gateway,  # noqa: F401
+)
 
 # isort: split
 from compound.cli import inspect  # noqa: F401

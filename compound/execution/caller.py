@@ -109,16 +109,18 @@ class Context:
         """Connections that stay open until the executor is closed."""
         return self.caller.sessions
 
-    async def generate(self, lm: str, request: Request) -> Completion:
+    async def generate(self, lm: str, request: Request, on_text: OnText | None = None) -> Completion:
         """Send a request to engine ``lm``, within the budget and the engine's concurrency."""
-        sent = await self.caller.adapt(lm, request)
-        relay = self.relay() if self.relay is not None else None
+        sent = request if request.forward is not None else await self.caller.adapt(lm, request)
+        relays = [TextRelay(on_text)] if on_text is not None else []
+        if self.relay is not None and request.forward is None:  # forwarded streams hold events, not text
+            relays.append(self.relay())
         answered = False
         try:
-            completion = await self.caller.generate(lm, sent, self, relay)
+            completion = await self.caller.generate(lm, sent, self, _to_all(relays))
             answered = True
         finally:
-            if relay is not None:
+            for relay in relays:
                 relay.close(complete=answered)
         if completion.tokens is not None:
             self.tokens.append(completion.tokens)
@@ -138,6 +140,10 @@ class Context:
         finally:
             for item in used or [worst]:
                 self.usage += item
+
+    def forwards(self, lm: str) -> bool:
+        """Return whether engine ``lm`` sends requests in OpenAI's format as they are."""
+        return bool(getattr(self.caller.engine(lm), "forwards", False))
 
     async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> Sequence[float]:
         """Score (inputs, outputs) pairs of a component by a stored reward."""
@@ -449,16 +455,25 @@ def _takes_tools(engine: Engine) -> bool:
     return bool(getattr(engine, "native_tools", False))
 
 
+def _to_all(relays: Sequence[TextRelay]) -> OnText | None:
+    """Return a function that gives each piece to all relays; ``None`` without any."""
+    if len(relays) < 2:
+        return relays[0] if relays else None
+
+    def pass_on(piece: str) -> None:
+        for relay in relays:
+            relay(piece)
+
+    return pass_on
+
+
 def _as_key(request: Request) -> dict[str, object]:
-    """Return the fields of a request; a text request without a format has the key of earlier versions."""
+    """Return the fields of a request; one without the newer fields has the key of earlier versions."""
     fields = asdict(replace(request, messages=()))
     fields["messages"] = [_message_as_key(message) for message in request.messages]
-    if request.format is None:
-        del fields["format"]
-    if not request.tools:
-        del fields["tools"]
-    if request.tool_choice == "auto":
-        del fields["tool_choice"]
+    for name, default in (("format", None), ("tools", ()), ("tool_choice", "auto"), ("forward", None)):
+        if getattr(request, name) == default:
+            del fields[name]
     return fields
 
 

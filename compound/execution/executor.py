@@ -9,6 +9,7 @@ ordered by their position in the graph.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import weakref
 from collections import Counter
@@ -43,7 +44,7 @@ from compound.execution.schedule import (
     skipped_output,
 )
 from compound.execution.trace import Call, Failure, Trace
-from compound.graph.component import Node, Operation, Value, merge_addresses
+from compound.graph.component import Component, Node, Operation, Value, merge_addresses
 from compound.graph.composite import Composite
 from compound.graph.system import System
 from compound.graph.types import accepts, all_as_declared, as_declared, format_type
@@ -390,6 +391,7 @@ class Executor:
             given = {port: value.data for port, value in arguments.items()}
             name = node.component.name
             call = Call(address, node.name, name, parents, given, {}, driven, sample=run.sample)
+            here = (*here, sys.maxsize)  # after the calls that may have caused the failure
         else:
             call = await self._call(run, step, address, parents, arguments, values)
         run.calls.append((here, call))
@@ -444,7 +446,8 @@ class Executor:
             return outputs
 
         try:
-            driven = await component.drive(arguments, values, body)
+            async with self.meter.deadline():  # a body may wait for something other than calls
+                driven = await component.drive(arguments, values, body)
         except BaseExceptionGroup as errors:
             raise first_leaf(errors) from None
         except CallError as error:
@@ -485,7 +488,7 @@ class Executor:
                     )
                 sample = fork.resample
                 values = {**values, **fork.settings}
-            elif address in fork.kept and fork.dirty.isdisjoint(parents):
+            elif self._is_kept(fork, node.component, address, parents, inputs):
                 kept = fork.kept[address]  # a stored trace holds the JSON form of typed values
                 outputs = all_as_declared(node.component.outputs, kept.outputs)
                 return replace(kept, outputs=outputs, reused=True)
@@ -499,6 +502,18 @@ class Executor:
         started = time.perf_counter()
         result = await self._caller.call(attempt)
         return _to_call(node, address, parents, inputs, result, time.perf_counter() - started, sample)
+
+    @staticmethod
+    def _is_kept(
+        fork: Fork, component: Component, address: str, parents: tuple[str, ...], inputs: Values
+    ) -> bool:
+        """Return whether a call of a fork takes its result from the trace.
+
+        The requests of an external program are compared, too: it may not repeat them when it runs again.
+        """
+        if address not in fork.kept or not fork.dirty.isdisjoint(parents):
+            return False
+        return not component.external_inputs or fork.kept[address].inputs == inputs
 
     def _plan(self, system: System, bound: System) -> ExecutionPlan:
         """Return the cached plan of a graph; values come from the outermost system's configuration."""

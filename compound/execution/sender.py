@@ -18,7 +18,7 @@ from compound.execution.observers.spans import active_tracer, within
 from compound.execution.throttle import NeverAdmitted, Throttle
 from compound.registry.engine_checks import checked_engine, worst_case
 from compound.registry.engine_checks import completion as completion_of
-from compound.security.sanitize import sanitize_text
+from compound.security.sanitize import redact_secrets, sanitize_text
 
 MAX_WAIT = 600.0  # default maximum seconds that a call waits for rate limits
 WAIT_HINT = "lower the engine's concurrency, or raise its max_wait"
@@ -179,7 +179,8 @@ class Sender:
                     f"{lm} reports impossible usage ({wrong}); charging the reserved maximum instead"
                 )
         calls = tuple(_sanitized(call) for call in completion.tool_calls)
-        return replace(completion, text=sanitize_text(completion.text), usage=usage, tool_calls=calls)
+        text, body = sanitize_text(completion.text), redact_secrets(completion.body)
+        return replace(completion, text=text, usage=usage, tool_calls=calls, body=body)
 
     def _throttle(self, engine: Engine) -> Throttle:
         """Return the throttle of an engine, one per event loop and engine object."""

@@ -18,6 +18,7 @@ from compound.exports.program import RENDERED, Data, model_settings
 from compound.graph.component import Node
 from compound.graph.system import System
 from compound.graph.types import format_type
+from compound.image import Image
 
 MARK = "\ue000{}\ue001"  # private characters around the number of an input; prompts hold none of them
 
@@ -65,13 +66,18 @@ def _prompt(node: Node, system: System) -> Prompt:
             f"the prompt of {node.name!r} cannot be exported: its {wired[0]} comes from another component",
             hint="export with --to python, or connect the text as an input",
         )
+    pictures = [name for name, port in node.inputs.items() if port.type is Image]
+    if pictures:
+        raise ExportError(
+            f"the prompt of {node.name!r} cannot be exported: its input {pictures[0]!r} is an image"
+        )
     values = setting_values(component, system)
     shown = [name for name in node.wires if name not in component.settings]
     marks = {name: MARK.format(number) for number, name in enumerate(shown)}
     messages = _with_cue(component, component.messages(marks, values))
     return Prompt(
         node.name,
-        tuple((message.role, _template(message.content, marks)) for message in messages),
+        tuple((message.role, _template(message.text, marks)) for message in messages),
         {name: format_type(node.inputs[name].type) for name in shown},
         {name: format_type(port.type) for name, port in component.outputs.items()},
         model_settings(component, node, values),
@@ -84,7 +90,7 @@ def _with_cue(component: LLM, messages: tuple[Message, ...]) -> tuple[Message, .
     if not cue:
         return messages
     *earlier, last = messages
-    return (*earlier, Message(last.role, f"{last.content}\n{cue}"))
+    return (*earlier, Message(last.role, f"{last.text}\n{cue}"))
 
 
 def _template(text: str, marks: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from compound.concurrency.sessions import Sessions
-from compound.engine import Completion, Request, Usage
+from compound.engine import Completion, OnText, Request, Usage
 from compound.errors import DeclarationError, WiringError, suggest_name
 from compound.example import CallValues
 from compound.formatting import MOST_NAMES, format_names, format_repr, short_repr
@@ -193,8 +193,16 @@ class CallContext(Protocol):
         """Connections that stay open until the end of the run, such as those to tool servers."""
         ...
 
-    async def generate(self, lm: str, request: Request) -> Completion:
-        """Send a request to engine ``lm``, within the budget and its concurrency; record usage."""
+    async def generate(self, lm: str, request: Request, on_text: OnText | None = None) -> Completion:
+        """Send a request to engine ``lm``, within the budget and its concurrency; record usage.
+
+        ``on_text`` receives the answer's text as it arrives, if the engine can stream, without registered
+        keys.
+        """
+        ...
+
+    def forwards(self, lm: str) -> bool:
+        """Return whether engine ``lm`` sends requests in OpenAI's format as they are (`Request.forward`)."""
         ...
 
     def reserve(self, worst: Usage) -> AbstractAsyncContextManager[list[Usage]]:
@@ -219,6 +227,8 @@ class Component(ABC):
         outputs: the output ports.
         settings: each a plain value, or a `Space` if it may be tuned. Any setting may be wired.
         cacheable: whether calls are worth caching and counting (those of engines and indexes are).
+        external_inputs: whether a program outside of the graph chooses the inputs, so that a fork compares
+            them before it reuses a call.
         timeout: seconds per attempt, or ``None``.
         retries: maximum number of retries after a `TransientError`.
     """
@@ -226,6 +236,7 @@ class Component(ABC):
     kind: ClassVar[str] = "component"
     cacheable: ClassVar[bool] = False
     positional: ClassVar[bool] = False  # whether the declared order of the inputs is that of arguments
+    external_inputs: ClassVar[bool] = False
     name: str
     timeout: float | None = None
     retries: int = 0

@@ -19,6 +19,7 @@ class Composite(CompositeBase):
     """A component that runs its body several times; addresses of the body's calls carry an index.
 
     Attributes:
+        body: the system that runs.
         keeps_partial_outputs: whether a turn returns the outputs that exist if nodes were skipped or failed.
             Skipped outputs are left out, and failed ones have a mark as their value. Without it, such a turn
             returns ``None``.

@@ -29,6 +29,7 @@ KINDS = {
     "transformers": "compound.components.engines.local.engine:TransformersEngine",
     "litellm": "compound.components.engines.litellm:LiteLLMEngine",
     "vllm": "compound.components.engines.vllm.engine:VLLMEngine",
+    "openai": "compound.components.engines.openai.engine:OpenAIEngine",
 }
 BUILT_IN = (*KINDS, "class")
 """The names that an installed engine cannot have."""

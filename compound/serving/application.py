@@ -22,10 +22,8 @@ from compound.graph.system import System
 from compound.security.sanitize import remember_secret, sanitize_text
 from compound.serving.deployment import Deployments
 from compound.serving.feedback_store import FeedbackStore
-from compound.serving.guard import Guard
 from compound.serving.metrics import Metrics
 from compound.serving.ports import Interface, text_input
-from compound.serving.problems import INTERNAL, Problem
 from compound.serving.routes.chat import ChatRequest, chat_handlers
 from compound.serving.routes.operations import operation_handlers
 from compound.serving.routes.rating import feedback_handlers, feedback_model
@@ -34,6 +32,8 @@ from compound.serving.schema import EVENTS, Route, openapi
 from compound.serving.service import LOG, Service
 from compound.serving.settings import ServerSettings
 from compound.spec import load as load_program
+from compound.web.guard import Guard
+from compound.web.problems import INTERNAL, Problem
 
 GETTING = ("/health", "/ready", "/metrics", "/v1/models", "/v1/models/{name}")
 

@@ -14,7 +14,7 @@ from compound.components.llm import LLM
 from compound.graph.component import Output
 from compound.graph.system import System
 from compound.graph.types import format_type
-from compound.serving.problems import Problem, invalid
+from compound.web.problems import Problem, invalid
 
 
 class Closed(BaseModel):

@@ -25,8 +25,9 @@ from compound.security.sanitize import remember_environment, sanitize_text
 from compound.serving.deployment import Deployment, Deployments
 from compound.serving.feedback_store import FeedbackStore
 from compound.serving.metrics import Metrics
-from compound.serving.problems import INTERNAL, Problem, of_failure, overloaded
+from compound.serving.problems import of_failure, overloaded
 from compound.serving.settings import ServerSettings
+from compound.web.problems import INTERNAL, Problem
 
 LOG = logging.getLogger("compound.serving")
 Value = TypeVar("Value")

@@ -12,7 +12,7 @@ from unittest import SkipTest
 import numpy as np
 
 from compound.concurrency.sessions import Sessions
-from compound.engine import Completion, Engine, Request, Usage
+from compound.engine import Completion, Engine, OnText, Request, Usage
 from compound.errors import CompoundError, DeclarationError
 from compound.example import CallValues, Example, Values
 from compound.execution.executor import Executor
@@ -363,7 +363,7 @@ class _Call:
         self.sessions = Sessions()
         self._engine = engine
 
-    async def generate(self, lm: str, request: Request) -> Completion:
+    async def generate(self, lm: str, request: Request, on_text: OnText | None = None) -> Completion:
         """Send the request to the engine."""
         return await self._engine.generate(request)
 
@@ -371,6 +371,10 @@ class _Call:
     async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
         """Accept any usage."""
         yield []
+
+    def forwards(self, lm: str) -> bool:
+        """Return whether the engine forwards requests."""
+        return bool(getattr(self._engine, "forwards", False))
 
     async def scores(self, reward: Reference, component: str, calls: Sequence[CallValues]) -> list[float]:
         """Return the score 0 for every call."""

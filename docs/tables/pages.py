@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from tables import (
     acceptance,
     decoding,
+    gateway,
     interchange,
     intervals,
     local_rewards,
@@ -35,11 +36,12 @@ PAGES = tuple(
         "evidence/acceptance.md",
         "guides/serving.md",
         "guides/imports.md",
+        "guides/existing_agents.md",
     )
 )
 MODULES = (
-    acceptance, decoding, interchange, intervals, local_rewards, reliability, serving, sweeps, systems,
-    training, training_speed,
+    acceptance, decoding, gateway, interchange, intervals, local_rewards, reliability, serving, sweeps,
+    systems, training, training_speed,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {
     table.__name__: table for module in MODULES for table in module.TABLES

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import openai
 import pytest
 
 import compound.components
 from compound.benchmarks.agents.arithmetic import calculate
 from compound.benchmarks.simulated.systems import Step
+from compound.components.agent_prompt import AgentPrompt
 from compound.components.agents.agent import Agent
 from compound.components.agents.tool_runner import ToolRunner
 from compound.components.agents.turn import AgentTurn
 from compound.components.code import CodeRunner
 from compound.components.declaration.component import component
 from compound.components.declaration.llm import llm
+from compound.components.external_agent import ExternalAgent
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
 from compound.components.hyperparameter import Hyperparameter
@@ -74,6 +77,38 @@ class TestLLM(ComponentKit):
             name, prompt=Text("Answer."), demos=Demos((DEMO,), max=3), temperature=Float(0.0, 1.0),
             max_tokens=Choice(4, 8), lm=Choice("lm", "other"), weights=LoRA(4), stop=("\n\n",),
         )  # fmt: skip
+
+    def inputs(self) -> Sequence[Mapping[str, object]]:
+        return QUESTIONS
+
+
+class TestAgentPrompt(ComponentKit):
+    dumpable = False  # it is written as a part of its agent
+
+    def make(self, name: str) -> Component:
+        return AgentPrompt(
+            name, system=Text("You know {{place}}."), temperature=Float(0.0, 1.0), max_tokens=Choice(4, 8),
+            lm=Choice("lm", "other"),
+        )  # fmt: skip
+
+    def inputs(self) -> Sequence[Mapping[str, object]]:
+        system = {"role": "system", "content": "You know Peru."}
+        user = {"role": "user", "content": "Which river?"}
+        return [
+            {"request": {"messages": [system, user], "temperature": 0.5}, "route": "chat/completions"},
+            {"request": {"instructions": "You know Chile.", "input": "?"}, "route": "responses"},
+        ]
+
+
+def answering(question: str, base_url: str, api_key: str) -> str:
+    with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        return client.responses.create(model="m", input=question, temperature=0).output_text
+
+
+class TestExternalAgent(ComponentKit):
+    def make(self, name: str) -> Component:
+        answerer = AgentPrompt("answerer", prompt=Text("Answer {{question}} now"), max_tokens=4)
+        return ExternalAgent(name, call=answering, prompts=[answerer], takes={"question": str})
 
     def inputs(self) -> Sequence[Mapping[str, object]]:
         return QUESTIONS
@@ -343,4 +378,4 @@ def test_every_kind_has_a_class_here(tmp_path: Path) -> None:
     TestRetriever.corpus = tmp_path / "corpus.jsonl"
     tested = {type(kit().make("tested")) for kit in kits if kit is not ComponentKit}
     assert kinds <= tested
-    assert len(kinds) == 14
+    assert len(kinds) == 16

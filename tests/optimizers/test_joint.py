@@ -227,7 +227,7 @@ class TestWrittenPrompts:
             method=method, budget=80, valid_size=20, run_dir=path, engines={lm: model, "writer": model},
             progress=False, **{method: settings},  # type: ignore[arg-type]
         )  # fmt: skip
-        asked = [request.messages[-1].content for request in model.requests]
+        asked = [request.messages[-1].text for request in model.requests]
         return [text for text in asked if "Instructions tried so far" in text]
 
     @pytest.mark.parametrize("method", ["search", "coordinate", "optimas"])

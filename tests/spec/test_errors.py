@@ -263,14 +263,14 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             "{hyperparameter: {choice: [1, 2]}}",
             "{in: {}}",
             [
-                "f.yaml:6:3: components.size: names no kind; possible: agent, class, code, first_of, function, hyperparameter, llm, loop, map, retriever, selector",
+                "f.yaml:6:3: components.size: names no kind; possible: agent, class, code, external_agent, first_of, function, hyperparameter, llm, loop, map, retriever, selector",
             ],
         ),
         (
             "{hyperparameter: {choice: [1, 2]}}",
             "5",
             [
-                "f.yaml:6:9: components.size: must be a mapping with one kind, but got 5; possible: agent, class, code, first_of, function, hyperparameter, llm, loop, map, retriever, selector",
+                "f.yaml:6:9: components.size: must be a mapping with one kind, but got 5; possible: agent, class, code, external_agent, first_of, function, hyperparameter, llm, loop, map, retriever, selector",
             ],
         ),
         (
@@ -305,7 +305,7 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             [
                 "f.yaml:8:15: engines.a.litelm: unknown engine; did you mean 'litellm'?",
                 "f.yaml:8:40: engines.b.litellm: 'model' is missing",
-                "f.yaml:8:57: engines.c: must be a mapping with one engine, but got 3; possible: class, litellm, transformers, "
+                "f.yaml:8:57: engines.c: must be a mapping with one engine, but got 3; possible: class, litellm, openai, transformers, "
                 "vllm",
                 "f.yaml:8:79: engines.d.transformers.determinstic: unknown key; did you mean 'deterministic'?",
             ],

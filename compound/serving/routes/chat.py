@@ -15,10 +15,11 @@ from compound.engine import Usage
 from compound.execution.trace import Trace
 from compound.graph.system import System
 from compound.serving.ports import parse_body, streamed_call
-from compound.serving.problems import Problem, json_response, of_failure
+from compound.serving.problems import of_failure
 from compound.serving.routes.events import EventResponse, data
 from compound.serving.routes.runs import GONE, Handler
 from compound.serving.service import ClientGone, Service, Ticket, while_connected
+from compound.web.problems import Problem, json_response
 
 DONE = b"data: [DONE]\n\n"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from compound.serving.problems import json_response
 from compound.serving.routes.runs import Handler
 from compound.serving.service import Service
+from compound.web.problems import json_response
 
 
 def operation_handlers(service: Service) -> dict[str, Handler]:

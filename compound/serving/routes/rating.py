@@ -13,8 +13,8 @@ from compound.graph.system import System
 from compound.serving.feedback_store import FeedbackStore, StoreError
 from compound.serving.metrics import Metrics
 from compound.serving.ports import Closed, parse_body
-from compound.serving.problems import Problem, json_response
 from compound.serving.routes.runs import Handler
+from compound.web.problems import Problem, json_response
 
 MAX_COMMENT = 4_000
 FORMS = "give run_id with a score, a correction or a comment, or give better and worse"

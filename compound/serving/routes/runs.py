@@ -13,9 +13,9 @@ from compound.api.stream import ErrorEvent, OutputEvent, UsageEvent
 from compound.execution.trace import Failure, Trace
 from compound.graph.configuration import to_readable_values
 from compound.serving.ports import Interface, parse_body
-from compound.serving.problems import Problem, json_response
 from compound.serving.routes.events import EventResponse, event
 from compound.serving.service import ClientGone, Service, Ticket, while_connected
+from compound.web.problems import Problem, json_response
 
 Handler = Callable[[Request], Awaitable[Response]]
 GONE = 499  # the client ended the connection; for the metrics

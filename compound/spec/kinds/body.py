@@ -16,6 +16,7 @@ from compound.components.flow import Loop, Map
 from compound.spec.kinds.agent import AGENT_KIND
 from compound.spec.kinds.code import CLASS_KIND
 from compound.spec.kinds.code_runner import CODE_KIND
+from compound.spec.kinds.external_agent import EXTERNAL_AGENT_KIND
 from compound.spec.kinds.first_of import FIRST_OF_KIND
 from compound.spec.kinds.function import FUNCTION_KIND
 from compound.spec.kinds.hyperparameter import HYPERPARAMETER_KIND
@@ -114,6 +115,7 @@ _KINDS: tuple[AnyKind, ...] = (
     AGENT_KIND,
     Kind("loop", LoopEntry, _make_loop, (Loop,), _dump_loop, has_body=True),
     Kind("map", MapEntry, _make_map, (Map,), _dump_map, has_body=True),
+    EXTERNAL_AGENT_KIND,
     FIRST_OF_KIND,
     CLASS_KIND,
 )

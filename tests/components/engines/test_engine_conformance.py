@@ -12,6 +12,7 @@ import pytest
 import fake_vllm as fake
 from chaos.server import Fault, FaultyServer
 from compound.components.engines.litellm import LiteLLMEngine
+from compound.components.engines.openai.engine import OpenAIEngine
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.engine import Engine, Message, Request
 from compound.errors import CallError
@@ -106,4 +107,23 @@ class TestVLLM(EngineKit):
 
     def failing(self) -> tuple[Engine, Request]:
         self.server.fault = {"chat/completions": (400, "no such field", {})}
+        return self.make(), self.request()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openai") is None, reason="needs openai")
+class TestOpenAI(EngineKit):
+    """The engine for OpenAI's API, with a server on this machine."""
+
+    server: FaultyServer
+
+    @pytest.fixture(autouse=True)
+    def _server(self) -> Iterator[None]:
+        with FaultyServer(answer=lambda body: DAYS) as self.server:
+            yield
+
+    def make(self) -> Engine:
+        return OpenAIEngine("tiny", api_base=self.server.url, price=(1.0, 10.0))
+
+    def failing(self) -> tuple[Engine, Request]:
+        self.server.first = (Fault.UNAUTHORIZED,)
         return self.make(), self.request()

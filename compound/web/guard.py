@@ -8,16 +8,45 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from compound.serving.problems import Problem
-from compound.serving.settings import ServerSettings
+from compound.web.problems import Problem
 
 OPEN_PATHS = ("/health", "/ready")  # probes have no key
 Count = Callable[[Scope, int], None]
 CORS_HEADERS = b"authorization, content-type"
+
+
+class Admission(Protocol):
+    """Names, origins, key and limits that the guard checks."""
+
+    @property
+    def host_names(self) -> frozenset[str] | None:
+        """Names that the ``Host`` header may have; ``None`` allows any."""
+        ...
+
+    @property
+    def allow_origins(self) -> Sequence[str]:
+        """Web origins whose pages may call the server."""
+        ...
+
+    @property
+    def key(self) -> str | None:
+        """The bearer key that requests must carry; ``None`` if the application checks keys itself."""
+        ...
+
+    @property
+    def max_body(self) -> int:
+        """Maximum bytes of a body."""
+        ...
+
+    @property
+    def body_timeout(self) -> float:
+        """Time limit in seconds for receiving a body."""
+        ...
 
 
 class _Disconnected(Exception):
@@ -33,7 +62,7 @@ class Guard:
         count: receives the scope and the status of each answer.
     """
 
-    def __init__(self, inner: ASGIApp, settings: ServerSettings, count: Count) -> None:
+    def __init__(self, inner: ASGIApp, settings: Admission, count: Count) -> None:
         self._inner, self._settings, self._count = inner, settings, count
         self._names = settings.host_names
         self._origins = {origin.lower().encode() for origin in settings.allow_origins}

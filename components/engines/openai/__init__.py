@@ -1,0 +1,1 @@
+"""Engine for servers with the API of OpenAI."""

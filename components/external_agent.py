@@ -1,0 +1,388 @@
+"""External agents: programs of any framework or language as components; their requests are calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from compound.components.agent_prompt import AgentPrompt
+from compound.errors import CallError, CompoundError, DeclarationError, OutputTypeError
+from compound.execution.schedule import Mark
+from compound.gateway.documents import text_slots
+from compound.gateway.exchange import Document, GatewayExchange
+from compound.graph.bounds import Extent
+from compound.graph.component import Input, Value, check_name, merge_addresses
+from compound.graph.composite import Composite, RunBody
+from compound.graph.configuration import digest
+from compound.graph.fingerprint import code_digest
+from compound.graph.space import Choice
+from compound.graph.system import System
+from compound.graph.types import Port, accepts, convert, format_type
+from compound.registry.code import place_of
+from compound.registry.user_code import located
+from compound.security.sanitize import sanitize_text
+
+if TYPE_CHECKING:
+    from compound.gateway.server import Gateway
+    from compound.gateway.sessions import Session
+
+Isolation = Literal["worker", "run", "thread"]
+GRACE = 0.5  # seconds that an agent has to end by itself after the error that ends its run
+VERSION = 1
+LOG = logging.getLogger("compound")
+
+
+@dataclass(frozen=True)
+class _Program:
+    """How an agent is run."""
+
+    call: Callable[..., object] | str | None
+    command: tuple[str, ...]
+    isolation: Isolation
+    env: tuple[str, ...]
+    folder: Path
+
+
+class ExternalAgent(Composite):
+    """An agent of any framework or language, run as it is.
+
+    The agent is a Python function (``call``) or a program (``command``). It sends its requests to a gateway
+    on loopback instead of a provider: an OpenAI-compatible server that answers them with the engines of the
+    run. Each request is a call of the trace below the component's address, so that budgets, caches, credit
+    and optimizers treat it like any other call. Requests that a prompt in ``prompts`` recognizes are
+    rewritten with its tuned text and settings; others are sent as they are, as calls of ``NAME_other``.
+
+    A function receives the inputs as keyword arguments. With ``isolation="worker"`` it runs in a process
+    whose environment has ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, and which is reused by later runs; with
+    ``"run"`` each run has a new process; with ``"thread"`` it runs in this process and receives the address
+    as its parameters ``base_url`` and ``api_key``. A program reads the inputs as a JSON object on stdin, and
+    writes the outputs as one to stdout.
+
+    Args:
+        name: the component's name.
+        call: the function, or its place ``module:name``. A function object that has a parameter ``base_url``
+            runs in a thread, others in a worker.
+        command: the program and its arguments.
+        prompts: the prompts to recognize, in order of precedence.
+        output: one type (field ``output``), or types by field name.
+        takes: declared inputs and their types; default: those that are connected.
+        lm: the model for requests without a model of their prompt; default: the system's.
+        isolation: ``worker``, ``run`` or ``thread``; see above.
+        env: names of environment variables that the agent's process receives, in addition to common ones.
+            Others, such as keys of providers, are removed.
+        timeout: time limit of a run in seconds, without the time in which a request is answered.
+        max_requests: maximum number of requests of a run; further ones are refused.
+        concurrency: maximum number of processes of this agent.
+        folder: folder of the module, and working directory of processes.
+
+    Raises:
+        DeclarationError: a setting is invalid, or not exactly one of ``call`` and ``command`` is given.
+
+    Example:
+        >>> from compound import Input, System, Text
+        >>> agent = ExternalAgent("helper", command=["node", "agent.mjs"], prompts=[
+        ...     AgentPrompt("answerer", system=Text("You are a helpful assistant."))])
+        >>> system = System("qa", {"answer": agent(question=Input("question"))}, lm="smollm2")
+        >>> list(system.parameters), sorted(system.components)
+        (['answerer.system'], ['answerer', 'helper', 'helper_other'])
+    """
+
+    kind = "external_agent"
+    keeps_partial_outputs = True
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        call: Callable[..., object] | str | None = None,
+        command: Sequence[str] = (),
+        prompts: Sequence[AgentPrompt] = (),
+        output: object = str,
+        takes: Mapping[str, object] | None = None,
+        lm: str | Choice | None = None,
+        isolation: Isolation | None = None,
+        env: Sequence[str] = (),
+        timeout: float = 300.0,
+        max_requests: int = 50,
+        concurrency: int = 4,
+        folder: Path | str | None = None,
+    ) -> None:
+        check_name("ExternalAgent", name)
+        self.name, self.output, self.takes = name, output, takes
+        self.prompts = tuple(replace(p, lm=lm) if p.lm is None else p for p in prompts)
+        self.lm = lm
+        self.run_timeout, self.max_requests, self.concurrency = float(timeout), max_requests, concurrency
+        chosen = isolation or _usual_isolation(call)
+        self.program = _Program(call, tuple(command), chosen, tuple(env), Path(folder or ".").absolute())
+        self._check()
+        other = AgentPrompt(f"{name}_other", match={}, lm=lm)
+        self.body = _body(name, (*self.prompts, other))
+        self._noted = False
+
+    def _check(self) -> None:
+        program, name = self.program, self.name
+        if (program.call is None) == (not program.command):
+            raise DeclarationError(
+                f"agent {name!r} needs exactly one of call and command",
+                hint="call='module:function', or command=['node', 'agent.mjs']",
+            )
+        if program.command and not all(isinstance(part, str) and part for part in program.command):
+            raise DeclarationError(f"agent {name!r}: command must be a list of texts, the program first")
+        if program.call is not None and program.isolation != "thread" and self.place is None:
+            raise DeclarationError(
+                f"agent {name!r}: {program.call!r} cannot be imported by another process",
+                hint="define it at the top of a module, or give it the parameters base_url and api_key and "
+                "pass isolation='thread'",
+            )
+        if program.isolation == "thread" and not callable(program.call):
+            raise DeclarationError(f"agent {name!r}: isolation='thread' needs the function itself as call")
+        limits = {
+            "timeout": self.run_timeout,
+            "max_requests": self.max_requests,
+            "concurrency": self.concurrency,
+        }
+        for setting, value in limits.items():
+            if value <= 0:
+                raise DeclarationError(f"agent {name!r}: {setting} must be above 0, but is {value!r}")
+        names = [prompt.name for prompt in self.prompts]
+        twice = next((found for found in names if names.count(found) > 1), None)
+        if twice is not None:
+            raise DeclarationError(f"agent {name!r} has two prompts named {twice!r}")
+        if any(not prompt.templates for prompt in self.prompts):
+            raise DeclarationError(
+                f"agent {name!r}: each prompt needs the text of a system or user message to be recognized by",
+                hint="compound gateway discover finds the prompts of an agent",
+            )
+
+    @property
+    def place(self) -> str | None:
+        """The function as ``module:name``, if it can be imported."""
+        call = self.program.call
+        return call if isinstance(call, str) else place_of(call) if call is not None else None
+
+    @property
+    def inputs(self) -> Mapping[str, Port] | None:  # noqa: D102
+        return None if self.takes is None else {name: Port(kind) for name, kind in self.takes.items()}
+
+    @property
+    def outputs(self) -> Mapping[str, Port]:  # noqa: D102
+        fields = self.output if isinstance(self.output, Mapping) else {"output": self.output}
+        return {name: Port(kind) for name, kind in fields.items()}
+
+    @property
+    def version(self) -> str:  # noqa: D102
+        call = self.program.call
+        code = code_digest(call) if callable(call) else call
+        parts = [VERSION, code, list(self.program.command), self.body.signature]
+        return "external_agent:" + digest(parts)
+
+    def max_turns_bound(self, given: Mapping[str, Extent]) -> float:  # noqa: D102
+        return self.max_requests
+
+    def first_inputs(self, given: Mapping[str, Extent]) -> dict[str, Extent]:  # noqa: D102
+        why = f"the agent {self.name!r} may send requests of any length"
+        unknown = Extent(float("inf"), unbounded_reason=why)
+        return {"request": unknown, "route": Extent(32), "prompt": Extent(64)}
+
+    def all_outputs(self, outputs: Mapping[str, Extent], turns: float) -> dict[str, Extent]:  # noqa: D102
+        return self.longest_outputs()
+
+    async def drive(  # noqa: D102
+        self, inputs: Mapping[str, Value], values: Mapping[str, object], body: RunBody
+    ) -> Mapping[str, Value] | None:
+        from compound.gateway.server import gateway
+        from compound.gateway.sessions import Session
+
+        recorder = _Recorder(self, body, merge_addresses(*(value.sources for value in inputs.values())))
+        names = (self.lm,) if isinstance(self.lm, str) else ("default",)
+        async with gateway() as server, self._turn(server):
+            session = Session(recorder.dispatch, names, self.max_requests)
+            server.sessions.open(session)
+            try:
+                result = await self._limited(session, self._run(server, session, inputs))
+            finally:
+                server.sessions.remove(session.key)
+                await session.close()
+        return {name: Value(data, recorder.sources) for name, data in self._outputs(result).items()}
+
+    def _turn(self, server: Gateway) -> asyncio.Semaphore:
+        """Return the semaphore that bounds the processes of this agent, one per gateway."""
+        found = server.resources.setdefault(self, asyncio.Semaphore(self.concurrency))
+        assert isinstance(found, asyncio.Semaphore)
+        return found
+
+    async def _run(self, server: Gateway, session: Session, inputs: Mapping[str, Value]) -> object:
+        """Run the agent and return what it returned."""
+        from compound.gateway.in_process import call_in_thread
+        from compound.gateway.processes import Endpoint, environment, run_program
+        from compound.gateway.workers import WorkerCommand, WorkerPool
+
+        given = {name: value.data for name, value in inputs.items()}
+        program, endpoint = self.program, Endpoint(server.base_url, session.key)
+        if program.command:
+            env = environment(program.env, endpoint)
+            text = json.dumps(given).encode()
+            return _parsed(await run_program(program.command, text, env, program.folder))
+        if program.isolation == "thread":
+            assert callable(program.call)
+            try:
+                return await call_in_thread(program.call, given, endpoint)
+            except CompoundError:
+                raise
+            except Exception as error:
+                raise CallError(located(error, program.call).replace(session.key, "[key removed]")) from error
+        pool = WorkerPool.of(server, WorkerCommand(self.place or "", program.folder, program.env))
+        return await pool.call(session, given, fresh=program.isolation == "run")
+
+    async def _limited(self, session: Session, work: object) -> object:
+        """Await the agent; end it at its time limit, or at an error that ends the run.
+
+        The clock stands while a request is answered: a slow model does not count against the agent.
+        """
+        running = asyncio.ensure_future(work)  # type: ignore[call-overload]  # a coroutine
+        try:
+            async with asyncio.timeout(self.run_timeout) as timer:
+                session.on_busy = _Clock(timer).pause
+                await asyncio.wait({running, session.fatal}, return_when=asyncio.FIRST_COMPLETED)
+                if session.fatal.done():
+                    await asyncio.wait({running}, timeout=GRACE)
+                    raise session.fatal.result()
+                return await running
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise CallError(
+                f"the agent did not finish within {self.run_timeout:g} s, without the time of its requests",
+                kind="timeout",
+            ) from None
+        finally:
+            session.on_busy = lambda busy: None
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await running
+
+    def note_unrecognized(self, exchange: GatewayExchange) -> None:
+        """Warn of the first request without a declared prompt; the calls of ``NAME_other`` count all."""
+        if self._noted:
+            return
+        self._noted = True
+        first = next((slot.text for slot in text_slots(exchange.route, exchange.document)), "")
+        LOG.warning(
+            "agent %r sent a request that no prompt recognizes, starting with %r; such requests are sent "
+            "unchanged, as calls of %s_other. compound gateway discover finds prompts",
+            self.name, sanitize_text(first[:80]), self.name,
+        )  # fmt: skip
+
+    def _outputs(self, result: object) -> Mapping[str, object]:
+        """Return the outputs as declared.
+
+        Raises:
+            OutputTypeError: a field is missing or has another type.
+        """
+        ports = self.outputs
+        single = list(ports) == ["output"]
+        fields = result if isinstance(result, Mapping) and (not single or set(result) == {"output"}) else None
+        if fields is None and single:
+            fields = {"output": result}
+        if fields is None or not set(ports) <= set(fields):
+            got = sorted(map(str, fields)) if fields is not None else type(result).__name__
+            raise OutputTypeError(f"the agent must return the fields {sorted(ports)}, but returned {got}")
+        found = {}
+        for name, port in ports.items():
+            value = fields[name]
+            if not accepts(port.type, value):
+                try:
+                    value = convert(port.type, value)
+                except ValueError:
+                    raise OutputTypeError(
+                        f"the agent's output {name!r} must be {format_type(port.type)}, but is {value!r:.200}"
+                    ) from None
+            found[name] = value
+        return found
+
+
+class _Clock:
+    """Stops the clock of a time limit while requests are answered."""
+
+    def __init__(self, timer: asyncio.Timeout) -> None:
+        self._timer = timer
+        self._left = 0.0
+
+    def pause(self, busy: bool) -> None:
+        """Stop or restart the clock."""
+        loop = asyncio.get_running_loop()
+        if self._timer.expired():
+            return
+        if busy:
+            self._left = (self._timer.when() or loop.time()) - loop.time()
+            self._timer.reschedule(None)
+        else:
+            self._timer.reschedule(loop.time() + self._left)
+
+
+class _Recorder:
+    """Executes the requests of one run as runs of the agent's body."""
+
+    def __init__(self, agent: ExternalAgent, body: RunBody, sources: tuple[str, ...]) -> None:
+        self._agent, self._body = agent, body
+        self.sources = sources  # the calls that the agent's next step may depend on
+
+    async def dispatch(self, exchange: GatewayExchange) -> Document | None:
+        """Execute a request, and return its answer; ``None`` if it failed.
+
+        The request depends on all earlier answers: what an agent does with them is unknown.
+        """
+        agent, document = self._agent, exchange.document
+        recognized = (p.name for p in agent.prompts if p.recognizes(exchange.route, document))
+        prompt = next(recognized, f"{agent.name}_other")
+        if agent.prompts and prompt == f"{agent.name}_other":
+            agent.note_unrecognized(exchange)
+        given = {"request": document, "route": exchange.route, "prompt": prompt}
+        ran = await self._body(
+            exchange.number, {name: Value(data, self.sources) for name, data in given.items()}
+        )
+        answer = (ran or {}).get(prompt)
+        if answer is None or isinstance(answer.data, Mark):  # the call failed; the trace records why
+            return None
+        self.sources = merge_addresses(self.sources, answer.sources)
+        assert isinstance(answer.data, dict)  # the port's type
+        return answer.data
+
+
+def _body(name: str, prompts: Sequence[AgentPrompt]) -> System:
+    """Return the system that answers a request: one node per prompt, of which one runs."""
+    request, route = Input("request", dict[str, object]), Input("route", str)
+    chosen = Input("prompt", str)
+    outputs = {}
+    for prompt in prompts:
+        made = prompt(request=request, route=route, when=chosen.equals(prompt.name))
+        outputs[prompt.name] = made.response
+    return System(name, outputs)
+
+
+def _usual_isolation(call: object) -> Isolation:
+    from compound.gateway.in_process import takes_address
+
+    return "thread" if callable(call) and takes_address(call) else "worker"
+
+
+def _parsed(output: bytes) -> object:
+    """Return the JSON that a program wrote: all of its output, or the last line of it that is JSON.
+
+    >>> _parsed(b'starting\\n{"answer": "Lima"}\\n')
+    {'answer': 'Lima'}
+    """
+    text = output.decode(errors="replace").strip()
+    for part in (text, *reversed(text.splitlines())):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(part)
+    raise CallError(
+        f"the agent's program wrote no JSON to stdout: {text[:200]!r}",
+        hint='write one object with the outputs, such as {"output": "…"}',
+    )

@@ -1,0 +1,145 @@
+"""Find the prompts of external agents by running them on a few examples."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from compound.components.external_agent import ExternalAgent
+from compound.concurrency.blocking import run_blocking
+from compound.engine import NO_USAGE, Engine, Usage
+from compound.errors import DeclarationError
+from compound.example import Example
+from compound.execution.budget import Meter
+from compound.execution.executor import Executor
+from compound.execution.trace import Call, Trace
+from compound.gateway.clustering import FoundPrompt, RecordedRequest, find_prompts
+from compound.gateway.documents import text_slots
+from compound.gateway.exchange import Document, Route
+from compound.graph.system import System
+from compound.registry.engines import for_system
+
+__all__ = ["Discovery", "discover", "prompts_yaml"]
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """The prompts of one agent.
+
+    Attributes:
+        agent: the component's name.
+        prompts: prompts that were found in requests that no declared prompt recognizes.
+        recognized: number of requests by declared prompt.
+        other: number of requests without a prompt, declared or found.
+        runs: number of runs.
+        failed: messages of failed runs.
+        usage: usage of the runs.
+    """
+
+    agent: str
+    prompts: Sequence[FoundPrompt]
+    recognized: Mapping[str, int]
+    other: int
+    runs: int
+    failed: Sequence[str] = ()
+    usage: Usage = field(default=NO_USAGE)
+
+
+def discover(
+    system: System,
+    examples: Sequence[Example],
+    find: Callable[[str], Engine],
+    *,
+    meter: Meter | None = None,
+    concurrency: int = 4,
+) -> list[Discovery]:
+    """Run a system on examples, and return the prompts of each of its external agents.
+
+    Args:
+        system: the system.
+        examples: at least two: only differences between runs show what varies.
+        find: returns the engine of a model.
+        meter: the budget of the runs.
+        concurrency: maximum number of runs at a time.
+
+    Raises:
+        DeclarationError: the system has no external agent, or there are fewer than two examples.
+        BudgetExhausted: the runs do not fit into the budget.
+    """
+    agents = [found for found in system.components.values() if isinstance(found, ExternalAgent)]
+    if not agents:
+        raise DeclarationError(
+            f"system {system.name!r} has no external agent",
+            hint="declare one: external_agent: {call: module:function}",
+        )
+    if len(examples) < 2:
+        raise DeclarationError("finding prompts needs at least 2 examples, but there are fewer")
+    traces = run_blocking(_run(system, examples, find, meter or Meter(), concurrency))
+    return [_discovery(agent, system, traces) for agent in agents]
+
+
+async def _run(
+    system: System, examples: Sequence[Example], find: Callable[[str], Engine], meter: Meter, concurrency: int
+) -> list[Trace]:
+    executor = Executor(for_system(find, system), meter=meter)
+    turns = asyncio.Semaphore(concurrency)
+
+    async def one(example: Example) -> Trace:
+        async with turns:
+            inputs = {name: example.inputs[name] for name in system.inputs}
+            return await executor.run(system, inputs, example=example.id)
+
+    try:
+        return list(await asyncio.gather(*map(one, examples)))
+    finally:
+        await executor.aclose()
+
+
+def _discovery(agent: ExternalAgent, system: System, traces: Sequence[Trace]) -> Discovery:
+    other = f"{agent.name}_other"
+    names = [prompt.name for prompt in agent.prompts]
+    recognized = {name: sum(len(trace.calls_of(name)) for trace in traces) for name in names}
+    requests = [_recorded(trace, call) for trace in traces for call in trace.calls_of(other)]
+    prompts = find_prompts(requests, system.components)
+    failed = [trace.failure.message for trace in traces if trace.failure is not None]
+    usage = sum((trace.usage for trace in traces), NO_USAGE)
+    left = len(requests) - sum(prompt.requests for prompt in prompts)
+    return Discovery(agent.name, prompts, recognized, left, len(traces), failed, usage)
+
+
+def _recorded(trace: Trace, call: Call) -> RecordedRequest:
+    texts: dict[str, str] = {}
+    route, document = cast("Route", call.inputs["route"]), cast("Document", call.inputs["request"])
+    for slot in text_slots(route, document):
+        texts.setdefault(slot.role, slot.text)
+    return RecordedRequest(trace.example, texts)
+
+
+def prompts_yaml(
+    prompts: Sequence[FoundPrompt], *, models: Sequence[str] = (), temperature: bool = False
+) -> str:
+    """Return prompts as the YAML of a ``prompts_file``, with their texts to tune.
+
+    Args:
+        prompts: the prompts.
+        models: models among which each prompt may choose.
+        temperature: whether to tune the temperature, between 0 and 1.
+    """
+    from compound.spec.yaml.text import write
+
+    tree: dict[str, object] = {}
+    for prompt in prompts:
+        entry: dict[str, object] = {}
+        for role, setting in (("system", "system"), ("user", "prompt")):
+            if role in prompt.match:
+                text = prompt.match[role]
+                limit = {"max_length": 2 * len(text)} if len(text) > 4000 else {}
+                entry[setting] = {"tune": text, **limit}
+        if models:
+            entry["lm"] = {"choice": list(models)}
+        if temperature:
+            entry["temperature"] = {"float": [0.0, 1.0]}
+        tree[prompt.name] = entry
+    return write(tree)

@@ -1,0 +1,85 @@
+"""Program that imports an agent's function once, and calls it for one run after the other.
+
+Started by `compound.gateway.workers` as a script, with nothing but the standard library. It reads one JSON
+object with the inputs per line of stdin, and writes one with the result per line to its original stdout; what
+the agent prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib
+import inspect
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+
+def main() -> None:
+    """Serve calls until stdin ends."""
+    place, search_path = sys.argv[1], json.loads(sys.argv[2])
+    sys.path[:] = search_path
+    results = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    os.dup2(2, 1)  # what the agent prints is no result
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    function: Callable[..., object] | None = None
+    with asyncio.Runner() as runner:
+        for line in requests:
+            try:
+                if function is None:
+                    function = _load(place)
+                answer = {"result": _plain(_call(runner, function, json.loads(line)))}
+                text = json.dumps(answer)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - an agent's code may raise anything
+                traceback.print_exc()
+                text = json.dumps({"error": f"{type(error).__name__}: {error}", "place": _place(error)})
+            print(text, file=results, flush=True)
+            sys.stdout.flush()
+
+
+def _load(place: str) -> Callable[..., object]:
+    module, _, path = place.partition(":")
+    found: object = importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    if not callable(found):
+        raise TypeError(f"{place} is {type(found).__name__}, not a function")
+    return found
+
+
+def _call(runner: asyncio.Runner, function: Callable[..., object], inputs: dict[str, object]) -> object:
+    """Call a function; coroutines of all runs share one event loop, as clients at module level require."""
+    result = function(**inputs)
+    if not inspect.isawaitable(result):
+        return result
+
+    async def finish() -> object:
+        return await result
+
+    return runner.run(finish())
+
+
+def _plain(value: object) -> object:
+    """Return a result as JSON types, with models and dataclasses as objects."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value
+
+
+def _place(error: BaseException) -> str:
+    """Return the innermost line of the agent's own code that an error comes from."""
+    own = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
+    own = [f for f in own if f.filename != __file__ and not f.filename.startswith("<frozen")]
+    last = own[-1] if own else None
+    return f"{os.path.basename(last.filename)}:{last.lineno}" if last else ""
+
+
+if __name__ == "__main__":
+    main()

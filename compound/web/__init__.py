@@ -1,0 +1,1 @@
+"""Parts that HTTP servers of this package share: admission of requests, and errors as answers."""

@@ -1,0 +1,102 @@
+"""`compound gateway discover`: prompts are shown, confirmed, written, and then recognized."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from compound.cli import app
+from compound.registry import engines
+from compound.spec import load
+from compound.testing import ScriptedLM
+
+AGENT = """
+import openai
+
+client = openai.OpenAI(max_retries=0)
+
+
+def answer(question: str) -> str:
+    messages = [
+        {"role": "system", "content": f"You are a trip planner. Today's topic: {question}"},
+        {"role": "user", "content": question},
+    ]
+    return client.chat.completions.create(model="gpt-4o-mini", messages=messages).choices[0].message.content
+"""
+SYSTEM = """
+system: qa
+lm: smollm2
+inputs: {question: str}
+components:
+  geo: {external_agent: {call: "trip_agent:answer"}, in: {question: $question}}
+outputs: {answer: $geo}
+data: {path: rows.jsonl, split_by: {train: 0.5, valid: 0.25, test: 0.25}}
+metric: {exact_match: {output: answer}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "trip_agent.py").write_text(AGENT)
+    (tmp_path / "system.yaml").write_text(SYSTEM)
+    questions = ["Where is Lima?", "Can we swim there?", "Best food of Peru?", "Is it far?"] * 3
+    rows = [{"id": str(i), "question": f"{q} ({i})", "answer": "yes"} for i, q in enumerate(questions)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(engines, "open_engine", lambda *_, **__: ScriptedLM(lambda message: "yes"))
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str) -> Any:
+    found = CliRunner().invoke(app, ["gateway", "discover", str(folder / "system.yaml"), *arguments])
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    return found
+
+
+def test_prompts_are_written_and_recognized_afterwards(folder: Path) -> None:
+    found = run(folder, "--yes", "--examples", "4", "--temperature", "--model", "smollm2", "--model", "a/b")
+    assert found.exit_code == 0
+    assert "trip_planner: 4 requests in 4 runs" in found.stdout
+    assert "You are a trip planner. Today's topic: {{" in found.stdout
+    written = folder / "geo_prompts.yaml"
+    assert f"wrote {written}" in found.stdout
+    path = folder / "system.yaml"
+    path.write_text(path.read_text().replace(':answer"', ':answer", prompts_file: geo_prompts.yaml'))
+    system = load(path).system
+    assert sorted(system.parameters) == [
+        "trip_planner.lm", "trip_planner.system", "trip_planner.temperature",
+    ]  # fmt: skip
+    again = run(folder, "--examples", "3")
+    assert "3 requests have the declared prompt trip_planner" in again.stdout
+    assert "no further prompt was found" in again.stdout
+
+
+def test_without_a_terminal_or_yes_nothing_is_written(folder: Path) -> None:
+    found = run(folder, "--examples", "3")
+    assert "trip_planner: 3 requests in 3 runs" in found.stdout
+    assert not (folder / "geo_prompts.yaml").exists()
+
+
+def test_an_existing_file_is_kept(folder: Path) -> None:
+    (folder / "geo_prompts.yaml").write_text("kept: {}\n")
+    with pytest.raises(Exception, match="exists; choose another file"):
+        run(folder, "--yes", "--examples", "3")
+    assert (folder / "geo_prompts.yaml").read_text() == "kept: {}\n"
+
+
+def test_the_result_is_json_on_request(folder: Path) -> None:
+    (found,) = json.loads(run(folder, "--json", "--examples", "3").stdout)
+    assert found["agent"] == "geo"
+    assert found["prompts"][0]["name"] == "trip_planner"
+    assert found["usage"]["calls"] == 3
+
+
+def test_a_system_without_an_agent_is_refused(folder: Path) -> None:
+    path = folder / "system.yaml"
+    path.write_text(path.read_text().replace('external_agent: {call: "trip_agent:answer"}', "llm: {}"))
+    with pytest.raises(Exception, match="has no external agent"):
+        run(folder)
