@@ -69,6 +69,7 @@ API = {
 GROUPS = {
     "Declare": "Input System LLM Retriever Selector Hyperparameter Function CodeRunner FirstOf Loop Map "
     "BM25 Dense PassageIndex",
+    "Agents": "Agent Tool tool MCPServer Image",
     "Spaces": "Text Demos Choice Int Float LoRA",
     "Types": "json_type",
     "Run and optimize": "run stream evaluate optimize load load_result load_system Executor Result Budget "
@@ -79,7 +80,7 @@ GROUPS = {
     "Engines": "LiteLLM Transformers VLLM",
     "Values": "Configuration Trace Usage Component Operation CompoundError RunFailed",
     "Extend": "optimizer method recipe Settings State Optimizer Task Job Method Progress Proposal JobBound "
-    "Outlook Scheduler Recipe Engine Request Completion Message Metric CallContext Port",
+    "Outlook Scheduler Recipe Engine Request Completion Message ToolCall ToolSpec Metric CallContext Port",
 }
 
 
