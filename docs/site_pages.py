@@ -72,6 +72,7 @@ GROUPS = {
     "Declare": "Input System LLM Retriever Selector Hyperparameter Function CodeRunner FirstOf Loop Map "
     "ExternalAgent AgentPrompt BM25 Dense PassageIndex component llm system",
     "Import and export": "from_dspy to_dspy from_langchain from_haystack from_dspy_module export",
+    "Agents": "Agent Tool tool MCPServer Image",
     "Spaces": "Text Demos Choice Int Float LoRA",
     "Types": "json_type",
     "Run and optimize": "run stream evaluate optimize load load_result load_system Executor Result Budget "
@@ -82,7 +83,7 @@ GROUPS = {
     "Engines": "LiteLLM OpenAI Transformers VLLM",
     "Values": "Configuration Trace Usage Component Operation CompoundError RunFailed",
     "Extend": "optimizer method recipe Settings State Optimizer Task Job Method Progress Proposal JobBound "
-    "Outlook Scheduler Recipe Engine Request Completion Message Metric CallContext Port",
+    "Outlook Scheduler Recipe Engine Request Completion Message ToolCall ToolSpec Metric CallContext Port",
 }
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 
-from mcp.server.fastmcp import FastMCP
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 
 from compound.benchmarks.agents.arithmetic import evaluate
 
-server = FastMCP("calculator", log_level="ERROR")
+server = MCPServer("calculator", log_level="ERROR")
 
 
 @server.tool()  # type: ignore[untyped-decorator]
 def calculate(expression: str) -> str:
     """Evaluate an arithmetic expression such as 3 * (12 + 5)."""
-    return f"{evaluate(expression):g}"
+    try:
+        return f"{evaluate(expression):g}"
+    except ValueError as error:  # other errors are not shown to clients
+        raise ToolError(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from mcp.server.fastmcp import FastMCP
+from mcp.server import MCPServer
 
 from compound.benchmarks.agents.catalogue import pages
 
 if TYPE_CHECKING:
     import bm25s
 
-server = FastMCP("search", log_level="ERROR")
+server = MCPServer("search", log_level="ERROR")
 PAGES = pages()
 
 

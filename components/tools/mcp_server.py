@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
@@ -143,7 +142,7 @@ def declare_tools(server: MCPServer, only: Sequence[str] = ()) -> list[Declarati
 
 
 def _tool(server: MCPServer, entry: Any) -> Declaration:  # noqa: ANN401 - an object of the optional library
-    schema = {"type": "object", "properties": {}, **(entry.inputSchema or {})}
+    schema = {"type": "object", "properties": {}, **(entry.input_schema or {})}
     schema.pop("$schema", None)
     description = sanitize_text(entry.description or "")
     # the call has the session's time limit, and its first attempt may also have to start the server
@@ -191,13 +190,15 @@ class Session:
 
     async def tools(self) -> list[Any]:
         """Return the declarations of the server's tools."""
+        from mcp.types import PaginatedRequestParams
+
         session, cursor = self._ready.result(), None
         found: list[Any] = []
         with self._errors("tools/list"):
             while len(found) < MAX_TOOLS:
-                page = await session.list_tools(cursor)
+                page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor))
                 found += page.tools
-                cursor = page.nextCursor
+                cursor = page.next_cursor
                 if not cursor:
                     break
         return found[:MAX_TOOLS]
@@ -210,11 +211,10 @@ class Session:
             CallError: the server reports an error.
         """
         session = self._ready.result()
-        limit = timedelta(seconds=self._server.timeout)
         with self._errors(name):
-            result = await session.call_tool(name, dict(arguments), read_timeout_seconds=limit)
+            result = await session.call_tool(name, dict(arguments), self._server.timeout)
         text = "\n".join(_text(part) for part in result.content)
-        if result.isError:
+        if result.is_error:
             raise CallError(text or f"{name} failed")
         return text
 
@@ -270,11 +270,11 @@ class Session:
     def _errors(self, what: str) -> Any:  # noqa: ANN401 - a context manager
         """Turn errors of the library into those of calls."""
         import anyio
-        from mcp.shared.exceptions import McpError
+        from mcp import MCPError
 
         try:
             yield
-        except McpError as error:
+        except MCPError as error:
             if error.error.code in _lost():
                 raise self._lost(what, error.error.message) from error
             raise CallError(error.error.message) from error
@@ -299,17 +299,19 @@ class Session:
 
 @contextlib.asynccontextmanager
 async def _http_streams(server: MCPServer) -> AsyncIterator[tuple[Any, Any]]:
-    import httpx
+    import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
     assert server.url is not None
     headers = {}
     if server.auth_env:
         headers["Authorization"] = f"Bearer {read_key(server.auth_env, server.label)}"
-    limits = httpx.Timeout(server.timeout)
+    limits = httpx2.Timeout(server.timeout)
     async with (
-        httpx.AsyncClient(headers=headers, timeout=limits, trust_env=False, follow_redirects=False) as client,
-        streamable_http_client(server.url, http_client=client) as (read, write, _),
+        httpx2.AsyncClient(
+            headers=headers, timeout=limits, trust_env=False, follow_redirects=False
+        ) as client,
+        streamable_http_client(server.url, http_client=client) as (read, write),
     ):
         yield read, write
 
@@ -324,9 +326,9 @@ async def _open(server: MCPServer) -> Session:
 
 def _lost() -> set[int]:
     """Return the codes of errors that the client itself reports: a closed connection, and a time limit."""
-    from mcp.types import CONNECTION_CLOSED
+    from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
-    return {CONNECTION_CLOSED, 408}
+    return {CONNECTION_CLOSED, REQUEST_TIMEOUT}
 
 
 def _text(part: Any) -> str:  # noqa: ANN401 - a content block of the optional library

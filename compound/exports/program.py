@@ -22,6 +22,7 @@ from compound.graph.configuration import to_readable_json
 from compound.graph.space import as_demos
 from compound.graph.system import System
 from compound.graph.types import format_type
+from compound.image import Image
 from compound.registry.code import place_of
 from compound.security.sanitize import redact_secrets, remember_environment
 
@@ -61,6 +62,8 @@ def problem_of(node: Node) -> str:
         wired = [name for name in node.wires if name in RENDERED]
         if wired:
             return f"the setting {wired[0]!r} of {own} comes from another component"
+        if any(port.type is Image for port in node.inputs.values()):
+            return f"{own} reads an image"
     return ""
 
 

@@ -431,6 +431,10 @@ def test_keys_of_the_environment_are_removed(target: Any, monkeypatch: pytest.Mo
         (lambda q: cp.LLM("a", prompt=cp.Text("x"))(q=q, prompt=q), "python", "the setting 'prompt' of llm 'a' comes from"),
         (lambda q: cp.Function("f", is_short)(text=q), "messages", "it has no LLM components"),
         (lambda q: cp.LLM("a", prompt="x", output={"q": str})(q=q), "dspy", "an input and an output named 'q'"),
+        (lambda q: cp.LLM("a", prompt="x")(q=cp.Input("photo", cp.Image)), "python", "llm 'a' reads an image"),
+        (lambda q: cp.LLM("a", prompt="x")(q=cp.Input("photo", cp.Image)), "messages", "its input 'q' is an image"),
+        (lambda q: cp.Agent("a", tools=[cp.Tool.python()])(q=q), "python", "agent 'a' runs only in this package"),
+        (lambda q: cp.ExternalAgent("a", command=["x"])(q=q), "dspy", "external_agent 'a' runs only in this"),
         (lambda q: cp.LLM("a", prompt="x")(q=q), "nothing", "cannot export to 'nothing'; possible: dspy, langchain"),
     ],
 )  # fmt: skip

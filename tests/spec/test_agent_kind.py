@@ -95,7 +95,7 @@ class TestTools:
         server = tmp_path / "small_server.py"
         server.write_text(
             "import sys\nsys.path[:0] = " + repr(sys.path) + "\n"
-            "from mcp.server.fastmcp import FastMCP\nserver = FastMCP('s', log_level='ERROR')\n"
+            "from mcp.server import MCPServer\nserver = MCPServer('s', log_level='ERROR')\n"
             "@server.tool()\ndef one() -> int:\n    'Return 1.'\n    return 1\n"
             "@server.tool()\ndef two() -> int:\n    'Return 2.'\n    return 2\nserver.run('stdio')\n"
         )

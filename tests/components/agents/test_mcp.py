@@ -29,8 +29,9 @@ CALCULATOR = (sys.executable, "-m", "compound.benchmarks.agents.calculator_serve
 SEARCH = (sys.executable, "-m", "compound.benchmarks.agents.search_server")
 PROGRAM = '''
 import os, sys, time
-from mcp.server.fastmcp import FastMCP
-server = FastMCP("odd", log_level="ERROR")
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+server = MCPServer("odd", log_level="ERROR")
 print("ready", file=sys.stderr, flush=True)
 
 @server.tool()
@@ -51,7 +52,7 @@ def hang() -> str:
 @server.tool()
 def fail() -> str:
     """Fail."""
-    raise ValueError("not today")
+    raise ToolError("not today")
 
 @server.tool()
 def secret() -> str:
@@ -210,10 +211,10 @@ def http_server(tmp_path: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     program = tmp_path / "double_server.py"
     program.write_text(
-        "import sys\nfrom mcp.server.fastmcp import FastMCP\n"
-        f"server = FastMCP('h', host='127.0.0.1', port={port}, log_level='ERROR')\n"
+        "import sys\nfrom mcp.server import MCPServer\n"
+        "server = MCPServer('h', log_level='ERROR')\n"
         "@server.tool()\ndef double(x: int) -> int:\n    'Double a number.'\n    return 2 * x\n"
-        "server.run('streamable-http')\n"
+        f"server.run('streamable-http', host='127.0.0.1', port={port})\n"
     )
     process = subprocess.Popen([sys.executable, str(program)], stderr=subprocess.DEVNULL)
     try:
