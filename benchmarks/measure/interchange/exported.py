@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import urllib.request
 import warnings
 from collections.abc import Callable
@@ -76,9 +77,7 @@ def _langchain(system: cp.System, url: str, folder: Path) -> Answer:
 
 def _module(system: cp.System, target: Any, path: Path) -> dict[str, Any]:  # noqa: ANN401
     cp.export(system, target, path)
-    names: dict[str, Any] = {"__name__": "exported"}
-    exec(compile(path.read_text("utf-8"), str(path), "exec"), names)
-    return names
+    return runpy.run_path(str(path), run_name="exported")
 
 
 def _python(system: cp.System, url: str, folder: Path) -> Answer:
