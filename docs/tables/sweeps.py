@@ -55,4 +55,16 @@ def controls() -> str:
     return markdown(["system", "method", "seeds", "test score"], rows)
 
 
-TABLES = (sweep, rewards, judged, controls)
+def of_searches() -> str:
+    """Tabulate the test scores of searches with several seeds."""
+    found = results("spread")
+    rows = [
+        [name, str(len(row["scores"])), spread(row["mean"]), f"{row['sd']:.3f}", f"{row['worst']:.3f}",
+         f"{max(row['scores']):.3f}"]
+        for name, row in found["methods"].items()
+    ]  # fmt: skip
+    rows.append(["difference", str(found["gain"]["n"]), spread(found["gain"], signed=True), "–", "–", "–"])
+    return markdown(["search", "seeds", "mean", "standard deviation", "lowest", "highest"], rows)
+
+
+TABLES = (sweep, rewards, judged, controls, of_searches)
