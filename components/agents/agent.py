@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compound.components.agents.tool_runner import CUT, Record, ToolRunner
-from compound.components.agents.tool_texts import check_names, setting_name, write_text
+from compound.components.agents.tool_texts import check_names, setting_name, tool_text
 from compound.components.agents.turn import HISTORY, LAST, MESSAGE, RESERVED, TASK, TOOL_CALLS, AgentTurn
 from compound.components.flow import Map
 from compound.components.llm import LLM, labelled
@@ -139,7 +139,7 @@ class Agent(Composite):
         """Texts of tools by the name of the setting: those that may be tuned or were replaced."""
         found: dict[str, str | Text] = {}
         for tool in self.tools:
-            text = self.texts.get(tool.name, write_text(tool))
+            text = self.texts.get(tool.name, tool_text(tool))
             if self.tune_tools:
                 found[setting_name(tool)] = Text(text)
             elif tool.name in self.texts:

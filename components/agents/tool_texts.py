@@ -35,7 +35,7 @@ def setting_name(tool: Tool) -> str:
     return "tool_" + tool.name.replace("-", "_")
 
 
-def write_text(tool: Tool) -> str:
+def tool_text(tool: Tool) -> str:
     """Return the text of a tool as it was declared."""
     lines = [f"{tool.name}: {' '.join(tool.description.split())}".rstrip()]
     for name, schema in tool.parameters.get("properties", {}).items():
@@ -45,7 +45,7 @@ def write_text(tool: Tool) -> str:
     return "\n".join(lines)
 
 
-def read_text(tool: Tool, text: str) -> ToolSpec:
+def tool_spec(tool: Tool, text: str) -> ToolSpec:
     """Return the declaration of a tool with the texts of a rewritten one.
 
     Whatever the text is, the tool can be called: a line that is neither a name nor an argument belongs to the
@@ -88,7 +88,7 @@ def declarations(tools: Sequence[Tool], texts: Mapping[str, str]) -> dict[str, t
 
     Two tools that a rewriting gave one name keep their own names.
     """
-    specs = [read_text(tool, texts[tool.name]) if tool.name in texts else tool.spec for tool in tools]
+    specs = [tool_spec(tool, texts[tool.name]) if tool.name in texts else tool.spec for tool in tools]
     names = [spec.name for spec in specs]
     own = {tool.name for tool in tools}
     found: dict[str, tuple[ToolSpec, Tool]] = {}

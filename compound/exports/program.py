@@ -158,6 +158,7 @@ def _llm(component: LLM, node: Node, values: Mapping[str, object]) -> Data:
 def describe_type(kind: object) -> Data:
     """Return the type of an answer for `compound.exports.runtime.parse_value`.
 
+    >>> from typing import Literal
     >>> describe_type(list[int]), describe_type(Literal["yes", "no"])
     ({'type': 'list', 'item': {'type': 'int'}}, {'type': 'labels', 'options': ['yes', 'no']})
     """

@@ -109,9 +109,10 @@ class JointSearch:
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Score combinations of values in steps, and propose the one with the highest expected gain."""
         pool, examples = split(task)
+        resumed = None if task.resume is None else JointProgress.from_json(task.resume)
         shown = await self.prompts.exemplars(task, pool or examples)
-        if task.resume is not None:
-            state = JointProgress.from_json(task.resume)
+        if resumed is not None:
+            state = resumed
         else:
             state = await self._start(task, pool, len(examples), shown)
             yield Progress(state.to_json(), plural(len(state.candidates), "candidate"))

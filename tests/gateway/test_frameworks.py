@@ -115,6 +115,7 @@ def agent_of(system: cp.System) -> ExternalAgent:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["langgraph", "agents_sdk", "node"])
 def test_an_agent_runs_on_the_embedded_model(kind: str, tmp_path: Path) -> None:
     need("torch")

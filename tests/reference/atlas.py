@@ -27,7 +27,7 @@ SMALL = {
     "optimize.valid_size": "16", "optimize.test_size": "12", "optimize.budget.system_runs": "150",
     "optimize.baselines": "[]", "optimize.candidates": "4",
 }  # fmt: skip
-NEWER = ("format",)  # fields of requests that the earlier version did not have
+NEWER = {"format": None, "tools": (), "tool_choice": "auto", "forward": None}  # fields of requests since then
 OPTIMAS = {
     "backbone": {"model": "none"},
     "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 1},
@@ -126,7 +126,9 @@ def summary(method: str, overrides: Mapping[str, str], *, scripted: bool = True)
 def described(request: Request) -> dict[str, object]:
     """Return the fields of a request, without newer ones that are not set."""
     found = asdict(request)
-    return {name: value for name, value in found.items() if name not in NEWER or value}
+    found["messages"] = [{"role": message.role, "content": message.text} for message in request.messages]
+    assert not any(message.tool_calls or message.images for message in request.messages)
+    return {name: value for name, value in found.items() if name not in NEWER or value != NEWER[name]}
 
 
 def without_scores(value: object) -> object:

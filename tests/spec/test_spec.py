@@ -386,4 +386,4 @@ def test_the_json_schema_describes_every_setting_and_is_json() -> None:
     fields = [*found["properties"].values(), *found["$defs"]["LLMSettings"]["properties"].values()]
     assert all(field.get("description") for field in fields)
     kinds = next(iter(found["properties"]["components"]["patternProperties"].values()))["oneOf"]
-    assert len(kinds) == 11
+    assert len(kinds) == 12

@@ -199,7 +199,7 @@ class OpenAIEngine:
             text = cast("str", message.get("content")) if isinstance(message.get("content"), str) else ""
         reason = "length" if finish in ("length", "incomplete") else "stop"
         body = json.dumps(document, ensure_ascii=False) if request.forward is not None else ""
-        return Completion(text, usage, cast("object", reason), None, body)  # type: ignore[arg-type]
+        return Completion(text, usage, cast("object", reason), body=body)  # type: ignore[arg-type]
 
     def _usage(self, request: Request, used: object) -> Usage:
         """Return the reported usage, with the worst case for missing numbers."""

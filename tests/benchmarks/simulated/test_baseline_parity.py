@@ -35,6 +35,7 @@ class TestComparison:
     def test_the_record_is_what_ours_does(self, name: str) -> None:
         assert ours(*COMPARED[name]).facts(TIPS) == RECORDED[name]["ours"]
 
+    @pytest.mark.filterwarnings("ignore:Implementing custom LMs")
     def test_both_sides_live(self, name: str) -> None:
         pytest.importorskip("dspy")
         check(compare(*COMPARED[name]))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 import compound as cp
-from compound.components.agents.tool_texts import declarations, read_text, write_text
+from compound.components.agents.tool_texts import declarations, tool_spec, tool_text
 from compound.concurrency.sessions import Sessions
 from compound.errors import CallError, DeclarationError, TransientError
 from sandboxes import require_sandbox
@@ -187,14 +187,14 @@ class TestTexts:
     tool = cp.Tool.from_function(find)
 
     def test_the_text_reads_back(self) -> None:
-        text = write_text(self.tool)
+        text = tool_text(self.tool)
         assert text.splitlines()[0] == "find: Search the catalogue. The best come first."
-        spec = read_text(self.tool, text)
+        spec = tool_spec(self.tool, text)
         assert spec.name == "find"
         assert json.loads(spec.parameters) == self.tool.parameters
 
     def test_a_rewritten_text(self) -> None:
-        spec = read_text(
+        spec = tool_spec(
             self.tool, "**lookup**: Find pages.\nUse it often.\n- `query`: key words\n  only nouns\n"
         )
         assert (spec.name, spec.description) == ("lookup", "Find pages.\nUse it often.")

@@ -200,7 +200,7 @@ def test_an_invalid_price_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (Fault.NULL_CONTENT, "empty", "returned an answer without text"),
         (Fault.REFUSAL, "refusal", "refused: I cannot help with that."),
-        (Fault.TOOL_CALLS, "empty", "called a tool instead of answering; components offer no tools"),
+        (Fault.TOOL_CALLS, "empty", "called a tool instead of answering; the request declared no tools"),
         (Fault.CONTENT_FILTER, "", "."),
     ],
 )
