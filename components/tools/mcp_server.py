@@ -189,7 +189,22 @@ class Session:
             ) from None
 
     async def tools(self) -> list[Any]:
-        """Return the declarations of the server's tools."""
+        """Return the declarations of the server's tools.
+
+        Raises:
+            TransientError: the server did not list them in time; also one whose list has no end.
+            CallError: the server reports an error.
+        """
+        try:
+            async with asyncio.timeout(self._server.timeout):
+                return await self._listed()
+        except TimeoutError:
+            raise TransientError(
+                f"the MCP server {self._server.label!r} did not list its tools within "
+                f"{self._server.timeout:g} s{self._last_messages()}"
+            ) from None
+
+    async def _listed(self) -> list[Any]:
         from mcp.types import PaginatedRequestParams
 
         session, cursor = self._ready.result(), None
@@ -299,18 +314,16 @@ class Session:
 
 @contextlib.asynccontextmanager
 async def _http_streams(server: MCPServer) -> AsyncIterator[tuple[Any, Any]]:
-    import httpx2
     from mcp.client.streamable_http import streamable_http_client
+
+    from compound.components.tools.mcp_transport import bounded_client
 
     assert server.url is not None
     headers = {}
     if server.auth_env:
         headers["Authorization"] = f"Bearer {read_key(server.auth_env, server.label)}"
-    limits = httpx2.Timeout(server.timeout)
     async with (
-        httpx2.AsyncClient(
-            headers=headers, timeout=limits, trust_env=False, follow_redirects=False
-        ) as client,
+        bounded_client(headers, server.timeout) as client,
         streamable_http_client(server.url, http_client=client) as (read, write),
     ):
         yield read, write

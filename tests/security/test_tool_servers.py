@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sys
 import threading
 import tracemalloc
 import zlib
@@ -63,13 +65,17 @@ class Server:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                self.rfile.read(int(self.headers.get("content-length") or 0))
                 outer.received.append(self.headers.items())
                 self.send_response(200)
                 for name, value in outer.headers.items():
                     self.send_header(name, value)
                 self.send_header("content-length", str(len(outer.body)))
                 self.end_headers()
-                self.wfile.write(outer.body)
+                with contextlib.suppress(ConnectionError):  # the client may stop reading
+                    self.wfile.write(outer.body)
+
+            do_POST = do_GET  # noqa: N815 - a name that the library calls
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -192,3 +198,48 @@ class TestAnswers:
             tracemalloc.stop()
         server.headers = {"content-encoding": "zstd"}
         assert "which was not requested" in call(tool)
+
+
+ODD_SERVER = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    answer = {"jsonrpc": "2.0", "id": asked["id"]}
+    if asked["method"] == "initialize":
+        version = asked["params"]["protocolVersion"]
+        info = {"name": "odd", "version": "1"}
+        answer["result"] = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+    elif asked["method"] == "tools/list" and sys.argv[1] == "silent":
+        continue
+    elif asked["method"] == "tools/list":
+        answer["result"] = {"tools": [], "nextCursor": "again"}
+    else:
+        answer["error"] = {"code": -32601, "message": "unknown"}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class TestMCP:
+    @pytest.mark.parametrize("mode", ["silent", "endless"])
+    def test_listing_the_tools_of_a_server_ends(self, tmp_path: Path, mode: str) -> None:
+        pytest.importorskip("mcp")
+        program = tmp_path / "odd_server.py"
+        program.write_text(ODD_SERVER)
+        with pytest.raises(CompoundError, match="did not list its tools within 3 s"):
+            cp.Tool.from_mcp(command=[sys.executable, str(program), mode], timeout=3.0)
+
+    def test_the_answer_of_a_server_is_bounded(self, server: Server) -> None:
+        pytest.importorskip("mcp")
+        with pytest.raises(CompoundError, match="cannot be used|did not start"):  # imports
+            cp.Tool.from_mcp(url=server.url, timeout=5.0)
+        server.body = b'"' + b"a" * 80_000_000 + b'"'
+        server.headers = {"content-type": "application/json"}
+        tracemalloc.start()
+        try:
+            with pytest.raises(CompoundError, match="cannot be used|did not start"):
+                cp.Tool.from_mcp(url=server.url, timeout=5.0)
+            assert tracemalloc.get_traced_memory()[1] < 60_000_000
+        finally:
+            tracemalloc.stop()
