@@ -34,7 +34,7 @@ async def _bound(response: httpx2.Response) -> None:
         response.stream = _BoundedStream(response.stream)
 
 
-class _BoundedStream(httpx2.AsyncByteStream):
+class _BoundedStream(httpx2.AsyncByteStream):  # type: ignore[misc]  # mypy does not see its base
     """A body of limited size."""
 
     def __init__(self, inner: httpx2.AsyncByteStream) -> None:
