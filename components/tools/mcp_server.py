@@ -30,7 +30,7 @@ from compound.errors import (
     suggest_name,
 )
 from compound.graph.configuration import digest
-from compound.security.sanitize import sanitize_text
+from compound.security.sanitize import remember_environment, sanitize_text
 from compound.security.trust import Origin
 
 if TYPE_CHECKING:
@@ -275,6 +275,7 @@ class Session:
 
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed later
         own = {name: os.environ[name] for name in server.env if name in os.environ}
+        remember_environment(own)  # the program may return a key
         program, *arguments = server.command
         program = sys.executable if program == "python" else program
         parameters = StdioServerParameters(command=program, args=arguments, env=own)

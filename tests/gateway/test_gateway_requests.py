@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import sys
 from typing import Any
 
 import httpx
@@ -130,3 +131,15 @@ def test_a_head_that_does_not_arrive_ends_the_connection(monkeypatch: pytest.Mon
     monkeypatch.setattr(BoundedProtocol, "head_timeout", 0.2)
     assert asked(b"GET /v1/models HTT") == b""
     assert asked() == b""
+
+
+def test_a_key_that_a_program_receives_is_removed_from_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEARCH_API_KEY", "key-of-a-search-engine-in-this-test")
+    code = "import os, sys; sys.stdin.read(); sys.exit('denied: ' + os.environ['SEARCH_API_KEY'])"
+    helper = cp.ExternalAgent("helper", command=[sys.executable, "-c", code], env=["SEARCH_API_KEY"])
+    system = cp.System("s", {"answer": helper(question=cp.Input("question"))}, lm="m")
+    engines = {"m": ScriptedLM(lambda message: "ok")}
+    trace = cp.run(system, {"question": "?"}, engines=engines, check=False)
+    assert trace.failure is not None
+    assert "denied: [key removed]" in trace.failure.message
+    assert "key-of-a-search-engine" not in json.dumps(to_json(trace))

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import compound as cp
+from compound.components.engines.openai.stream_events import StreamedAnswer
 from compound.concurrency.sessions import Sessions
 from compound.errors import CompoundError, DeclarationError, SpecError
 from compound.spec import load
@@ -198,6 +199,19 @@ class TestAnswers:
             tracemalloc.stop()
         server.headers = {"content-encoding": "zstd"}
         assert "which was not requested" in call(tool)
+
+
+@pytest.mark.parametrize("index", [10**9, -3, "0", None])
+def test_the_number_of_a_streamed_tool_call_fills_no_memory(index: Any) -> None:
+    part = {"index": index, "id": "a", "function": {"name": "f", "arguments": "{}"}}
+    answer = StreamedAnswer("chat/completions")
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(ValueError):
+            answer.feed(f"data: {json.dumps({'choices': [{'index': 0, 'delta': {'tool_calls': [part]}}]})}\n")
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 ODD_SERVER = """
