@@ -90,6 +90,10 @@ class IncompleteAnswer(httpx.ReadError):
     """The answer is incomplete. Not a `ConnectError`, after which litellm would resend the request."""
 
 
+class TooLarge(IncompleteAnswer):
+    """The answer is longer than the limit."""
+
+
 class Redirected(httpx.ReadError):
     """The server redirects the request, and with it the key, to another address."""
 
@@ -206,7 +210,8 @@ async def bounded(
     """Decompress a body, and yield at most ``limit`` bytes of it.
 
     Raises:
-        IncompleteAnswer: the body is longer, or its compression is unknown or invalid.
+        TooLarge: the body is longer.
+        IncompleteAnswer: its compression is unknown or invalid.
     """
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding not in {*ENCODINGS, "identity", ""}:
@@ -220,9 +225,7 @@ async def bounded(
             raise IncompleteAnswer(f"the answer is not valid {encoding}: {error}") from None
         total += len(piece)
         if total > limit:
-            raise IncompleteAnswer(
-                f"the answer is longer than {limit:,} bytes, the maximum that max_tokens allows"
-            )
+            raise TooLarge(f"the answer is longer than {limit:,} bytes, the maximum that max_tokens allows")
         yield piece
 
 

@@ -30,7 +30,7 @@ from compound.errors import (
     suggest_name,
 )
 from compound.graph.configuration import digest
-from compound.security.sanitize import sanitize_text
+from compound.security.sanitize import remember_environment, sanitize_text
 from compound.security.trust import Origin
 
 if TYPE_CHECKING:
@@ -189,7 +189,22 @@ class Session:
             ) from None
 
     async def tools(self) -> list[Any]:
-        """Return the declarations of the server's tools."""
+        """Return the declarations of the server's tools.
+
+        Raises:
+            TransientError: the server did not list them in time; also one whose list has no end.
+            CallError: the server reports an error.
+        """
+        try:
+            async with asyncio.timeout(self._server.timeout):
+                return await self._listed()
+        except TimeoutError:
+            raise TransientError(
+                f"the MCP server {self._server.label!r} did not list its tools within "
+                f"{self._server.timeout:g} s{self._last_messages()}"
+            ) from None
+
+    async def _listed(self) -> list[Any]:
         from mcp.types import PaginatedRequestParams
 
         session, cursor = self._ready.result(), None
@@ -260,6 +275,7 @@ class Session:
 
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed later
         own = {name: os.environ[name] for name in server.env if name in os.environ}
+        remember_environment(own)  # the program may return a key
         program, *arguments = server.command
         program = sys.executable if program == "python" else program
         parameters = StdioServerParameters(command=program, args=arguments, env=own)
@@ -299,18 +315,16 @@ class Session:
 
 @contextlib.asynccontextmanager
 async def _http_streams(server: MCPServer) -> AsyncIterator[tuple[Any, Any]]:
-    import httpx2
     from mcp.client.streamable_http import streamable_http_client
+
+    from compound.components.tools.mcp_transport import bounded_client
 
     assert server.url is not None
     headers = {}
     if server.auth_env:
         headers["Authorization"] = f"Bearer {read_key(server.auth_env, server.label)}"
-    limits = httpx2.Timeout(server.timeout)
     async with (
-        httpx2.AsyncClient(
-            headers=headers, timeout=limits, trust_env=False, follow_redirects=False
-        ) as client,
+        bounded_client(headers, server.timeout) as client,
         streamable_http_client(server.url, http_client=client) as (read, write),
     ):
         yield read, write

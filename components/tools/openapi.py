@@ -16,14 +16,22 @@ from compound.components.tools.source import NAME, Declaration
 from compound.concurrency.sessions import Sessions
 from compound.errors import CallError, DeclarationError, MissingExtra, TransientError, suggest_name
 from compound.graph.configuration import digest
-from compound.security.trust import Origin
+from compound.security.trust import Origin, Trust
 
 METHODS = ("get", "post", "put", "patch", "delete")
 MAX_DOCUMENT = 10 * 2**20  # bytes of a document
 MAX_ANSWER = 2**20  # bytes of an answer that are read
 MAX_ERROR = 2_000  # characters of an error that the model is shown
+MAX_PARTS = 20_000  # objects and lists of the schema of the arguments; aliases of YAML can multiply them
 BODY = "body"  # the argument with the JSON body, if that is no object or has the name of a parameter
 JSON = "application/json"
+CONNECTION_HEADERS = frozenset(
+    {
+        "accept", "accept-encoding", "authorization", "connection", "content-length", "content-type",
+        "cookie", "expect", "host", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
+"""Headers of the connection, of the body and of credentials, which a document cannot make arguments."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,7 @@ class OpenAPISource:
         """
         httpx = _httpx()
         url, query, headers, body = self._parts(arguments)
+        headers["Accept-Encoding"] = "identity"
         if self.auth_env:
             key = read_key(self.auth_env, self.url)
             headers[self.auth_header] = (
@@ -143,7 +152,11 @@ def declare_operation(
     method, path, entry, shared = reader.operation(operation)
     server = server_of(found, base_url)
     _check_server(server, hosts, operation)
-    schema, places = reader.arguments(entry, shared)
+    _check_path(path, operation)
+    try:
+        schema, places = reader.arguments(entry, shared, auth_header)
+    except RecursionError:
+        raise DeclarationError(f"operation {operation!r}: the schema is nested too deeply") from None
     missing = [part for part in _placeholders(path) if Place(part, "path") not in places.values()]
     if missing:
         raise DeclarationError(f"operation {operation!r}: the path parameter {missing[0]!r} is not declared")
@@ -222,9 +235,9 @@ class _Reader:
         return url
 
     def arguments(
-        self, entry: Mapping[str, Any], shared: Sequence[Any]
+        self, entry: Mapping[str, Any], shared: Sequence[Any], auth_header: str
     ) -> tuple[dict[str, Any], dict[str, Place]]:
-        """Return the schema of the arguments, and where each is sent."""
+        """Return the schema of the arguments, and where each is sent; ``auth_header`` is no argument."""
         properties: dict[str, Any] = {}
         required: list[str] = []
         places: dict[str, Place] = {}
@@ -233,6 +246,8 @@ class _Reader:
             name, where = str(parameter.get("name")), str(parameter.get("in"))
             if where not in ("path", "query", "header"):
                 continue  # cookies
+            if where == "header" and name.lower() in CONNECTION_HEADERS | {auth_header.lower()}:
+                continue
             part = dict(self._resolved(parameter.get("schema", {"type": "string"})))
             if parameter.get("description"):
                 part["description"] = parameter["description"]
@@ -289,8 +304,13 @@ class _Reader:
     def _with_definitions(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Return a schema whose references lead to its own definitions."""
         definitions: dict[str, Any] = {}
+        parts = 0
 
         def moved(part: Any) -> Any:  # noqa: ANN401 - JSON
+            nonlocal parts
+            parts += isinstance(part, list | Mapping)
+            if parts > MAX_PARTS:
+                raise DeclarationError(f"the schema of its arguments has more than {MAX_PARTS:,} parts")
             if isinstance(part, list):
                 return [moved(item) for item in part]
             if not isinstance(part, Mapping):
@@ -315,11 +335,17 @@ class _Reader:
 
 def _check_server(server: str, hosts: Sequence[str], operation: str) -> None:
     origin = Origin.of(server)
-    if not origin.is_loopback and origin.host not in hosts:
+    if not origin.is_loopback and origin not in Trust.of(hosts).hosts:
         raise DeclarationError(
             f"operation {operation!r} would send requests to {origin}, which is not allowed",
-            hint=f"if you trust it, set hosts=[{origin.host!r}]",
+            hint=f"if you trust it, set hosts=[{str(origin)!r}]",
         )
+
+
+def _check_path(path: str, operation: str) -> None:
+    """Reject a path that continues the name of the server, such as ``@evil.example``."""
+    if not path.startswith("/"):
+        raise DeclarationError(f"operation {operation!r}: the path {path!r:.100} must begin with /")
 
 
 def _placeholders(path: str) -> Iterator[str]:
@@ -346,11 +372,16 @@ def _header(name: str, value: Any) -> str:  # noqa: ANN401 - JSON
 
 
 async def _read(response: Any) -> str:  # noqa: ANN401 - an answer of the optional library
-    data = b""
-    async for chunk in response.aiter_bytes():
-        data += chunk
-        if len(data) > MAX_ANSWER:
-            raise CallError(f"the answer is larger than {MAX_ANSWER // 2**20} MiB")
+    from compound.components.engines.wire import IncompleteAnswer, TooLarge, bounded
+
+    data = bytearray()
+    try:
+        async for chunk in bounded(response.aiter_raw(), response.headers, MAX_ANSWER):
+            data += chunk
+    except TooLarge:
+        raise CallError(f"the answer is larger than {MAX_ANSWER // 2**20} MiB") from None
+    except IncompleteAnswer as error:
+        raise CallError(str(error)) from None
     return data.decode(errors="replace")
 
 

@@ -205,7 +205,8 @@ class Tool:
             document: an OpenAPI 3 document, or its file (JSON or YAML).
             operation: an ``operationId``, or method and path such as ``GET /items/{id}``.
             base_url: address of the server; default: the first of the document.
-            hosts: names of servers that may be called, besides this machine: ``["api.example.com"]``.
+            hosts: servers that may be called, besides this machine: ``["api.example.com"]`` by HTTPS,
+                ``["http://shop:8080"]`` without encryption.
             auth_env: environment variable with the key. It is sent in ``auth_header``, as ``Bearer KEY`` if
                 that is ``Authorization``, and removed from records.
             auth_header: header of the key.

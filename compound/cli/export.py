@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from compound.cli.options import NoImport, Sets, TrustOption, app, format_examples, load_program
-from compound.errors import ExportError
+from compound.errors import ExportError, SpecError
+from compound.security.untrusted import UntrustedFolder
+
+if TYPE_CHECKING:
+    from compound.spec.program import Program
+
+SYSTEM = "system.yaml"
 
 
 @app.command(
@@ -46,20 +52,40 @@ def export(
     of chat prompts, or their JSON for an output that ends in .json. dspy: a DSPy program. python: a module
     that runs the system with the standard library only. What cannot be exported is named, and nothing is
     written.
+
+    A system that is found beside the configuration may not name Python code, like with --no-import; give one
+    that you trust as --system.
     """
     from typing import cast
 
     from compound.exports.export import Target
     from compound.exports.export import export as write
 
-    is_system = configuration.suffix in (".yaml", ".yml")
-    file = configuration if is_system else system or configuration.parent / "system.yaml"
-    if not file.is_file():
+    if configuration.suffix in (".yaml", ".yml"):
+        program = load_program(configuration, sets, no_import, trust=trust)
+    elif system is not None:
+        program = load_program(system, sets, no_import, configuration, trust)
+    else:
+        program = _beside(configuration, sets, trust)
+    text = write(program.system, cast("Target", to), output)
+    if output is None:
+        print(text)
+
+
+def _beside(configuration: Path, sets: list[str] | None, trust: list[str] | None) -> Program:
+    """Load the system beside a configuration; both may come from someone else, so that no code is imported.
+
+    Raises:
+        ExportError: there is none.
+        SpecError: the file cannot be used, or it names code.
+    """
+    file = configuration.parent / SYSTEM
+    if UntrustedFolder(configuration.parent, error=ExportError).kind(SYSTEM) != "file":
         raise ExportError(
             f"{file} does not exist, so that the system of {configuration} is not known",
             hint="give --system system.yaml; a system declared in Python is exported with cp.export",
         )
-    program = load_program(file, sets, no_import, None if is_system else configuration, trust)
-    text = write(program.system, cast("Target", to), output)
-    if output is None:
-        print(text)
+    try:
+        return load_program(file, sets, True, configuration, trust)
+    except SpecError as error:
+        raise SpecError([*error.problems, f"if you trust this file, add --system {file}"]) from None

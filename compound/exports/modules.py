@@ -18,7 +18,7 @@ BEGIN = "from collections.abc import "
 NEEDED = (
     "import asyncio\nimport importlib\nimport inspect\nfrom collections.abc import Sequence\n"  # by the graph
 )
-ONLY_HERE = re.compile(r"  # (?:noqa|no[s]ec|type:).*$", re.MULTILINE)  # comments for tools of this package
+ONLY_HERE = re.compile(r"  # (?:noqa|no[s]ec|type:).*$", re.MULTILINE)
 
 
 def python_module(system: System) -> str:

@@ -218,6 +218,17 @@ def model_of(name: str) -> str:
     return name.removeprefix("openai/")
 
 
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Reports a redirect as an error, since it would take the key and the prompt to another server."""
+
+    def redirect_request(self, *_: Any) -> None:  # noqa: ANN401
+        """Follow none."""
+
+
+OPENER = urllib.request.build_opener(NoRedirects)
+MAX_ANSWER = 2**26  # bytes
+
+
 def send(body: Mapping[str, Any], base_url: str, api_key: str, timeout: float) -> str:
     """Send a request for a chat completion and return the answer's text; retry what may pass."""
     if not base_url.startswith(("http://", "https://")):
@@ -229,8 +240,8 @@ def send(body: Mapping[str, Any], base_url: str, api_key: str, timeout: float) -
     )
     for attempt in range(TRIES):
         try:
-            with urllib.request.urlopen(asked, timeout=timeout) as answer:  # nosec B310  # http only
-                content = json.load(answer)["choices"][0]["message"]["content"]
+            with OPENER.open(asked, timeout=timeout) as answer:
+                content = json.loads(answer.read(MAX_ANSWER))["choices"][0]["message"]["content"]
                 return content if isinstance(content, str) else ""
         except urllib.error.HTTPError as error:
             detail = error.read(500).decode(errors="replace")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compound.errors import CallError, DeclarationError
-from compound.security.sanitize import sanitize_text
+from compound.security.sanitize import remember_environment, sanitize_text
 
 MAX_OUTPUT = 16 * 2**20  # bytes of stdout
 MAX_ERRORS = 4_000  # characters of the end of stderr that a message quotes
@@ -50,6 +50,7 @@ def environment(allowed: Sequence[str], endpoint: Endpoint | None = None) -> dic
     """
     names = {*KEPT, *(name for name in os.environ if name.startswith("LC_")), *allowed}
     kept = {name: os.environ[name] for name in names if name in os.environ}
+    remember_environment(kept)  # the program may return a key
     return kept | (endpoint.environment() if endpoint else {})
 
 

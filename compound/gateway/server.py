@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import cast
 
 import uvicorn
 from starlette.responses import StreamingResponse
@@ -22,8 +20,10 @@ from compound.errors import CompoundError
 from compound.gateway.exchange import Document, Route
 from compound.gateway.sessions import Sessions
 from compound.gateway.settings import GatewaySettings
+from compound.gateway.validation import read_document
 from compound.web.guard import Guard
 from compound.web.problems import Problem, json_response
+from compound.web.protocol import BoundedProtocol
 
 LINGER = 60.0  # seconds that an idle gateway stays open
 ROUTES: dict[str, Route] = {"/v1/chat/completions": "chat/completions", "/v1/responses": "responses"}
@@ -86,10 +86,12 @@ class Gateway:
             listening.close()
             raise CompoundError(f"the gateway cannot listen on loopback: {error}") from None
         self.base_url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        application = Guard(self._application, self._settings, lambda scope, status: None)
+        application = Guard(
+            self._application, self._settings, lambda scope, status: None, admit=self.sessions.find
+        )
         config = uvicorn.Config(
-            application, log_config=None, access_log=False, lifespan="off", server_header=False,
-            proxy_headers=False, ws="none", timeout_graceful_shutdown=1,
+            application, http=BoundedProtocol, log_config=None, access_log=False, lifespan="off",
+            server_header=False, proxy_headers=False, ws="none", timeout_graceful_shutdown=1,
         )  # fmt: skip
         self._server = _Server(config)
         self._task = asyncio.create_task(self._serve(self._server, listening), name="compound-gateway")
@@ -163,17 +165,7 @@ class Gateway:
         if method != "POST":
             raise Problem(405, "method_not_allowed", f"{path} takes POST")
         message: Message = await receive()
-        return await session.answer(ROUTES[path], _document(message.get("body", b"")))
-
-
-def _document(body: bytes) -> Document:
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise Problem(400, "not_json", "the body must be a JSON object")
-    return cast("Document", found)
+        return await session.answer(ROUTES[path], read_document(message.get("body", b"")))
 
 
 _GATEWAYS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Gateway] = weakref.WeakKeyDictionary()

@@ -15,7 +15,7 @@ import os
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compound.errors import ConfigurationError, DeclarationError, suggest_name
@@ -188,14 +188,26 @@ def config_file() -> Path:
     return (Path(base) if base else Path.home() / ".config") / "compound" / "config.toml"
 
 
-def refusal(trust: Trust, model: str, address: str | None, key: str | None) -> tuple[str, str] | None:
-    """Return why an engine of a file may not be used, and how to allow it; None if it may.
+def refusal(
+    trust: Trust,
+    model: str,
+    address: str | None,
+    key: str | None,
+    *,
+    sends: str = "prompts",
+    only_listed: bool = False,
+) -> tuple[str, str] | None:
+    """Return why an engine or a tool of a file may not be used, and how to allow it; None if it may.
 
     Args:
         trust: the user's consent.
         model: the model as ``provider/name``.
         address: the server named in the file.
         key: the environment variable named in the file.
+        sends: what the server receives, for the message.
+        only_listed: whether the providers' own addresses and this machine need an entry, too. Tools need one,
+            since the file chooses the operation: a provider's would bypass the budget, and services on this
+            machine may execute code.
 
     Raises:
         DeclarationError: the address is not a plain HTTP address, or the key is not a variable name.
@@ -213,10 +225,11 @@ def refusal(trust: Trust, model: str, address: str | None, key: str | None) -> t
             f"the file sends the environment variable {key!r} to an unspecified server",
             "set api_base, or omit api_key_env to use the provider's usual variable",
         )
-    if key is not None and not trust.allows_key(key, origin):
+    listed = replace(trust, strict=trust.strict or only_listed)
+    if key is not None and not listed.allows_key(key, origin):
         entry, what = f"{key}@{origin}", f"the environment variable {key!r} to {origin}"
-    elif not trust.allows_host(origin):
-        entry, what = str(origin), f"prompts to {origin}"
+    elif not listed.allows_host(origin):
+        entry, what = str(origin), f"{sends} to {origin}"
     else:
         return None
     if trust.strict:

@@ -194,7 +194,7 @@ def _known_runs(folder: UntrustedFolder) -> dict[str, str]:
             try:
                 document = json.loads(line)
                 known[document["run"]] = digest(document["trace"]["inputs"])
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, RecursionError):
                 raise StoreError(
                     f"{folder.path / RUNS}:{number} is damaged", hint="remove the line"
                 ) from None

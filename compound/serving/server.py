@@ -18,6 +18,7 @@ from compound.errors import CompoundError
 from compound.graph.system import System
 from compound.serving.application import Built, build
 from compound.serving.settings import ServerSettings
+from compound.web.protocol import BoundedProtocol
 
 KEEP_ALIVE = 30  # seconds that an idle connection stays open
 
@@ -58,6 +59,7 @@ def uvicorn_config(built: Built, settings: ServerSettings) -> uvicorn.Config:
     """Return uvicorn's settings: logs without requests, no trust in forwarded addresses, a bounded drain."""
     return uvicorn.Config(
         built.application,
+        http=BoundedProtocol,
         log_config=LOGGING,
         access_log=False,
         server_header=False,

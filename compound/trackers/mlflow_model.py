@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from compound.concurrency.background import run_in_background
 from compound.concurrency.blocking import run_blocking
-from compound.errors import DeclarationError, RunDirectoryError
+from compound.errors import DeclarationError, RunDirectoryError, SpecError
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.extras import raise_missing_extra
@@ -57,13 +57,13 @@ def log_model(
         name: name of the model.
         system: the system, or its YAML file; default: the file that the run stored.
         files: files and folders that the system's file names, such as Python modules; they are placed next to
-            it.
+            it. Without them, a file that the run stored may not name code: the run may be someone else's.
         registered_model_name: registers the model under this name, too.
         trust: servers and keys that the file names and the user trusts, such as ``KEY@llm.example.com``.
         pip_requirements: requirements of the model; default: this version of compound.
 
     Raises:
-        DeclarationError: the system cannot be written as a file.
+        DeclarationError: the system cannot be written as a file, or the file that the run stored names code.
         MissingExtra: MLflow is not installed.
         RunDirectoryError: the run has no best configuration, or it stored no file and none is given.
     """
@@ -78,7 +78,7 @@ def log_model(
         folder = Path(place) / "system"
         folder.mkdir()
         _fill(folder, Path(run), system, files)
-        loaded = load_program(folder / SYSTEM, trust=trust).system.bind(load(folder / BEST))
+        loaded = _loaded(folder, trust, may_import=system is not None or bool(files))
         requirements = pip_requirements if pip_requirements is not None else _requirements()
         return mlflow.pyfunc.log_model(
             name=name,
@@ -90,6 +90,19 @@ def log_model(
             model_config={"trust": list(trust)},
             metadata={"system": loaded.name, "configuration": loaded.configuration.digest},
         )
+
+
+def _loaded(folder: Path, trust: Collection[str], *, may_import: bool) -> System:
+    try:
+        program = load_program(folder / SYSTEM, trust=trust, allow_import=may_import)
+    except SpecError as error:
+        if may_import:
+            raise
+        raise DeclarationError(
+            f"the system that the run stored cannot be used: {error.problems[0]}",
+            hint="if you trust it, pass system=, its file",
+        ) from None
+    return program.system.bind(load(folder / BEST))
 
 
 class SystemModel:

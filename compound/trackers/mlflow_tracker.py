@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 PARENT = "mlflow.parentRunId"  # shows the run below its parent
+OWN = "compound.run"  # tag of all runs that were started here
 STATUSES: Mapping[Status, str] = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 BATCH = 100  # maximum number of parameters per request
 ABSENT = (
@@ -37,7 +38,7 @@ class MLflowTracker:
 
         found = self._find(previous)
         if found is None:
-            tags = {"compound.run": str(run.folder.absolute())}
+            tags = {OWN: str(run.folder.absolute())}
             if run.parent:
                 tags[PARENT] = run.parent
             found = self._client.create_run(self._experiment(run), tags=tags, run_name=run.name)
@@ -66,7 +67,10 @@ class MLflowTracker:
         self._client.set_terminated(self._id, STATUSES[status])
 
     def _find(self, previous: str) -> Run | None:
-        """Return the run with an id, unless it was deleted or belongs to another server."""
+        """Return the run with an id, unless it was deleted, belongs to another server, or is none of ours.
+
+        The id is read from the run directory, whose author could name any run.
+        """
         from mlflow.exceptions import MlflowException
 
         if not previous:
@@ -77,7 +81,7 @@ class MLflowTracker:
             if error.error_code in ABSENT:
                 return None
             raise
-        return found if found.info.lifecycle_stage == "active" else None
+        return found if found.info.lifecycle_stage == "active" and OWN in found.data.tags else None
 
     def _experiment(self, run: TrackedRun) -> str:
         """Return the id of the experiment, which is created if it does not exist."""

@@ -60,10 +60,18 @@ class Guard:
         inner: the application.
         settings: the names, origins, key and limits.
         count: receives the scope and the status of each answer.
+        admit: checks the ``Authorization`` header before the body is read, if the application has keys of its
+            own; raises `Problem`.
     """
 
-    def __init__(self, inner: ASGIApp, settings: Admission, count: Count) -> None:
-        self._inner, self._settings, self._count = inner, settings, count
+    def __init__(
+        self,
+        inner: ASGIApp,
+        settings: Admission,
+        count: Count,
+        admit: Callable[[bytes], object] = lambda authorization: None,
+    ) -> None:
+        self._inner, self._settings, self._count, self._admit = inner, settings, count, admit
         self._names = settings.host_names
         self._origins = {origin.lower().encode() for origin in settings.allow_origins}
         self._bearer = settings.key.encode() if settings.key is not None else None
@@ -110,6 +118,7 @@ class Guard:
                     401, "invalid_key", "a valid key is required: Authorization: Bearer …",
                     headers={"WWW-Authenticate": "Bearer"},
                 )  # fmt: skip
+        self._admit(headers.get(b"authorization", b""))
         if scope["method"] == "POST":
             content = headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
             if content != b"application/json":

@@ -7,8 +7,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
@@ -454,6 +456,33 @@ def test_a_state_file_needs_an_imported_program(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"was not imported from DSPy.*ends in \.py"):
         cp.export(single(), "dspy", tmp_path / "state.json")
     assert not (tmp_path / "state.json").exists()
+
+
+def test_an_exported_program_takes_its_key_to_no_other_server(tmp_path: Path) -> None:
+    received: list[tuple[str, str | None]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            received.append((self.path, self.headers.get("authorization")))
+            self.send_response(302)
+            self.send_header("location", f"http://localhost:{self.server.server_port}/elsewhere")  # type: ignore[attr-defined]
+            self.end_headers()
+
+        do_GET = do_POST  # noqa: N815 - a name that the library calls
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with pytest.raises(runtime.ExportedRunError, match="answered 302"):
+            runtime.send({}, f"http://127.0.0.1:{server.server_port}", "key-of-this-test", 10.0)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert received == [("/chat/completions", "Bearer key-of-this-test")]
 
 
 def test_the_command_exports_a_run(cli: Any, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class TestTools:
             "max_turns: {int: [2, 6], value: 3}",
             "tune_tools: true",
         )
-        system = cp.load_system(path)
+        system = cp.load_system(path, trust=["http://127.0.0.1:9"])
         agent = agent_of(system)
         assert [tool.name for tool in agent.tools] == ["identity", "made", "getItem", "python"]
         assert [key for key in system.parameters if "tool_" in key] == [
@@ -115,7 +115,10 @@ class TestTools:
             ("{function: 'shop_parts:value'}", "is not a function"),
             ("{function: 'shop_parts:decorated', name: x}", "is a tool, which has its own name"),
             ("{openapi: none.json, operation: getItem}", "is not an OpenAPI document"),
-            ("{openapi: api.json, operation: getItems}", "did you mean 'getItem'"),
+            (
+                "{openapi: api.json, operation: getItem}",
+                "sends requests to http://127.0.0.1:9, .* not trusted",
+            ),
             ("{openapi: api.json, operation: getItem, base_url: 'https://shop.example'}", "not trusted"),
             ("{openapi: api.json, operation: getItem, auth_env: HOME}", "the environment variable 'HOME'"),
             ("{mcp: {url: 'http://tools.example/mcp'}}", "not trusted"),
@@ -128,6 +131,11 @@ class TestTools:
         with pytest.raises(SpecError, match=message) as error:
             cp.load_system(written(tmp_path, "tools:", f"  - {tool}"))
         assert "shop.yaml:9:" in str(error.value)
+
+    def test_an_unknown_operation_is_reported(self, tmp_path: Path) -> None:
+        path = written(tmp_path, "tools: [{openapi: api.json, operation: getItems}]")
+        with pytest.raises(SpecError, match="did you mean 'getItem'"):
+            cp.load_system(path, trust=["http://127.0.0.1:9"])
 
     @pytest.mark.parametrize("tool", ["{function: 'shop_parts:plain'}", "{python: {}}"])
     def test_code_needs_imports(self, tmp_path: Path, tool: str) -> None:

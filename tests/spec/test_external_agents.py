@@ -102,3 +102,21 @@ def test_the_key_of_an_upstream_needs_consent() -> None:
     with pytest.raises(SpecError, match="--trust MY_KEY@llm.example.com"):
         loads(text)
     assert loads(text, trust=["MY_KEY@llm.example.com"]).engines["up"][0] == "openai"
+
+
+def test_a_file_of_prompts_is_read_through_no_link_and_whole(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "outside.yaml").write_text("planner: {system: You plan.}")
+    (tmp_path / "link.yaml").symlink_to("outside.yaml")
+    for name, message in (
+        ("../link.yaml", "cannot be read.*symbolic link"),
+        ("large.yaml", "larger than 1 MiB"),
+    ):
+        (tmp_path / "inner" / "large.yaml").write_text("p: {system: x}\n" + "#" * 2**20)
+        (tmp_path / "inner" / "system.yaml").write_text(
+            "system: s\nlm: smollm2\ninputs: {question: str}\ncomponents:\n"
+            f"  helper: {{external_agent: {{command: [x], prompts_file: {name}}}, in: {{question: $question}}}}\n"
+            "outputs: {answer: $helper}\n"
+        )
+        with pytest.raises(SpecError, match=message):
+            cp.load_system(tmp_path / "inner" / "system.yaml")

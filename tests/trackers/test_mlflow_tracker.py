@@ -201,6 +201,17 @@ def test_a_run_that_was_not_tracked_can_be_sent_once(store: MlflowClient, tmp_pa
     )
 
 
+def test_a_run_directory_names_no_run_of_someone_else(store: MlflowClient, tmp_path: Path, cli: Any) -> None:
+    optimize(tmp_path / "run", trackers=())
+    victim = store.create_run(store.create_experiment("other"), run_name="victim").info.run_id
+    (tmp_path / "run" / FILE).write_text(json.dumps({"mlflow": {"id": victim, "events": 0}}))
+    assert cli("track", str(tmp_path / "run"), "--to", "mlflow").code == 0
+    untouched = store.get_run(victim)
+    assert (untouched.data.params, untouched.data.metrics, untouched.info.status) == ({}, {}, "RUNNING")
+    assert artifacts(store, untouched) == set()
+    assert len(runs(store)) == 1
+
+
 def test_another_store_gets_a_whole_run(store: MlflowClient, tmp_path: Path, cli: Any) -> None:
     optimize(tmp_path / "run")
     empty_store(tmp_path / "other.db")

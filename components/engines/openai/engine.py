@@ -22,7 +22,7 @@ from compound.components.engines.remote import (
     max_answer_bytes,
     max_prompt_tokens,
 )
-from compound.engine import NO_USAGE, Completion, Forward, OnText, Request, Usage
+from compound.engine import NO_USAGE, Completion, FinishReason, Forward, OnText, Request, Usage
 from compound.errors import CallError, CompoundError, TransientError
 from compound.execution.budget import clip_usage
 
@@ -112,12 +112,13 @@ class OpenAIEngine:
 
     def worst_case(self, request: Request) -> Usage:
         """Return an upper bound of the request's usage: a token of a prompt has at least one byte."""
-        size = max_prompt_tokens(request)
+        size, answers = max_prompt_tokens(request), 1
         if request.forward is not None:
+            answers = _answers(request.forward)
             images = request.forward.body.count('"image_url"') + request.forward.body.count('"input_image"')
             size = len(request.forward.body.encode()) + IMAGE_TOKENS * images
-        cost = self._cost(size, request.max_tokens)
-        return Usage(1, size, request.max_tokens, cost, int(not self.priced))
+        most = answers * request.max_tokens
+        return Usage(1, size, most, self._cost(size, most), int(not self.priced))
 
     async def generate(self, request: Request) -> Completion:
         """Answer one request."""
@@ -197,9 +198,9 @@ class OpenAIEngine:
             text = answer_text(message, finish, request, self.name, usage)
         else:
             text = cast("str", message.get("content")) if isinstance(message.get("content"), str) else ""
-        reason = "length" if finish in ("length", "incomplete") else "stop"
+        reason: FinishReason = "length" if finish in ("length", "incomplete") else "stop"
         body = json.dumps(document, ensure_ascii=False) if request.forward is not None else ""
-        return Completion(text, usage, cast("object", reason), body=body)  # type: ignore[arg-type]
+        return Completion(text, usage, reason, body=body)
 
     def _usage(self, request: Request, used: object) -> Usage:
         """Return the reported usage, with the worst case for missing numbers."""
@@ -251,6 +252,12 @@ def _error_message(body: bytes) -> str:
         return str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError, RecursionError):
         return body.decode(errors="replace").strip() or "an error without a message"
+
+
+def _answers(forward: Forward) -> int:
+    """Return the number of answers that a request asks for, all of which are billed."""
+    given = json.loads(forward.body).get("n")
+    return max(1, given) if isinstance(given, int) else 1
 
 
 def _as_forward(request: Request, *, stream: bool) -> Forward:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import cast
 
 Document = dict[str, object]
+MAX_CALLS = 128  # tool calls of one answer
 
 
 class StreamedAnswer:
@@ -100,7 +101,9 @@ def _extend(message: Document, delta: Mapping[str, object]) -> None:
 
 
 def _extend_tool(calls: list[Document], part: Mapping[str, object]) -> None:
-    index = cast("int", part.get("index", len(calls)))
+    index = part.get("index", len(calls))
+    if type(index) is not int or not 0 <= index < MAX_CALLS:
+        raise ValueError(f"a tool call of the stream has the index {index!r:.40}")
     while len(calls) <= index:
         calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
     call = calls[index]

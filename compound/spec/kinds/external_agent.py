@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from compound.components.agent_prompt import AgentPrompt
 from compound.components.external_agent import ExternalAgent
-from compound.errors import DeclarationError, SpecError
+from compound.errors import DataError, DeclarationError, SpecError
 from compound.gateway.workers import importable_problem
 from compound.graph.space import Choice, Weights
+from compound.security.untrusted import UntrustedFolder
 from compound.spec.kinds.kind import DumpContext, Kind, MakeContext, make_settings
 from compound.spec.schema.settings import (
     CountSetting,
@@ -175,12 +177,10 @@ def _read_prompts(given: str, context: MakeContext, address: Address) -> Mapping
     if file.document.has_errors(address):
         return {}
     try:
-        with path.open(encoding="utf-8") as opened:
-            text = opened.read(MAX_PROMPTS_FILE)  # the rest of a larger file would not be valid
-        found = read_value(text, str(given))
+        found = read_value(_bounded_text(path), str(given))
         return TypeAdapter(dict[Name, AgentPromptSettings]).validate_python(found)
-    except OSError as error:
-        file.document.report(address, f"cannot be read: {error.strerror or error}")
+    except DataError as error:
+        file.document.report(address, f"cannot be read: {error.message}")
     except (SpecError, DeclarationError, UnicodeError) as error:
         file.document.report(address, f"cannot be used: {error}")
     except ValidationError as error:
@@ -188,6 +188,19 @@ def _read_prompts(given: str, context: MakeContext, address: Address) -> Mapping
         where = ".".join(map(str, first["loc"]))
         file.document.report(address, f"{given}: {where}: {first['msg']}")
     return {}
+
+
+def _bounded_text(path: Path) -> str:
+    """Return the content of a file, which may not be a link.
+
+    Raises:
+        DataError: it cannot be read, or is too large.
+    """
+    with UntrustedFolder(path.parent, error=DataError).reader(path.name) as opened:
+        content = opened.read(MAX_PROMPTS_FILE + 1)
+    if len(content) > MAX_PROMPTS_FILE:
+        raise DataError(f"{path} is larger than 1 MiB")
+    return content.decode()
 
 
 def _dump(component: ExternalAgent, context: DumpContext) -> Tree:

@@ -50,7 +50,7 @@ class OpenAPITool(Model):
     operation: str
     """An operationId, or method and path such as `GET /items/{id}`."""
     base_url: str | None = None
-    """The address of the server; by default the first of the document. Other machines need your consent."""
+    """The address of the server; by default the first of the document. It needs your consent."""
     auth_env: str | None = None
     """The environment variable that holds the key."""
     auth_header: str = "Authorization"
@@ -67,7 +67,7 @@ class MCPSettings(Model):
     command: list[str] = Field(default=[])
     """Program and arguments of a server on stdin and stdout; `python` is the interpreter of this process."""
     url: str | None = None
-    """Address of a server with streamable HTTP."""
+    """Address of a server with streamable HTTP. It needs your consent."""
     auth_env: str | None = None
     """The environment variable that holds the key of the server at `url`."""
     env: list[str] = Field(default=[])
@@ -164,7 +164,7 @@ def _openapi(entry: OpenAPITool, file: Context, address: Address) -> list[Tool] 
         if not _is_trusted(server, entry.auth_env, file, address, "base_url"):
             return None
         given = {key: value for key, value in entry.given.items() if key not in ("openapi", "operation")}
-        return Tool.from_openapi(path, entry.operation, hosts=[Origin.of(server).host], **given)
+        return Tool.from_openapi(path, entry.operation, hosts=[str(Origin.of(server))], **given)
 
     tool = file.attempt(address, made)
     return None if tool is None else [tool]
@@ -199,7 +199,8 @@ def _mcp(given: MCPSettings, file: Context, address: Address) -> list[Tool] | No
 def _is_trusted(server: str, key: str | None, file: Context, address: Address, setting: str) -> bool:
     """Return whether the user trusts a server, or report how to give consent."""
     try:
-        refused = refusal(Trust.of_user(file.trusted, strict=not file.allow_import), "", server, key)
+        trust = Trust.of_user(file.trusted, strict=not file.allow_import)
+        refused = refusal(trust, "", server, key, sends="requests", only_listed=True)
     except DeclarationError as error:
         file.document.report_error((*address, setting), error)
         return False
