@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -61,7 +62,7 @@ def building() -> Iterator[GraphBuild]:
         _BUILD.reset(token)
 
 
-class Placeholder:
+class Placeholder(ABC):
     """Base of inputs and outputs in a declaration: rejects Python operations on their values.
 
     Conversions that Python also applies in passing (``bool``, ``==``, ``str``) are rejected only while a
@@ -71,9 +72,9 @@ class Placeholder:
     __slots__ = ()
 
     @property
+    @abstractmethod
     def label(self) -> str:
         """Spelling in messages and YAML."""
-        raise NotImplementedError
 
     def _reject(self, what: str, hint: str, depth: int = 2) -> NoReturn:
         frame = sys._getframe(depth)

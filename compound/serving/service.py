@@ -43,7 +43,7 @@ class Ticket:
 
 
 class ClientGone(Exception):
-    """The client ended the connection; nobody reads the answer."""
+    """The client ended the connection before the answer."""
 
 
 class Service:

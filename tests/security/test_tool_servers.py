@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import json
 import sys
-import threading
 import tracemalloc
 import zlib
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from compound.components.engines.openai.stream_events import StreamedAnswer
 from compound.concurrency.sessions import Sessions
 from compound.errors import CompoundError, DeclarationError, SpecError
 from compound.spec import load
+from recording_server import RecordingServer
 
 pytest.importorskip("httpx")
 FILE = """
@@ -57,41 +56,10 @@ def call(tool: cp.Tool, **arguments: Any) -> str:
     return asyncio.run(tool.answer(json.dumps(arguments), Sessions()))
 
 
-class Server:
-    """Records the headers of requests, and answers with one body."""
-
-    def __init__(self) -> None:
-        self.body, self.headers, self.received = b"{}", dict[str, str](), list[list[tuple[str, str]]]()
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.rfile.read(int(self.headers.get("content-length") or 0))
-                outer.received.append(self.headers.items())
-                self.send_response(200)
-                for name, value in outer.headers.items():
-                    self.send_header(name, value)
-                self.send_header("content-length", str(len(outer.body)))
-                self.end_headers()
-                with contextlib.suppress(ConnectionError):  # the client may stop reading
-                    self.wfile.write(outer.body)
-
-            do_POST = do_GET  # noqa: N815 - a name that the library calls
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-
-
 @pytest.fixture
-def server() -> Iterator[Server]:
-    found = Server()
-    yield found
-    found.http.shutdown()
-    found.http.server_close()
+def server() -> Iterator[RecordingServer]:
+    with RecordingServer.running() as found:
+        yield found
 
 
 class TestConsent:
@@ -120,7 +88,9 @@ class TestConsent:
             load(path, trust=["api.openai.com"])
         assert load(path, trust=["OPENAI_API_KEY@api.openai.com"]).system.name == "shop"
 
-    def test_an_mcp_server_of_this_machine_needs_consent(self, tmp_path: Path, server: Server) -> None:
+    def test_an_mcp_server_of_this_machine_needs_consent(
+        self, tmp_path: Path, server: RecordingServer
+    ) -> None:
         path = written(tmp_path, f"{{mcp: {{url: '{server.url}/mcp', timeout: 5}}}}", {})
         with pytest.raises(SpecError, match="which you have not trusted"):
             load(path)
@@ -149,7 +119,7 @@ class TestDocuments:
         assert cp.Tool.from_openapi(api, "getItem", hosts=[shown]).name == "getItem"
 
     def test_a_document_sets_no_header_of_the_connection_or_the_key(
-        self, server: Server, monkeypatch: pytest.MonkeyPatch
+        self, server: RecordingServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("SHOP_KEY", "key-of-the-shop-of-this-test")
         names = ["Host", "authorization", "Content-Length", "Transfer-Encoding", "Cookie", "X-KEY", "X-Other"]
@@ -159,7 +129,7 @@ class TestDocuments:
         )
         assert list(tool.parameters["properties"]) == ["X-Other"]
         call(tool, **dict.fromkeys(names, "chosen"))
-        received = [(name.lower(), value) for name, value in server.received[0]]
+        received = server.received[0].headers
         assert [item for item in received if item[1] == "chosen"] == [("x-other", "chosen")]
         assert ("x-key", "key-of-the-shop-of-this-test") in received
 
@@ -187,7 +157,7 @@ class TestDocuments:
 
 
 class TestAnswers:
-    def test_a_compressed_answer_is_unpacked_up_to_the_limit(self, server: Server) -> None:
+    def test_a_compressed_answer_is_unpacked_up_to_the_limit(self, server: RecordingServer) -> None:
         tool = cp.Tool.from_openapi(document(server=server.url), "getItem")
         server.body, server.headers = zlib.compress(bytes(60_000_000)), {"content-encoding": "deflate"}
         call(tool)  # imports
@@ -244,7 +214,7 @@ class TestMCP:
         with pytest.raises(CompoundError, match="did not list its tools within 3 s"):
             cp.Tool.from_mcp(command=[sys.executable, str(program), mode], timeout=3.0)
 
-    def test_the_answer_of_a_server_is_bounded(self, server: Server) -> None:
+    def test_the_answer_of_a_server_is_bounded(self, server: RecordingServer) -> None:
         pytest.importorskip("mcp")
         with pytest.raises(CompoundError, match="cannot be used|did not start"):  # imports
             cp.Tool.from_mcp(url=server.url, timeout=5.0)

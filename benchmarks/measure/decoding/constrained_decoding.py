@@ -3,8 +3,8 @@
 ``python -m compound.benchmarks.measure.decoding.constrained_decoding`` prints and saves JSON.
 
 Validity: the embedded model answers at temperature 1 for each schema, once constrained and once free with the
-same prompt. Strings and arrays mostly have no length limits, so many answers end only because the engine
-closes them. An independent library (jsonschema) checks every answer against the original schema.
+same prompt. Most strings and arrays have no length limit: without the engine, which closes them, their
+answers would be cut. An independent library (jsonschema) checks every answer against the original schema.
 
 Speed: in each round, the same batch of requests is answered constrained and free, in alternating order, and
 each free answer has as many tokens as the constrained one. Ratios within a round are also valid on a busy

@@ -7,10 +7,8 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import pytest
 
 import compound as cp
 from compound.engine import Message, Request, ToolSpec
+from recording_server import RecordingServer
 
 ROOT = Path(__file__).parents[3]
 TEMPLATE = (
@@ -35,56 +34,45 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-class Server:
-    """An OpenAI-compatible server with prepared messages; it records the requests."""
+class Server(RecordingServer):
+    """An OpenAI-compatible server with prepared messages."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.replies: list[dict[str, Any]] = []
-        self.received: list[dict[str, Any]] = []
-        outer = self
+        self.headers = {"content-type": "application/json"}
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                outer.received.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-                message = {"role": "assistant", "content": None, **outer.replies[len(outer.received) - 1]}
-                finish = "tool_calls" if message.get("tool_calls") else "stop"
-                body = json.dumps(
-                    {
-                        "id": "1",
-                        "object": "chat.completion",
-                        "created": 0,
-                        "model": "tiny",
-                        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
-                        "usage": {"prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 25},
-                    }
-                ).encode()
-                self.send_response(200)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+    @property
+    def documents(self) -> list[dict[str, Any]]:
+        """The bodies of the requests."""
+        return [json.loads(request.body) for request in self.received]
 
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+    def respond(self) -> bytes:
+        message = {"role": "assistant", "content": None, **self.replies[len(self.received) - 1]}
+        finish = "tool_calls" if message.get("tool_calls") else "stop"
+        document = {
+            "id": "1",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "tiny",
+            "choices": [{"index": 0, "message": message, "finish_reason": finish}],
+            "usage": {"prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 25},
+        }
+        return json.dumps(document).encode()
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     found = Server()
     yield found
-    found.http.shutdown()
-    found.http.server_close()
+    found.close()
 
 
 @pytest.mark.filterwarnings("ignore:Item 'summary' on TypedDict:UserWarning")
 class TestLiteLLM:
     def engine(self, server: Server, **given: Any) -> cp.LiteLLM:
         pytest.importorskip("litellm")
-        return cp.LiteLLM("openai/tiny", api_base=server.url, price=(0, 0), **given)
+        return cp.LiteLLM("openai/tiny", api_base=f"{server.url}/v1", price=(0, 0), **given)
 
     def test_an_agent_calls_tools_natively(self, server: Server) -> None:
         calls = [
@@ -101,7 +89,7 @@ class TestLiteLLM:
         engine = self.engine(server, native_tools=True)
         trace = cp.run(system, {"question": "0 + 1, 1 + 1"}, engines={"m": engine})
         assert trace.outputs == {"answer": "1 and 2"}
-        first, second = server.received
+        first, second = server.documents
         assert first["tools"][0]["function"]["name"] == "add"
         assert first["tool_choice"] == "auto"
         assert [m["role"] for m in second["messages"]] == ["user", "assistant", "tool", "tool"]
@@ -114,8 +102,8 @@ class TestLiteLLM:
         system = cp.System("s", {"answer": agent(question=cp.Input("question"))}, lm="m")
         engine = self.engine(server, native_tools=False)
         assert cp.run(system, {"question": "1 + 2"}, engines={"m": engine}).outputs == {"answer": "3"}
-        assert "tools" not in server.received[0]
-        assert "- add: Add two numbers." in server.received[0]["messages"][0]["content"]
+        assert "tools" not in server.documents[0]
+        assert "- add: Add two numbers." in server.documents[0]["messages"][0]["content"]
 
     def test_images_are_sent_as_data(self, server: Server) -> None:
         server.replies = [{"content": "a dot"}]
@@ -123,7 +111,7 @@ class TestLiteLLM:
         look = cp.LLM("look", prompt="Look.")(photo=cp.Input("photo", cp.Image))
         engine = self.engine(server, takes_images=True)
         cp.run(cp.System("s", {"answer": look}, lm="m"), {"photo": dot}, engines={"m": engine})
-        text, image, _cue = server.received[0]["messages"][0]["content"]
+        text, image, _cue = server.documents[0]["messages"][0]["content"]
         assert "[image 1]" in text["text"]
         assert image == {"type": "image_url", "image_url": {"url": dot.data_url}}
 

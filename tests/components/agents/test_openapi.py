@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from compound.concurrency.sessions import Sessions
 from compound.errors import CompoundError, DeclarationError, TransientError
 from compound.security.sanitize import registered_secrets
 from compound.testing import ScriptedLM
+from recording_server import RecordingServer
 
 DOCUMENT: dict[str, Any] = {
     "openapi": "3.0.3",
@@ -72,81 +71,48 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
-class Server:
-    """Records requests, and answers with a status and a body."""
-
-    def __init__(self) -> None:
-        self.status, self.body = 200, b'{"ok": true}'
-        self.headers: dict[str, str] = {}
-        self.received: list[tuple[str, str, dict[str, str], bytes]] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                size = int(self.headers.get("content-length") or 0)
-                sent = {name.lower(): value for name, value in self.headers.items()}
-                outer.received.append((self.command, self.path, sent, self.rfile.read(size)))
-                self.send_response(outer.status)
-                for name, value in outer.headers.items():
-                    self.send_header(name, value)
-                self.send_header("content-length", str(len(outer.body)))
-                self.end_headers()
-                self.wfile.write(outer.body)
-
-            do_GET = do_POST = answer  # noqa: N815 - names that the library calls
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-
-
 @pytest.fixture
-def server() -> Iterator[Server]:
-    found = Server()
-    yield found
-    found.http.shutdown()
-    found.http.server_close()
+def server() -> Iterator[RecordingServer]:
+    with RecordingServer.running() as found:
+        yield found
 
 
 def call(tool: cp.Tool, **arguments: Any) -> str:
     return asyncio.run(tool.answer(json.dumps(arguments), Sessions()))
 
 
-def test_parameters_are_sent_where_they_belong(server: Server) -> None:
+def test_parameters_are_sent_where_they_belong(server: RecordingServer) -> None:
     tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
     assert tool.parameters["required"] == ["id"]
     assert tool.parameters["properties"]["id"] == {"type": "string", "description": "its id"}
     assert call(tool, id="a/../b c", fields=["x", "y"], **{"X-Trace": "t"}) == '{"ok": true}'
     method, path, headers, _ = server.received[0]
     assert (method, path) == ("GET", "/items/a%2F..%2Fb%20c?fields=x&fields=y")
-    assert headers["x-trace"] == "t"
+    assert dict(headers)["x-trace"] == "t"
 
 
 @pytest.mark.parametrize("wrong", ["..", ".", ""])
-def test_a_path_parameter_cannot_change_the_path(server: Server, wrong: str) -> None:
+def test_a_path_parameter_cannot_change_the_path(server: RecordingServer, wrong: str) -> None:
     tool = cp.Tool.from_openapi(DOCUMENT, "GET /items/{id}", base_url=server.url)
     assert call(tool, id=wrong) == f"error: id must not be {wrong!r}"
     assert not server.received
 
 
-def test_a_header_cannot_contain_another(server: Server) -> None:
+def test_a_header_cannot_contain_another(server: RecordingServer) -> None:
     tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
     assert "printable" in call(tool, id="1", **{"X-Trace": "a\r\nX-Other: b"})
     assert not server.received
 
 
-def test_members_of_the_body_are_arguments(server: Server) -> None:
+def test_members_of_the_body_are_arguments(server: RecordingServer) -> None:
     tool = cp.Tool.from_openapi(DOCUMENT, "addItem", base_url=server.url)
     assert "'name' is a required property" in call(tool, note=None)
     assert "parts.0" in call(tool, name="a", parts=[{"name": 3}])
     call(tool, name="a", note=None, parts=[{"name": "b"}])
-    assert json.loads(server.received[0][3]) == {"name": "a", "note": None, "parts": [{"name": "b"}]}
+    assert json.loads(server.received[0].body) == {"name": "a", "note": None, "parts": [{"name": "b"}]}
 
 
-def test_errors_of_the_client_are_answered_and_others_retried(server: Server) -> None:
+def test_errors_of_the_client_are_answered_and_others_retried(server: RecordingServer) -> None:
     tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
     server.status, server.body = 404, b"no such item"
     assert call(tool, id="1") == "error: HTTP 404: no such item"
@@ -154,26 +120,25 @@ def test_errors_of_the_client_are_answered_and_others_retried(server: Server) ->
         server.status = status
         with pytest.raises(TransientError, match=f"HTTP {status}"):
             call(tool, id="1")
-    server.http.shutdown()
-    server.http.server_close()
+    server.close()
     with pytest.raises(TransientError):
         call(tool, id="1")
 
 
-def test_redirects_are_not_followed(server: Server) -> None:
+def test_redirects_are_not_followed(server: RecordingServer) -> None:
     tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
     server.status, server.headers = 302, {"location": "http://169.254.169.254/"}
     assert call(tool, id="1").startswith("error: HTTP 302")
     assert len(server.received) == 1
 
 
-def test_large_answers_are_refused(server: Server) -> None:
+def test_large_answers_are_refused(server: RecordingServer) -> None:
     tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
     server.body = bytes(2**20 + 1)
     assert call(tool, id="1") == "error: the answer is larger than 1 MiB"
 
 
-def test_the_key_is_sent_and_never_recorded(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_sent_and_never_recorded(server: RecordingServer, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url, auth_env="SHOP_KEY")
     with pytest.raises(CompoundError, match="is not set") as error:
         call(tool, id="1")
@@ -184,7 +149,7 @@ def test_the_key_is_sent_and_never_recorded(server: Server, monkeypatch: pytest.
     system = cp.System("s", {"answer": agent(question=cp.Input("question"))}, lm="m")
     lm = ScriptedLM(['{"tool": "getItem", "arguments": {"id": "1"}}', '{"answer": "done"}'])
     trace = cp.run(system, {"question": "?"}, engines={"m": lm})
-    assert server.received[0][2]["authorization"] == "Bearer shop-key-of-this-test"
+    assert dict(server.received[0].headers)["authorization"] == "Bearer shop-key-of-this-test"
     assert "shop-key-of-this-test" in registered_secrets()
     from compound.execution.trace import to_json
 
@@ -193,7 +158,7 @@ def test_the_key_is_sent_and_never_recorded(server: Server, monkeypatch: pytest.
         DOCUMENT, "getItem", base_url=server.url, auth_env="SHOP_KEY", auth_header="X-Key"
     )
     call(other, id="1")
-    assert server.received[-1][2]["x-key"] == "shop-key-of-this-test"
+    assert dict(server.received[-1].headers)["x-key"] == "shop-key-of-this-test"
 
 
 def test_other_servers_need_a_declaration() -> None:

@@ -1,0 +1,71 @@
+"""An HTTP server on loopback that records requests and returns prepared answers."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+
+class Received(NamedTuple):
+    """A request; the names of headers are in lower case, and headers that occur twice are listed twice."""
+
+    method: str
+    path: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+class RecordingServer:
+    """Records requests, and answers with a status, headers and a body."""
+
+    def __init__(self) -> None:
+        self.status, self.body = 200, b'{"ok": true}'
+        self.headers: dict[str, str] = {}
+        self.received: list[Received] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                size = int(self.headers.get("content-length") or 0)
+                sent = [(name.lower(), value) for name, value in self.headers.items()]
+                outer.received.append(Received(self.command, self.path, sent, self.rfile.read(size)))
+                body = outer.respond()
+                self.send_response(outer.status)
+                for name, value in outer.headers.items():
+                    self.send_header(name, value)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                with contextlib.suppress(ConnectionError):  # the client may stop reading
+                    self.wfile.write(body)
+
+            do_GET = do_POST = answer  # noqa: N815 - names that the library calls
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+
+    def respond(self) -> bytes:
+        """Return the body of the answer to the last request."""
+        return self.body
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._http.shutdown()
+        self._http.server_close()
+
+    @classmethod
+    @contextmanager
+    def running(cls) -> Iterator[RecordingServer]:
+        """Run a server for the duration of a block."""
+        server = cls()
+        try:
+            yield server
+        finally:
+            server.close()
