@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -47,6 +47,15 @@ def component_of(key: str) -> str:
 def components_of(keys: Iterable[str]) -> list[str]:
     """Return the components of keys, without duplicates, in order of first occurrence."""
     return list(dict.fromkeys(map(component_of, keys)))
+
+
+def segment_name(components: Sequence[str]) -> str:
+    """Return the name of a component, or of a segment of several.
+
+    >>> segment_name(["search", "rank"])
+    'search + rank'
+    """
+    return " + ".join(components)
 
 
 def canonical_json(value: object) -> str:

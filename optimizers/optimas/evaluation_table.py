@@ -1,4 +1,4 @@
-"""Evaluations of one component's candidates: global scores, and local runs of a part of the system.
+"""Evaluations of the candidates of a component or segment: global scores, and local runs of a part.
 
 A local reward is computed from a run of the part; every global evaluation gives draws, to which the reward is
 fitted.
@@ -174,14 +174,13 @@ class EvaluationTable:
         found = await run_parts(
             self._task.context, self._given.part, systems, [self._examples[column] for column in columns]
         )
-        own = self._given.part.component
         for row, traces in zip(rows, found, strict=True):
             for column, trace in zip(columns, traces, strict=True):
                 failures = [call.failure for call in trace.calls if call.failure is not None]
                 if any(failure.is_transient for failure in failures):
                     continue  # evaluated again in a later rung, if it is still of interest
                 self._parts[row][column] = trace
-                calls = trace.calls_of(own)
+                calls = self._given.part.calls(trace)
                 if not calls or any(call.failure is not None for call in calls):
                     self._failed.add((row, column))
 
@@ -244,7 +243,7 @@ class EvaluationTable:
 
     def _outputs(self, row: int, column: int) -> str:
         """Return the outputs of the component's calls; equal texts for equal outputs."""
-        calls = self._parts[row][column].calls_of(self._given.part.component)
+        calls = self._given.part.calls(self._parts[row][column])
         return canonical_json([to_readable_json(call.outputs) for call in calls])
 
     def _signals(self, trace: Trace, example: Example) -> dict[str, float]:
@@ -252,20 +251,20 @@ class EvaluationTable:
         if not self._given.gold:
             return {}
         shown: dict[str, object] = {}
-        for name in (self._given.part.component, *self._given.part.effects):
+        for name in (*self._given.part.components, *self._given.part.effects):
             for call in trace.calls_of(name):
                 shown |= {f"{name}.{field}": value for field, value in call.outputs.items()}
         return gold_features(shown, example.gold)
 
     def _matched(self, row: int, column: int) -> list[tuple[Call, Call]]:
         """Return the incumbent's calls of the component with the candidate's calls on the same inputs."""
-        ours, theirs = self._parts[0].get(column), self._parts[row].get(column)
+        ours, theirs, part = self._parts[0].get(column), self._parts[row].get(column), self._given.part
         if ours is None or theirs is None:
             return []
-        other = {call.address: call for call in theirs.calls_of(self._given.part.component)}
+        other = {call.address: call for call in part.calls(theirs)}
         return [
             (call, other[call.address])
-            for call in ours.calls_of(self._given.part.component)
+            for call in part.calls(ours)
             if call.address in other and _same(call.inputs, other[call.address].inputs)
         ]
 
@@ -286,7 +285,7 @@ class EvaluationTable:
                     signals = self._signals(self._parts[row][column], example)
                     made = Candidate(call.outputs, (score,), settings, self._given.certain, signals)
                     found.setdefault(call.address, (ours, []))[1].append(made)
-        component, configuration = self._given.part.component, self._task.system.configuration.digest
+        component, configuration = self._given.part.name, self._task.system.configuration.digest
         return [
             Draw(component, address, example.id, configuration, dict(ours.inputs), _distinct(candidates))
             for address, (ours, candidates) in found.items()

@@ -7,19 +7,23 @@ offline phase.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
 
-from compound.graph.space import Demos, Text, Weights
+from compound.graph.configuration import components_of
+from compound.graph.space import Choice, Demos, Float, Int, Text, Weights
 from compound.graph.system import System
 from compound.optimization.method import Job, Method, Optimizer, Scheduler
-from compound.optimizers.optimas.guided import GuidedSearch
+from compound.optimization.prices import estimate_prices
+from compound.optimizers.optimas.guided import GuidedSearch, savings_of
 from compound.optimizers.optimas.guides import LearnedRewards
 from compound.optimizers.optimas.hbc import Cloning
 from compound.optimizers.optimas.local import LocalSearch
 from compound.optimizers.optimas.local_scoring import LocalSearchSettings
 from compound.optimizers.optimas.offline import OfflineRewards
+from compound.optimizers.optimas.part import segments
 from compound.optimizers.optimas.weights import LocalTraining, LocalTrainingChoice, LocalTrainingField
 from compound.optimizers.scheduling.jobs import by_component, keys_of
 from compound.optimizers.scheduling.scheduler import UCB, RewardGapScheduler, Thompson, Uniform
@@ -113,7 +117,8 @@ def optimas(system: System, optimize: OptimizeSettings, settings: OptimasSetting
         "local": search,
         "weights": LocalTraining(learning, settings.training, guide, training),
     }
-    jobs, trained = _jobs(system, training, settings.training)
+    single, trained = _jobs(system, training, settings.training)
+    jobs = by_segment(system, single)
     opening = Job("offline", trained, weight=settings.offline) if trained and settings.offline else None
     scheduler = SCHEDULERS[settings.scheduler]()
     return Method("optimas", optimizers, jobs, scheduler, opening, _least(system, jobs))
@@ -150,6 +155,26 @@ def _jobs(system: System, section: str, training: LocalTrainingChoice) -> tuple[
         check_component_names(section, trained, training.settings)
     jobs = [*by_component(system, "local", "local"), *(Job("weights", (key,)) for key in trained)]
     return jobs, trained
+
+
+def by_segment(system: System, jobs: Sequence[Job]) -> list[Job]:
+    """Merge the jobs of choices and numbers whose components form a segment in which local rewards may save.
+
+    Args:
+        system: the system to optimize.
+        jobs: the jobs of single components.
+    """
+    prices = estimate_prices(system)
+    merged = [group for group in segments(system) if not savings_of(system, group, prices).unused_reason]
+    place = {name: number for number, group in enumerate(merged) for name in group}
+    found: dict[object, Job] = {}
+    for number, job in enumerate(jobs):
+        (component,) = components_of(job.keys)
+        is_numeric = isinstance(system.parameters[job.keys[0]], Choice | Int | Float)
+        segment = place.get(component, f"job {number}") if is_numeric else f"job {number}"
+        known = found.get(segment)
+        found[segment] = replace(known, keys=(*known.keys, *job.keys)) if known else job
+    return list(found.values())
 
 
 def _least(system: System, jobs: Sequence[Job]) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from compound.execution.rng import generator
-from compound.graph.configuration import component_of
+from compound.graph.configuration import components_of, segment_name
 from compound.optimization.method import Job, JobRecord
 
 History = Sequence[JobRecord]
@@ -63,7 +63,7 @@ class RewardGapScheduler:
         known: Mapping[str, float] = next(
             (record.facts["gaps"] for record in reversed(history) if record.facts.get("gaps")), {}
         )
-        components = [component_of(job.keys[0]) for job in jobs]
+        components = [segment_name(components_of(job.keys)) for job in jobs]
         done = {(record.optimizer, record.keys) for record in history}
         untried = [
             job

@@ -48,12 +48,15 @@ class Observation:
         gain: the mean difference of the scores.
         squares: the sum of the squared deviations of the differences from their mean.
         n: the number of examples, which are the first ones of the search.
+        variance: the variance of the gain, if it is an estimate of another kind than the mean over n
+            examples; ``None`` for the pooled variance divided by n.
     """
 
     values: Values
     gain: float
-    squares: float
-    n: int
+    squares: float = 0.0
+    n: int = 1
+    variance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -110,9 +113,8 @@ class GainModel:
 
         Half of the noise of a difference is the incumbent's, which all differences on an example share.
         """
-        n = np.array([float(observation.n) for observation in self.observations])
-        shared = self.noise / 2 / np.maximum(n[:, None], n[None, :])
-        return np.asarray(shared + np.diag(self.noise / 2 / n))
+        own = np.array([self.noise / o.n if o.variance is None else o.variance for o in self.observations])
+        return np.asarray(np.minimum(own[:, None], own[None, :]) / 2 + np.diag(own / 2))
 
     def predict(self, points: Sequence[Values]) -> tuple[Vector, Vector]:
         """Return the means of the gains of some configurations, and their covariance."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from compound.benchmarks.measure.searches.compare import main, summarize
 from compound.benchmarks.measure.searches.completions import StoredCompletions
 from compound.engine import Message, Request
+from compound.errors import DataError
 from compound.execution.cache import DiskCache
 from compound.testing import ScriptedLM
 
@@ -73,30 +75,40 @@ def test_sampled_completions_are_not_stored(tmp_path: Path) -> None:
     assert len(lm.requests) == 4
 
 
-def test_methods_are_compared_on_the_same_examples_and_the_file_is_resumable(
+def test_methods_are_compared_on_the_same_examples_and_the_file_is_extended(
     system: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "found.json"
-    command = [
-        str(system), "--runs", str(tmp_path / "runs"), "--output", str(output),
-        "--methods", "search,random", "--budgets", "60,90", "--seeds", "2", "--examples", "10",
-    ]  # fmt: skip
-    main(command)
+
+    def command(methods: str, seeds: str, examples: int = 10) -> list[str]:
+        return [
+            str(system), "--runs", str(tmp_path / "runs"), "--output", str(output), "--methods", methods,
+            "--budgets", "60,90", "--seeds", seeds, "--examples", str(examples),
+        ]  # fmt: skip
+
+    main(command("search", "0-1"))
     found = json.loads(output.read_text(encoding="utf-8"))
-    assert (found["start"], found["test_examples"], found["seeds"]) == (0.0, 10, 2)
+    assert (found["system"], found["examples"], found["start"]) == ("letters", 10, [0.0] * 10)
     assert found["controls"] == {"constant": 1.0, "direct call": 1.0}
-    for method in ("search", "random"):
-        assert list(found["methods"][method]) == ["60", "90"]
-        for row in found["methods"][method].values():
-            assert len(row["scores"]) == 2
-            assert row["system_runs"] <= 90
-    assert found["methods"]["search"]["90"]["scores"] == [1.0, 1.0]
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/checkpoint.json")}
-    assert len(before) == 8
-    main([*command[:-1], "12"])  # the configurations are evaluated on the other examples
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert json.loads(output.read_text(encoding="utf-8"))["test_examples"] == 12
-    assert "0 60 search" in capsys.readouterr().out
+    assert {budget: list(runs) for budget, runs in found["runs"]["search"].items()} == {
+        "60": ["0", "1"],
+        "90": ["0", "1"],
+    }
+    for run in found["runs"]["search"]["90"].values():
+        assert run["scores"] == [1.0] * 10
+        assert run["system_runs"] <= 90
+    shutil.rmtree(tmp_path / "runs")  # the file is enough to continue
+    main(command("search,random", "1-2"))
+    extended = json.loads(output.read_text(encoding="utf-8"))
+    assert {method: list(runs["60"]) for method, runs in extended["runs"].items()} == {
+        "search": ["0", "1", "2"],
+        "random": ["1", "2"],
+    }
+    assert extended["runs"]["search"]["60"]["1"] == found["runs"]["search"]["60"]["1"]
+    assert len([*(tmp_path / "runs").glob("*/checkpoint.json")]) == 6
+    with pytest.raises(DataError, match="runs with another examples: 10"):
+        main(command("search", "0", examples=12))
+    assert "0 60 search 1.0" in capsys.readouterr().out
 
 
 def test_the_gain_is_paired_by_example_over_the_seeds() -> None:

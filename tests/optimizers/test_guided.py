@@ -134,7 +134,7 @@ def test_transient_failures_say_nothing_about_a_candidate(job: Any) -> None:
 def test_nothing_is_saved_where_nothing_counted_follows() -> None:
     system = Relay(4, 4).system()
     prices = estimate_prices(system)
-    worth = {name: is_worthwhile(part_of(system, name, prices), prices.change([name])) for name in "abcd"}
+    worth = {name: is_worthwhile(part_of(system, [name], prices), prices.change([name])) for name in "abcd"}
     assert worth == {"a": True, "b": True, "c": True, "d": False}
 
 

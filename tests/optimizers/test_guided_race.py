@@ -33,7 +33,7 @@ def racer(job: Any, share: float = 60.0, examples: int = 40) -> GuidedRacer:
     task = job(
         world.system(), world, world.examples(examples), keys=("a.option",), share=share, minibatch=8
     ).task
-    part = part_of(task.system, "a", task.prices)
+    part = part_of(task.system, ["a"], task.prices)
     price = task.prices.change(["a"])
     assert (part.weight, part.price, price) == (0.25, 0.25, 1.0)
     conditions = GuidedSearch(LEARNING, PromptSearch(()))._conditions(task, part, price)
@@ -184,7 +184,7 @@ class TestAfterRungs:
 
     @pytest.mark.parametrize(("margins", "share"), [([1.0, 0.0, -1.0, 2.0], 0.625), ([], None)])
     def test_the_accuracy_counts_ties_half(self, job: Any, margins: list[float], share: float | None) -> None:
-        part = part_of(Relay(4, 1).system(), "a", estimate_prices(Relay(4, 1).system()))
+        part = part_of(Relay(4, 1).system(), ["a"], estimate_prices(Relay(4, 1).system()))
         template = Template.of(part.system.components["a"])
         features = FeatureMap(template, (), (), 0)
         critic = Critic(template, features, [], {}, NoBackbone(), np.array(margins), ["e"] * len(margins))

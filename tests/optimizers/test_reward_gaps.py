@@ -52,7 +52,7 @@ def emitting(job: Any) -> EvaluationTable:
     system = System("emitting", outputs={"y": node})
     rows = [Example(f"e{i}", {"x": i}) for i in range(4)]
     assignment = job(system, custom(lambda outputs, example: 0.0), rows, keys=("emitter.option",))
-    part = part_of(system, "emitter", estimate_prices(system))
+    part = part_of(system, ["emitter"], estimate_prices(system))
     template = Template.of(system.components["emitter"])
     conditions = Conditions(part, 1.0, template, make_backbone("none", 8))
     candidates = [{"emitter.option": option} for option in (1, 2, 3)]

@@ -360,7 +360,7 @@ class TestPart:
     def test_it_ends_with_the_component_and_its_cheap_consequences(self) -> None:
         world = Simulated("chain", noise=0.0)
         system = world.system()
-        part = part_of(system, "b", estimate_prices(system))
+        part = part_of(system, ["b"], estimate_prices(system))
         assert list(part.system.nodes) == ["a", "b"]
         assert [part.weight, part.price] == pytest.approx([2 / 3, 1 / 3])
 
@@ -368,10 +368,10 @@ class TestPart:
         first = Function("first", same)(x=Input("x", str))
         second = Function("second", same)(x=first)
         system = System("s", outputs={"z": second})
-        assert part_of(system, "first", estimate_prices(system)).effects == ("second",)
+        assert part_of(system, ["first"], estimate_prices(system)).effects == ("second",)
 
     def test_it_is_bound_to_the_values_of_the_whole_system(self) -> None:
         system = Simulated("chain", noise=0.0).system()
-        part = part_of(system, "a", estimate_prices(system))
+        part = part_of(system, ["a"], estimate_prices(system))
         bound = part.bind({**system.configuration.to_json(), "a.option": 2, "c.option": 1})
         assert dict(bound.configuration) == {"a.option": 2}

@@ -5,8 +5,8 @@
 Each method optimizes the system once per budget and seed. All configurations found are then evaluated on the
 same test examples, as are the initial configuration and two controls: the constant answer that is best on the
 train split, and one direct call of the system's model. All runs share greedy completions
-(`compound.benchmarks.measure.searches.completions`). Finished runs are kept, so an interrupted measurement
-can be resumed; the file is rewritten after each seed.
+(`compound.benchmarks.measure.searches.completions`). The file is rewritten after each run, and runs that it
+holds are not made again, so that a measurement can be interrupted and extended by methods, budgets and seeds.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from compound.api.sweeps.controls import CONSTANT, DIRECT, Control
 from compound.api.sync import evaluate
 from compound.benchmarks.measure.searches.completions import StoredCompletions
 from compound.engine import Engine
+from compound.errors import DataError
 from compound.evaluation.statistics import UNIT, interval_of_means, paired_interval
 from compound.execution.cache import DiskCache
 from compound.graph.configuration import Configuration
@@ -56,6 +57,12 @@ class Measurement:
         self.folder.mkdir(parents=True, exist_ok=True)
         store = DiskCache(self.folder / "completions.sqlite")
         self._engines = functools.cache(lambda lm: StoredCompletions(self.program.find_engine(lm), store))
+
+    @property
+    def engine(self) -> str:
+        """Name of the system's engine, which includes the number format of a local model."""
+        lm = self.program.system.lm
+        return self._engines(lm).name if lm else ""
 
     def run(self, method: str, budget: float, seed: int) -> Mapping[str, Any]:
         """Return the test scores of the configuration that a method finds, and what finding it took."""
@@ -101,7 +108,7 @@ class Measurement:
             program.system.bind(configuration), program.data, program.metric, "test",
             limit=self.examples, settings=program.optimize, engines=self._engines, cache=False,
         )  # fmt: skip
-        return [round(score, 6) for score in evaluation.scores]
+        return [round(score, 4) for score in evaluation.scores]
 
     def control(self, name: str) -> float | None:
         """Return the mean score of a control on the test examples, if it applies to the system."""
@@ -112,7 +119,7 @@ class Measurement:
         return None if found is None or found["evaluation"] is None else found["evaluation"].mean
 
 
-def summarize(runs: Sequence[Mapping[str, Any]], start: Sequence[float]) -> dict[str, object]:
+def summarize(runs: Sequence[Mapping[str, Any]], start: Sequence[float]) -> dict[str, Any]:
     """Summarize the runs of a method with a budget: scores of seeds, and the gain over the start."""
     means = [fmean(run["scores"]) for run in runs]
     examples = [fmean(scores) for scores in zip(*(run["scores"] for run in runs), strict=True)]
@@ -126,43 +133,51 @@ def summarize(runs: Sequence[Mapping[str, Any]], start: Sequence[float]) -> dict
     }
 
 
+def read_document(path: Path, measured: Measurement) -> dict[str, Any]:
+    """Return the document of a file, or a new one with the start and the controls.
+
+    Raises:
+        DataError: the file is about another system, model or number of examples.
+    """
+    system = measured.program.system
+    facts = {"system": measured.program.path.stem, "identity": system.identity, "lm": system.lm,
+             "engine": measured.engine, "examples": measured.examples}  # fmt: skip
+    if path.exists():
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if differing := [name for name, value in facts.items() if document.get(name) != value]:
+            raise DataError(
+                f"{path} has runs with another {differing[0]}: {document.get(differing[0])!r}",
+                hint="name another file with --output",
+            )
+        return document
+    controls = {name: measured.control(name) for name in (CONSTANT, DIRECT)}
+    return {**facts, "start": measured.score(system.configuration), "controls": controls, "runs": {}}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run all methods with all budgets and seeds, and write the file."""
+    """Make all runs that the file lacks, and write it after each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("system", type=Path, help="the system's YAML file")
     parser.add_argument("--runs", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--output", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--output", type=Path, required=True, help="the JSON file to write or extend")
     parser.add_argument("--methods", default=",".join(METHODS), help="comma-separated methods")
     parser.add_argument("--budgets", default=",".join(map(str, BUDGETS)), help="comma-separated system runs")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"number of seeds (default {SEEDS})")
+    parser.add_argument("--seeds", default=f"0-{SEEDS - 1}", help="first and last seed, such as 0-4")
     parser.add_argument("--examples", type=int, default=EXAMPLES, help="number of test examples")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override an entry")
     args = parser.parse_args(arguments)
     overrides = [(key, value) for key, _, value in (each.partition("=") for each in args.set)]
     measured = Measurement(load(args.system, overrides=overrides), args.runs, args.examples)
-    methods, budgets = args.methods.split(","), [int(budget) for budget in args.budgets.split(",")]
-    start = measured.score(measured.program.system.configuration)
-    controls = {name: measured.control(name) for name in (CONSTANT, DIRECT)}
-    runs: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
-    for seed in range(args.seeds):
-        for budget in budgets:
-            for method in methods:
-                found = measured.run(method, budget, seed)
-                runs.setdefault((method, budget), []).append(found)
-                print(seed, budget, method, round(fmean(found["scores"]), 4), flush=True)
-        document = {
-            "system": measured.program.path.stem,
-            "lm": measured.program.system.lm,
-            "test_examples": len(start),
-            "start": round(fmean(start), 4),
-            "controls": controls,
-            "seeds": seed + 1,
-            "methods": {
-                name: {str(budget): summarize(runs[name, budget], start) for budget in budgets}
-                for name in methods
-            },
-        }
-        args.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    document = read_document(args.output, measured)
+    first, _, last = args.seeds.partition("-")
+    for seed in range(int(first), int(last or first) + 1):
+        for budget in args.budgets.split(","):
+            for method in args.methods.split(","):
+                known = document["runs"].setdefault(method, {}).setdefault(budget, {})
+                if str(seed) not in known:
+                    known[str(seed)] = measured.run(method, float(budget), seed)
+                    args.output.write_text(json.dumps(document) + "\n", encoding="utf-8")
+                print(seed, budget, method, round(fmean(known[str(seed)]["scores"]), 4), flush=True)
 
 
 if __name__ == "__main__":

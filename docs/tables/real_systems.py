@@ -1,0 +1,61 @@
+"""Tables of the comparison of methods on real systems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+from compound.benchmarks.measure.searches.compare import summarize
+from compound.evaluation.statistics import UNIT, interval_of_means
+from tables.data import markdown, results, spread
+
+SYSTEMS = ("relay", "atlas", "pubmedqa", "amazon", "hotpotqa")
+BUDGETS = ("100", "200", "400")
+FEWEST_SEEDS = 3  # for an interval over seeds
+
+
+def real_system(name: str) -> str:
+    """Test scores of the methods on a system by system runs, with the start and the controls."""
+    found = results(f"searches/{name}")
+    start = interval_of_means(found["start"], bounds=UNIT).to_json()
+    rows = [["initial configuration", spread(start), "", ""]]
+    rows += [
+        [f"control: {control}", f"{score:.3f}" if score is not None else "–", "", ""]
+        for control, score in found["controls"].items()
+    ]
+    for method, runs in found["runs"].items():
+        for budget in (budget for budget in BUDGETS if runs.get(budget)):
+            summary = summarize(list(runs[budget].values()), found["start"])
+            rows.append([
+                f"`{method}`, {budget} runs", _scores(summary), spread(summary["gain"], signed=True),
+                f"{sum(count > 0 for count in summary['accepted'])} of {len(summary['accepted'])}",
+            ])  # fmt: skip
+    return markdown(["", "test score", "gain over the start", "runs with an accepted change"], rows)
+
+
+def _scores(summary: Mapping[str, Any]) -> str:
+    scores = summary["scores"]
+    if len(scores) >= FEWEST_SEEDS:
+        return spread(summary["mean"])
+    return f"{fmean(scores):.3f} ({', '.join(f'{score:.3f}' for score in scores)})"
+
+
+def real_runs() -> str:
+    """Mean test scores by method and system runs, over all systems that have the same seeds of all methods."""
+    rows = []
+    for name in SYSTEMS:
+        found = results(f"searches/{name}")["runs"]
+        for budget in BUDGETS:
+            complete = {m: runs[budget] for m, runs in found.items() if runs.get(budget)}
+            seeds = set.intersection(*(set(runs) for runs in complete.values())) if complete else set()
+            if not seeds:
+                continue
+            means = {m: fmean(fmean(runs[s]["scores"]) for s in seeds) for m, runs in complete.items()}
+            ranked = sorted(means, key=lambda method: -means[method])
+            cells = [f"`{method}` {means[method]:.3f}" for method in ranked]
+            rows.append([name, budget, str(len(seeds)), ", ".join(cells)])
+    return markdown(["system", "system runs", "seeds", "mean test scores, best first"], rows)
+
+
+TABLES = (real_system, real_runs)

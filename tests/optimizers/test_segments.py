@@ -1,0 +1,272 @@
+"""Segments: which components are searched together, what their local reward reads, and what it finds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from compound.components.function import Function
+from compound.components.selector import Selector
+from compound.evaluation.metrics.custom import custom
+from compound.example import Example
+from compound.execution.executor import Executor
+from compound.graph.component import CallContext, Input, Operation, Output
+from compound.graph.space import Choice
+from compound.graph.system import System
+from compound.graph.types import Port
+from compound.optimization.method import Job, JobRecord
+from compound.optimization.prices import estimate_prices
+from compound.optimizers.methods import method
+from compound.optimizers.optimas.candidates import Scored, next_candidates
+from compound.optimizers.optimas.guided import GuidedSearch, SegmentDraws, more_candidates, savings_of
+from compound.optimizers.optimas.part import part_of, segments
+from compound.optimizers.optimas.rewarding import RunRewards
+from compound.optimizers.scheduling.scheduler import RewardGapScheduler
+from compound.optimizers.search.prompts import PromptSearch
+from compound.rewards.buffer import PairBuffer
+from compound.rewards.pairs import Draw
+from compound.rewards.sampling.candidates import Candidate
+from compound.settings.optimize import make_settings
+from optimas_settings import learning, optimas
+
+LEARNING = learning(optimas(model="none"))
+WORDS = ("north", "south", "east", "west", "up", "down", "left", "right")
+BEST = {"cut.size": 3, "show.count": 2, "show.order": "last"}
+
+
+def cut(text: str, size: int) -> list[str]:
+    """Cut a text into pieces of some words."""
+    words = text.split()
+    return [" ".join(words[i : i + size]) for i in range(0, len(words), size)]
+
+
+def show(pieces: list[str], count: int, order: Literal["first", "last"]) -> str:
+    """Show some of the pieces, from one end."""
+    return " ".join(pieces[:count] if order == "first" else pieces[-count:])
+
+
+@dataclass(frozen=True, eq=False)
+class Reader(Operation):
+    """A counted step: the word after "key", if at most six words are shown; later steps repeat it."""
+
+    name: str
+
+    kind = "reader"
+    cacheable = True
+
+    @property
+    def inputs(self) -> Mapping[str, Port]:
+        return {"shown": Port(str)}
+
+    @property
+    def outputs(self) -> Mapping[str, Port]:
+        return {"word": Port(str)}
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        return {}
+
+    @property
+    def version(self) -> str:
+        return f"reader:{self.name}"
+
+    def deterministic(self, values: Mapping[str, object]) -> bool:
+        return True
+
+    async def run(
+        self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
+    ) -> Mapping[str, object]:
+        words = str(inputs["shown"]).split()
+        if len(words) == 1:
+            return {"word": words[0]}
+        after = dict(pairwise(words)) if len(words) <= 6 else {}
+        return {"word": after.get("key", "none")}
+
+
+def document_system() -> System:
+    """Return two cheap components before three counted calls.
+
+    The answer is near the end of a text. No single change gains anything: only the last two pieces of three
+    words contain it without too many others.
+    """
+    pieces = Function("cut", cut, size=Choice(3, 12, 24, value=24))(text=Input("text", str))
+    found = Function(
+        "show", show, count=Choice(1, 2, 4, value=4), order=Choice("first", "last", value="first")
+    )(pieces=pieces)
+    for name in ("reader", "checker", "speaker"):
+        found = Reader(name)(shown=found)
+    assert isinstance(found, Output)
+    return System("document", outputs={"answer": found})
+
+
+def examples(n: int) -> list[Example]:
+    rng = np.random.default_rng(0)
+    found = []
+    for i in range(n):
+        words, answer = rng.choice(WORDS, 24).tolist(), str(rng.choice(WORDS))
+        words[20:22] = ["key", answer]
+        found.append(Example(f"e{i}", {"text": " ".join(words)}, {"answer": answer}))
+    return found
+
+
+METRIC = custom(lambda outputs, example: float(outputs["answer"] == example.gold["answer"]))
+
+
+def same(x: str, option: int) -> str:
+    return x * option
+
+
+def tuned(name: str) -> Function:
+    return Function(name, same, option=Choice(1, 2))
+
+
+class TestSegments:
+    def test_cheap_components_in_a_row_are_one(self) -> None:
+        assert segments(document_system()) == [("cut", "show")]
+
+    def test_a_counted_call_between_two_components_divides_them(self) -> None:
+        first = tuned("first")(x=Input("x", str))
+        second = tuned("second")(x=Reader("between")(shown=first))
+        assert segments(System("s", outputs={"y": second})) == [("first",), ("second",)]
+
+    def test_a_cheap_component_without_parameters_does_not_divide_them(self) -> None:
+        between = Function("between", same, option=1)(x=tuned("first")(x=Input("x", str)))
+        assert segments(System("s", outputs={"y": tuned("last")(x=between)})) == [("first", "last")]
+
+    def test_branches_meet_in_one(self) -> None:
+        def join(a: str, b: str, option: int) -> str:
+            return (a + b) * option
+
+        x = Input("x", str)
+        joined = Function("join", join, option=Choice(1, 2))(a=tuned("left")(x=x), b=tuned("right")(x=x))
+        assert segments(System("s", outputs={"y": joined})) == [("left", "right", "join")]
+
+    def test_a_component_that_is_used_twice_is_one_of_its_own(self) -> None:
+        twice = tuned("twice")
+        again = twice(x=twice(x=Input("x", str)), name="again")
+        assert segments(System("s", outputs={"y": tuned("last")(x=again)})) == [("twice",), ("last",)]
+
+    def test_a_choice_for_each_input_is_one_of_its_own(self) -> None:
+        def system(per_input: bool) -> System:
+            label = Selector("label", "p", "q", per_input=per_input)(x=tuned("first")(x=Input("x", str)))
+            return System("s", outputs={"y": tuned("last")(x=label)})
+
+        assert segments(system(per_input=True)) == [("label",), ("first", "last")]
+        assert segments(system(per_input=False)) == [("first", "label", "last")]
+
+    def test_a_method_has_one_job_for_each(self) -> None:
+        system = document_system()
+        jobs = method("optimas", system, make_settings({"method": "optimas"})).jobs
+        assert [sorted(job.keys) for job in jobs] == [sorted(BEST)]
+
+    def test_nothing_is_merged_where_local_rewards_save_nothing(self) -> None:
+        """Nothing counted follows: both components are searched globally, by a job each."""
+        last = tuned("last")(x=tuned("first")(x=Reader("reader")(shown=Input("x", str))))
+        jobs = method("optimas", System("s", outputs={"y": last}), make_settings({"method": "optimas"})).jobs
+        assert [job.keys for job in jobs] == [("first.option",), ("last.option",)]
+
+
+class TestPart:
+    def test_a_segment_is_one_call_with_the_inputs_from_outside(self) -> None:
+        system = document_system()
+        part = part_of(system, ["show", "cut"], estimate_prices(system))
+        assert part.components == ("cut", "show")
+        assert part.name == "cut + show"
+        assert (part.weight, part.price) == (0.0, 0.0)
+        trace = asyncio.run(
+            Executor(lambda _: pytest.fail("no engine")).run(part.system, {"text": "a b c d"})
+        )
+        (call,) = part.calls(trace)
+        assert call.inputs == {"cut.text": "a b c d"}
+        assert call.outputs == {"cut.output": ["a b c d"], "show.output": "a b c d"}
+        reading = part.template().read(call.inputs, call.outputs)
+        assert {"cut.output.items", "show.output.words"} <= set(reading.numbers)
+        assert "cut: Cut a text" in reading.description
+        assert "show: Show some" in reading.description
+
+    def test_savings_are_those_of_the_segment(self) -> None:
+        system = document_system()
+        found = savings_of(system, ["cut", "show"], estimate_prices(system))
+        assert (found.component, found.global_price, found.local_price) == ("cut + show", 1.0, 0.0)
+        assert "cut + show without limit" in str(found)
+
+    def test_more_candidates_are_compared_the_cheaper_local_evaluations_are(self) -> None:
+        system = document_system()
+        part = part_of(system, ["cut", "show"], estimate_prices(system))
+        assert more_candidates(6, part, 1.0) == 12
+        chain = System("chain", outputs={"y": Reader("b")(shown=Reader("a")(shown=Input("x", str)))})
+        part = part_of(chain, ["a"], estimate_prices(chain))
+        assert more_candidates(6, part, 0.75) == 9
+
+
+class TestSearch:
+    def run(self, job: Any, *keys: str, share: float = 60.0, resume: Any = None) -> Any:
+        assignment = job(document_system(), METRIC, examples(60), keys=keys, share=share, minibatch=8)
+        return assignment, *assignment.run(GuidedSearch(LEARNING, PromptSearch(())))
+
+    def test_a_combination_is_found_of_which_no_part_gains(self, job: Any) -> None:
+        _, _, proposal = self.run(job, *BEST)
+        assert proposal.values == BEST
+        for component in ("cut", "show"):
+            keys = [key for key in BEST if key.startswith(component)]
+            assert not self.run(job, *keys)[2].values
+
+    def test_its_draws_are_stored_apart_from_those_of_components(self, job: Any) -> None:
+        assignment, _, proposal = self.run(job, *BEST)
+        rewards = RunRewards.open(assignment.task, LEARNING)
+        assert rewards.buffer.entries == []
+        entries = SegmentDraws(rewards, "cut + show").entries()
+        assert entries
+        assert {entry.draw.component for entry in entries} == {"cut + show"}
+        assert all(set(entry.draw.inputs) == {"cut.text"} for entry in entries)
+        assert SegmentDraws(rewards, "another").entries() == []
+        assert proposal.facts["component"] == "cut + show"
+        assert set(proposal.facts["gaps"]) <= {"cut + show"}
+
+    def test_draws_of_several_jobs_have_their_iterations(self, job: Any) -> None:
+        assignment, _, _ = self.run(job, *BEST)
+        rewards = RunRewards.open(assignment.task, LEARNING)
+        assert rewards.iteration == 1
+        stored = SegmentDraws(rewards, "cut + show")
+        before = stored.entries()
+        stored.add([before[0].draw], 2)
+        assert RunRewards.open(assignment.task, LEARNING).iteration == 2
+        assert [entry.iteration for entry in stored.entries()] == [1] * len(before) + [2]
+
+    def test_a_further_round_compares_untried_combinations(self, job: Any) -> None:
+        """Of 17 combinations two were tried; that with the two better values is more promising than others."""
+        task = job(document_system(), METRIC, examples(20), keys=tuple(BEST), candidates=6).task
+        scored = [
+            Scored({"cut.size": 3, "show.count": 4, "show.order": "first"}, 0.4, 0.01),
+            Scored({"cut.size": 24, "show.count": 4, "show.order": "last"}, 0.4, 0.01),
+            Scored({"cut.size": 24, "show.count": 1, "show.order": "first"}, -0.4, 0.01),
+        ]
+        found = asyncio.run(next_candidates(task, PromptSearch(()), 1, scored[0].values, scored))
+        assert found[0] == scored[0].values
+        assert len(found) == 6
+        assert {"cut.size": 3, "show.count": 4, "show.order": "last"} in found
+        tried = [each.values for each in scored]
+        assert not any(values in tried for values in found[1:])
+
+
+def test_records_of_segments_are_no_pairs_of_components() -> None:
+    system = document_system()
+    draw = Draw("cut + show", "cut + show", "e", "d", {"cut.text": "a"}, (Candidate({"y": 1}, (1.0,)),))
+    (record,) = PairBuffer(system.identity).add([draw], 1)
+    wrapped = {"kind": "draw of a segment", "record": record}
+    assert PairBuffer.read([wrapped], system, LEARNING.pairs.sampling).entries == []
+
+
+def test_the_scheduler_draws_a_segment_by_its_own_gap() -> None:
+    jobs = [Job("local", ("cut.size", "show.count")), Job("local", ("other.option",))]
+    record = JobRecord(
+        job=0, optimizer="local", keys=jobs[0].keys, facts={"gaps": {"cut + show": 0.3, "other": 0.1}}
+    )
+    chosen = [RewardGapScheduler().choose(jobs, [record], seed) for seed in range(40)]
+    assert {round(job.reason["probability"], 2) for job in chosen if job.keys == jobs[0].keys} == {0.75}
