@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 from compound.execution.rng import generator
 from compound.graph.system import System
-from compound.optimization.method import Method
+from compound.optimization.method import Method, Optimizer
 from compound.optimization.registration import MethodFactory
 from compound.optimizers.optimas.evaluation_table import FitCritic
 from compound.optimizers.optimas.guided import GuidedSearch
 from compound.optimizers.optimas.methods import OptimasSettings, optimas
+from compound.optimizers.optimas.segment_search import SegmentSearch
 from compound.rewards.buffer import Entry
 from compound.rewards.features import Embedder
 from compound.rewards.gains.critic import Critic, fit_critic
@@ -68,9 +69,14 @@ def _with(fit: FitCritic) -> MethodFactory:
 
     def ablated(system: System, optimize: OptimizeSettings, settings: OptimasSettings) -> Method:
         made = optimas(system, optimize, settings)
-        local = made.optimizers["local"]
+        local, segment = made.optimizers["local"], made.optimizers["segment"]
         assert isinstance(local, GuidedSearch)
-        return replace(made, optimizers={**made.optimizers, "local": replace(local, fit=fit)})
+        assert isinstance(segment, SegmentSearch)
+        changed: dict[str, Optimizer] = {
+            "local": replace(local, fit=fit),
+            "segment": replace(segment, fit=fit),
+        }
+        return replace(made, optimizers={**made.optimizers, **changed})
 
     return MethodFactory(ablated, OptimasSettings)
 

@@ -2,16 +2,18 @@
 
     python -m compound.benchmarks.simulated.relay_searches [METHOD ...]
 
-The systems are relays (`compound.benchmarks.simulated.relays`): a few tuned steps at the beginning, whose
-candidates a local evaluation compares for a fraction of a run, before an expensive tail. For each system,
+The systems are relays (`compound.benchmarks.simulated.relays`), with a few tuned steps at the beginning,
+whose candidates a local evaluation compares for a fraction of a run, before an expensive tail, and a system
+whose tuned steps call no model (`compound.benchmarks.simulated.heads`). For each system,
 method and number of system runs, the file ``benchmarks/data/relay_searches.json`` has the expected score of
 the configuration that the search found, as a share of the optimum's, for 20 seeds. Runs of the initial
 evaluation and of the decision are additional to the stated ones, and the acceptance test has no influence.
 
 Ablations of `optimas`: `unbiased` (the control variate without shrinkage), `no gold` (the reward does not
 read gold answers), `shuffled` (of the labels that the reward is fitted to), `frozen` (a reward fitted to the
-first job only), `unguided` (no local reward). Finished methods are kept, so an interrupted measurement can be
-resumed; a method that is named is measured again.
+first job only), `unguided` (no local reward), `apart` (one job for each component of the head). Finished
+methods and systems are kept, so an interrupted measurement can be resumed; a method that is named is measured
+again.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import cast
 
 from compound.api.description import describe, open_run
+from compound.benchmarks.simulated.heads import Head
 from compound.benchmarks.simulated.relays import Relay
 from compound.concurrency.blocking import run_blocking
 from compound.evaluation.statistics import UNIT, interval_of_means
@@ -43,11 +46,12 @@ OUTPUT = Path(__file__).parents[1] / "data" / "relay_searches.json"
 SEEDS, TRAIN, VALID = 20, 200, 5
 BUDGETS = (50, 100, 130, 200, 400, 800)
 BUDGETS_OF_ABLATIONS = (100, 200, 400)
-SYSTEMS: Mapping[str, tuple[int, int]] = {
-    "4 calls, 1 tuned": (4, 1),
-    "4 calls, 2 tuned": (4, 2),
-    "6 calls, 3 tuned": (6, 3),
-}  # number of steps, and of tuned ones
+SYSTEMS: Mapping[str, Callable[[int], Relay | Head]] = {
+    "4 calls, 1 tuned": lambda seed: Relay(4, 1, seed=seed),
+    "4 calls, 2 tuned": lambda seed: Relay(4, 2, seed=seed),
+    "6 calls, 3 tuned": lambda seed: Relay(6, 3, seed=seed),
+    "cheap head": Head,
+}  # by seed
 NO_BACKBONE = {"backbone": {"model": "none"}}
 ABLATIONS = "compound.benchmarks.simulated.mislabelled"
 METHODS: Mapping[str, tuple[str, Mapping[str, object]]] = {
@@ -61,6 +65,7 @@ METHODS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "shuffled": (f"{ABLATIONS}:shuffled", NO_BACKBONE),
     "frozen": (f"{ABLATIONS}:frozen", NO_BACKBONE),
     "unguided": (f"{ABLATIONS}:unguided", NO_BACKBONE),
+    "apart": ("optimas", {**NO_BACKBONE, "search": {"segments": False}}),
 }
 
 
@@ -75,7 +80,7 @@ def settings_of(name: str, runs: int, seed: int) -> OptimizeSettings:
 
 def share(system: str, name: str, runs: int, seed: int) -> float:
     """Return the expected score of the configuration found, as a share of the optimum's."""
-    world = Relay(*SYSTEMS[system], seed=seed)
+    world = SYSTEMS[system](seed)
     settings, target = settings_of(name, runs, seed), world.system()
     made = method(settings.method, target, settings)
     valid = world.examples(VALID, "valid")
@@ -94,8 +99,14 @@ def share(system: str, name: str, runs: int, seed: int) -> float:
     for event in events:
         if event["event"] == "job":
             values |= event["values"]
-    options = {component_of(key): entry(values, key, int) for key in values}
-    return world.value(options) / world.optimum()[1]
+    return value_of(world, values) / world.optimum()[1]
+
+
+def value_of(world: Relay | Head, values: Mapping[str, object]) -> float:
+    """Return the expected score of a configuration, given by the values that differ from the initial ones."""
+    if isinstance(world, Relay):
+        return world.value({component_of(key): entry(values, key, int) for key in values})
+    return world.value({key.split(".")[1]: value for key, value in values.items()})
 
 
 def rows_of(name: str) -> dict[str, dict[str, object]]:
@@ -114,8 +125,8 @@ def rows_of(name: str) -> dict[str, dict[str, object]]:
 
 def start(system: str) -> float:
     """Return the mean expected score of the initial configurations, as a share of the optimum's."""
-    worlds = [Relay(*SYSTEMS[system], seed=seed) for seed in range(SEEDS)]
-    return round(sum(world.value({}) / world.optimum()[1] for world in worlds) / SEEDS, 4)
+    worlds = [SYSTEMS[system](seed) for seed in range(SEEDS)]
+    return round(sum(value_of(world, {}) / world.optimum()[1] for world in worlds) / SEEDS, 4)
 
 
 def main() -> None:

@@ -115,6 +115,14 @@ class EvaluationTable:
         self.scores: NDArray[np.float64] = np.full((len(self._values), len(examples)), np.nan)
         self.scored = np.zeros(self.scores.shape, bool)
 
+    def extend(self, candidates: Sequence[Mapping[str, object]]) -> None:
+        """Add candidates, which have no evaluations yet."""
+        self._values += candidates
+        self._parts += [{} for _ in candidates]
+        added = (len(candidates), len(self._examples))
+        self.scores = np.vstack([self.scores, np.full(added, np.nan)])
+        self.scored = np.vstack([self.scored, np.zeros(added, bool)])
+
     # -- what is missing, and its price ------------------------------------------------------------------
 
     def missing(self, alive: Sequence[int], n: int) -> list[Cell]:
@@ -155,6 +163,20 @@ class EvaluationTable:
         for row in (0, *(number + 1 for number in alive)):
             missing = [column for column in range(n_local) if column not in self._parts[row]]
             await self._run_parts([row], missing)
+
+    async def evaluate_locally(self, cells: Sequence[Cell]) -> None:
+        """Make the missing ones of some local evaluations, and the incumbent's on the same examples."""
+        missing: dict[int, list[int]] = {}
+        for cell in dict.fromkeys([*((0, column) for _, column in cells), *cells]):
+            row, column = cell
+            if column not in self._parts[row]:
+                missing.setdefault(row, []).append(column)
+        for row, columns in missing.items():
+            await self._run_parts([row], columns)
+
+    def local_columns(self, row: int) -> list[int]:
+        """Return the examples with a local evaluation of a row."""
+        return sorted(self._parts[row])
 
     async def _score(self, rows: Sequence[int], columns: Sequence[int]) -> None:
         found = await self._task.scorer.score(

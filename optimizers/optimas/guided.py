@@ -1,11 +1,10 @@
 """Local optimization (OPTIMAS, section 4.3): search the parameters of one component by its local reward.
 
-The components of a segment, between which only cheap ones lie, are searched together, by one reward of their
-outputs (`compound.optimizers.optimas.part.segments`). The local reward lowers the variance of the estimated
-gains of the candidates (`compound.optimizers.optimas.guided_race`); it never decides alone. A component whose
-local evaluation costs as much as a global one, such as the last one, is searched by the global reward, at
-what its candidates cost. If a parameter can be chosen per input, the component's reward is a further
-candidate, which is tested on examples that it was not fitted to.
+The local reward of the component lowers the variance of the estimated gains of its candidates
+(`compound.optimizers.optimas.guided_race`); it never decides alone. A component whose local evaluation costs
+as much as a global one, such as the last one, is searched by the global reward, at what its candidates cost.
+If a parameter can be chosen per input, the component's reward is a further candidate, which is tested on
+examples that it was not fitted to.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimization.prices import Prices
 from compound.optimization.savings import LocalSavings
-from compound.optimizers.optimas.candidates import Scored, first_candidates, has_more, next_candidates
+from compound.optimizers.optimas.candidates import first_candidates, has_more, next_candidates
 from compound.optimizers.optimas.evaluation_table import Conditions, FitCritic
 from compound.optimizers.optimas.guided_race import GuidedRace, GuidedRacer, RaceMemory
 from compound.optimizers.optimas.part import Part, part_of
 from compound.optimizers.optimas.reserve import ReservingScorer
 from compound.optimizers.optimas.rewarding import RunRewards, shared_backbone, tunable
-from compound.optimizers.search.prompts import PromptSearch, RaceProgress, demo_keys, split, text_keys
+from compound.optimizers.search.prompts import PromptSearch, RaceProgress, split
 from compound.optimizers.search.racing import race
-from compound.rewards.buffer import Entry, PairBuffer
+from compound.rewards.buffer import Entry
 from compound.rewards.gains.critic import fit_critic
 from compound.rewards.model import RewardModel
-from compound.rewards.pairs import Draw, has_certain_downstream
+from compound.rewards.pairs import has_certain_downstream
 from compound.rewards.policy import store_reward
 from compound.rewards.settings import RewardLearning
 from compound.storage.artifacts import without_path
@@ -46,17 +45,14 @@ WORTH = 1.2  # price of a global over a local evaluation below which there is no
 POLICY_SHARE = 0.3  # of a job's runs, to test a reward that chooses per input
 NOTHING_FOLLOWS = "nothing counted follows it"
 APART = 0.4  # of the examples, for that test; the reward is not fitted to them
-MOST_CANDIDATES = 2.0  # factor of the candidates if local evaluations are cheap
-SEGMENT = "draw of a segment"  # kind of a record in a run's memory
 ARMS = 3  # candidates of that test: the incumbent, the best single option, and the per-input candidate
 
 
 class ScoredValues(State):
-    """A candidate with its estimated gain, and the standard deviation of the estimate if it is known."""
+    """A candidate with its estimated gain."""
 
     values: dict[str, object]
     gain: float
-    sd: float | None = None
 
 
 class GuidedProgress(RaceProgress):
@@ -115,14 +111,12 @@ class GuidedSearch:
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Race candidates in rounds, and propose the one with the highest estimated gain."""
-        components = tunable(task)
+        (component,) = tunable(task)
         rewards = RunRewards.open(task, self.learning)
         pool, examples = split(task)
-        part = part_of(task.system, components, task.prices)
-        price = task.prices.change(components)
+        part = part_of(task.system, [component], task.prices)
+        price = task.prices.change([component])
         guided = is_worthwhile(part, price)
-        if guided and not (text_keys(task) or demo_keys(task)):
-            task = replace(task, candidates=more_candidates(task.candidates, part, price))
         if task.resume is not None:
             state = GuidedProgress.from_json(task.resume)
         else:
@@ -145,9 +139,9 @@ class GuidedSearch:
                 yield Progress(state.to_json(), note)
             await self._finish_round(task, state, part, examples, rewards, rounds)
             yield Progress(state.to_json(), f"round {state.round} of {rounds}: gain {state.gain:+.3f}")
-        async for note in self._test_policy(task, price, others, rewards, state):
+        async for note in self._test_policy(task, component, price, others, rewards, state):
             yield Progress(state.to_json(), note)
-        yield await self._proposal(task, part, price, rewards, state)
+        yield await self._proposal(task, component, part, price, rewards, state)
 
     def _reserve(self, task: Task, rounds: int) -> float:
         """Return the runs to keep back for later rounds, and for the test of a per-input candidate."""
@@ -169,14 +163,15 @@ class GuidedSearch:
         """Run a round as a guided race; yield its notes."""
         memory = RaceMemory.of(task.context.memory)
         conditions = self._conditions(task, part, price)
-        earlier = draws_of(rewards, part)
+        earlier = BufferDraws(rewards, part.name)
         racer = GuidedRacer(task, conditions, state.candidates, examples, earlier, state.iteration)
         async for guided in racer.run(state.guided, memory.races.get(part.name)):
             state.guided = guided
             yield guided.note()
         if state.guided is None:
             return
-        earlier.add(racer.draws(), state.iteration)
+        draws = racer.draws()
+        rewards.add(draws, state.iteration, len({draw.example for draw in draws}))
         memory = RaceMemory.of(task.context.memory)
         memory.races[part.name] = state.guided.statistics()
         memory.store(task.context.memory)
@@ -209,26 +204,21 @@ class GuidedSearch:
             first, *_ = state.race.ranking()
             gains = {standing.candidate: standing.gain for standing in state.race.standings}
             best, state.before = first.candidate if first.gain > 0 else None, first.incumbent
-            if len(part.components) == 1:  # otherwise scores differ by more than one component
-                await rewards.remember_race(
-                    part.name, state.candidates, state.race, examples, state.iteration
-                )
-        sds = state.guided.sds if state.guided is not None else [None] * len(state.candidates)
-        state.scored += [
-            ScoredValues(values=state.candidates[i], gain=gain, sd=sds[i]) for i, gain in gains.items()
-        ]
+            await rewards.remember_race(part.name, state.candidates, state.race, examples, state.iteration)
+        state.scored += [ScoredValues(values=state.candidates[i], gain=gain) for i, gain in gains.items()]
         state.best, state.gain = (state.candidates[best], gains[best]) if best is not None else ({}, 0.0)
         state.round += 1
         state.reserve = None
         state.guided, state.race = (None, None) if state.round < rounds else (state.guided, state.race)
         state.candidates = []
         if gains and state.round < rounds:
-            scored = [Scored(candidate.values, candidate.gain, candidate.sd) for candidate in state.scored]
+            scored = [(candidate.values, candidate.gain) for candidate in state.scored]
             state.candidates = await next_candidates(task, self.prompts, state.round, state.best, scored)
 
     async def _test_policy(
         self,
         task: Task,
+        component: str,
         price: float,
         others: Sequence[Example],
         rewards: RunRewards,
@@ -238,7 +228,6 @@ class GuidedSearch:
         if not per_input_keys(task) or not state.round or not others:
             return
         if state.policies is None:
-            (component,) = tunable(task)
             learned = await rewards.learn([component])
             found = (
                 per_input_candidates(task, rewards, component, learned.model)
@@ -260,22 +249,20 @@ class GuidedSearch:
                 )
 
     def _conditions(self, task: Task, part: Part, price: float) -> Conditions:
-        settings = self.learning.backbone
-        backbone = shared_backbone(settings.model, settings.max_length)
-        backbone.store_in(task.context.memory.folder / f"features-{settings.max_length}.bin")
-        certain = all(has_certain_downstream(task.system, name) for name in part.components)
-        return Conditions(part, price, part.template(), backbone, self.gold, certain, self.shrink, self.fit)
+        return conditions_of(
+            task, self.learning, part, price, gold=self.gold, shrink=self.shrink, fit=self.fit
+        )
 
     async def _proposal(
-        self, task: Task, part: Part, price: float, rewards: RunRewards, state: GuidedProgress
+        self, task: Task, component: str, part: Part, price: float, rewards: RunRewards, state: GuidedProgress
     ) -> Proposal:
         """Return the proposal of the job, and fit the rewards to its draws for the next ones."""
-        learned = await rewards.learn() if rewards.buffer.of(part.name) else None
+        learned = await rewards.learn() if rewards.buffer.of(component) else None
         facts: dict[str, object] = {
             **rewards.facts(learned),
-            "component": part.name,
+            "component": component,
             "steered": state.guided is not None and state.guided.slope > 0,
-            "why": _why(part, price, state),
+            "why": unused_reason(part, price, state.guided),
             "savings": price / part.price if part.price else None,
             "guided": None if state.guided is None else state.guided.statistics().model_dump(mode="json"),
         }
@@ -284,9 +271,27 @@ class GuidedSearch:
         return Proposal(state.best, state.before, after, len(state.scored), note, facts)
 
 
+def conditions_of(
+    task: Task,
+    learning: RewardLearning,
+    part: Part,
+    price: float,
+    *,
+    gold: bool,
+    shrink: bool,
+    fit: FitCritic,
+) -> Conditions:
+    """Return the conditions of a job that a local reward guides."""
+    settings = learning.backbone
+    backbone = shared_backbone(settings.model, settings.max_length)
+    backbone.store_in(task.context.memory.folder / f"features-{settings.max_length}.bin")
+    certain = all(has_certain_downstream(task.system, name) for name in part.components)
+    return Conditions(part, price, part.template(), backbone, gold, certain, shrink, fit)
+
+
 @dataclass(frozen=True)
 class BufferDraws:
-    """Draws of one component in the buffer of a run, from which its stored reward is learned, too."""
+    """Draws of one component in the buffer of a run."""
 
     rewards: RunRewards
     component: str
@@ -294,44 +299,6 @@ class BufferDraws:
     def entries(self) -> Sequence[Entry]:
         """Return the draws, oldest first."""
         return self.rewards.buffer.of(self.component)
-
-    def add(self, draws: Sequence[Draw], iteration: int) -> None:
-        """Add the draws of an iteration."""
-        self.rewards.add(draws, iteration, len({draw.example for draw in draws}))
-
-
-@dataclass(frozen=True)
-class SegmentDraws:
-    """Draws of a segment in the memory of a run, apart from the buffer, which is about single components."""
-
-    rewards: RunRewards
-    segment: str
-
-    def entries(self) -> Sequence[Entry]:
-        """Return the draws, oldest first."""
-        stored = (r["record"] for r in self.rewards.memory.records() if r.get("kind") == SEGMENT)
-        buffer = PairBuffer.read(stored, self.rewards.task.system, self.rewards.buffer.sampling)
-        return buffer.of(self.segment)
-
-    def add(self, draws: Sequence[Draw], iteration: int) -> None:
-        """Add the draws of an iteration."""
-        self.rewards.add([], iteration)  # counts the iteration
-        buffer = PairBuffer(self.rewards.buffer.system)
-        for record in buffer.add(draws, iteration):
-            self.rewards.memory.append({"kind": SEGMENT, "record": record})
-
-
-def draws_of(rewards: RunRewards, part: Part) -> BufferDraws | SegmentDraws:
-    """Return the draws of a component, or of a segment."""
-    if len(part.components) == 1:
-        return BufferDraws(rewards, part.name)
-    return SegmentDraws(rewards, part.name)
-
-
-def more_candidates(candidates: int, part: Part, price: float) -> int:
-    """Return how many candidates a job compares if local evaluations are cheaper than global ones."""
-    ratio = price / part.price if part.price else MOST_CANDIDATES
-    return round(candidates * min(ratio, MOST_CANDIDATES))
 
 
 def per_input_keys(task: Task) -> list[str]:
@@ -383,10 +350,10 @@ def savings_of(system: System, components: Sequence[str], prices: Prices) -> Loc
     return LocalSavings(part.name, price, part.price, reason)
 
 
-def _why(part: Part, price: float, state: GuidedProgress) -> str:
+def unused_reason(part: Part, price: float, race: GuidedRace | None) -> str:
     """Return why the local reward was not used; ``""`` if it was."""
     if not is_worthwhile(part, price):
         return "a local evaluation costs as much as a global one"
-    if state.guided is None or not state.guided.slope:
+    if race is None or not race.slope:
         return "the local reward does not predict the global one"
     return ""

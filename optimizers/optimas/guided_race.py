@@ -15,32 +15,26 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from compound.concurrency.threads import compute
 from compound.example import Example
 from compound.execution.rng import generator
-from compound.graph.space import Choice, Float, Int
 from compound.optimization.method import Task
 from compound.optimizers.optimas.evaluation_table import Cell, Conditions, EvaluationTable, StoredEvaluations
-from compound.optimizers.search.gain_model import DIGITS, GainModel, Observation
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.racing import Track, rungs_of
 from compound.rewards.buffer import Entry
 from compound.rewards.gains.critic import Critic
-from compound.rewards.gains.estimates import Gains, estimate_gains
+from compound.rewards.gains.estimates import Evaluations, Gains, estimate_gains
 from compound.rewards.pairs import Draw
 from compound.storage.state import State
-
-Vector = NDArray[np.float64]
 
 SCAN = 20  # numbers of global evaluations that a plan compares
 LEAST_DISCOUNT = 0.5  # of predicted costs: candidates with equal outputs share what follows
 PROBED = 2  # candidates on each example of a probe
 PROBES = 3  # at most, if the reward cannot be learned from fewer
 PROBE_SHARE = 0.4  # of a job's runs, for all probes
-LEAST_VARIANCE = 1e-6  # of an estimate, as the scores of few examples may be equal by chance
 ENOUGH = 8  # examples with pairs from which a reward is learned
 
 
@@ -116,6 +110,38 @@ class GuidedRace(State):
         """Return the race without its evaluations."""
         return self.model_copy(update={"evaluations": StoredEvaluations()})
 
+    def variance(self, n_global: float, n_local: float) -> float:
+        """Return the variance of an estimate with these numbers of evaluations."""
+        noise2, spread2 = self.noise**2, self.spread**2 + self.doubt**2
+        correction = noise2 / n_global if n_global else math.inf
+        if math.isfinite(spread2):
+            correction = spread2 * noise2 / (spread2 * n_global + noise2) if noise2 else 0.0
+        return correction + (self.local_sd**2 / n_local if n_local else math.inf)
+
+    def with_statistics(
+        self, gains: Gains, data: Evaluations, critic: Critic | None, table: EvaluationTable
+    ) -> GuidedRace:
+        """Return the race with the evaluations of a table, and the statistics of their estimates."""
+        local = data.locally * gains.slope
+        return self.model_copy(
+            update={
+                "evaluations": table.stored(),
+                "gains": [_or_none(x) for x in gains.mean],
+                "sds": [_or_none(x) for x in gains.sd],
+                "local_gains": [_or_none(x) for x in gains.locally],
+                "global_gains": [_or_none(x) for x in gains.globally],
+                "counts": gains.counts.tolist(),
+                "slope": gains.slope,
+                "noise": gains.noise if math.isfinite(gains.noise) else 0.0,
+                "spread": gains.spread,
+                "doubt": gains.doubt,
+                "ratio": gains.ratio,
+                "accuracy": _accuracy(critic),
+                "local_sd": float(np.nanstd(local)) if gains.slope else 0.0,
+                "gap": table.gap(data, gains.slope),
+            }
+        )
+
     def note(self) -> str:
         """Return the progress note of the last completed rung."""
         best = max((gain for gain in self.gains if gain is not None), default=0.0)
@@ -164,7 +190,7 @@ class GuidedRacer:
     ) -> None:
         self._task = task
         self._given = conditions
-        self._candidates = candidates
+        self._count = len(candidates)
         self._examples = examples
         self._earlier = draws
         self._iteration = iteration
@@ -206,7 +232,7 @@ class GuidedRacer:
         return self._table.draws()
 
     def _start(self, known: GuidedRace | None) -> GuidedRace:
-        count = len(self._candidates)
+        count = self._count
         if known is None or not known.slope:
             return GuidedRace(alive=list(range(count)), rungs=rungs_of(count), probes=PROBES)
         names = ("slope", "noise", "spread", "doubt", "ratio", "accuracy", "local_sd")
@@ -240,7 +266,7 @@ class GuidedRacer:
             cells = self._table.missing(state.alive, n_global)
             n_local = self._largest(lambda n, cells=cells: self._table.cost(state.alive, cells, n), runs)  # type: ignore[misc]
             counts = self._table.scored[[i + 1 for i in state.alive]].sum(1)
-            variance = self._variance(state, float(counts.mean()) + len(cells) / len(state.alive), n_local)
+            variance = state.variance(float(counts.mean()) + len(cells) / len(state.alive), n_local)
             if variance < least:
                 best, least = (cells, n_local), variance
         return best
@@ -267,14 +293,6 @@ class GuidedRacer:
             low, high = (middle, high) if cost(middle) <= runs + 1e-9 else (low, middle - 1)
         return low
 
-    def _variance(self, state: GuidedRace, n_global: float, n_local: int) -> float:
-        """Return the variance of an estimate with these numbers of evaluations."""
-        noise2, spread2 = state.noise**2, state.spread**2 + state.doubt**2
-        correction = noise2 / n_global if n_global else math.inf
-        if math.isfinite(spread2):
-            correction = spread2 * noise2 / (spread2 * n_global + noise2) if noise2 else 0.0
-        return correction + (state.local_sd**2 / n_local if n_local else math.inf)
-
     # -- rank --------------------------------------------------------------------------------------------
 
     async def _rank(self, state: GuidedRace) -> GuidedRace:
@@ -286,51 +304,11 @@ class GuidedRacer:
         )
         data = self._table.gains(critic)
         gains = estimate_gains(data, shrink=given.shrink)
-        means, sds = self._share_values(gains)
-        ranked = sorted(state.alive, key=lambda number: (-_or_low(float(means[number])), number))
-        hopeless = len(ranked) == 1 and not means[ranked[0]] > 0
-        local = data.locally * gains.slope
-        update: dict[str, object] = {
-            "evaluations": self._table.stored(),
-            "gains": [_or_none(x) for x in np.where(np.isnan(gains.mean), np.nan, means)],
-            "sds": [_or_none(x) for x in np.where(np.isnan(gains.mean), np.inf, sds)],
-            "local_gains": [_or_none(x) for x in gains.locally],
-            "global_gains": [_or_none(x) for x in gains.globally],
-            "counts": gains.counts.tolist(),
-            "slope": gains.slope,
-            "noise": gains.noise if math.isfinite(gains.noise) else 0.0,
-            "spread": gains.spread,
-            "doubt": gains.doubt,
-            "ratio": gains.ratio,
-            "accuracy": _accuracy(critic),
-            "local_sd": float(np.nanstd(local)) if gains.slope else 0.0,
-            "gap": self._table.gap(data, gains.slope),
-        }
-        return state.model_copy(update=update | self._next(state, ranked, gains, hopeless=hopeless))
-
-    def _share_values(self, gains: Gains) -> tuple[Vector, Vector]:
-        """Return the means and standard deviations of all gains, given that candidates share values.
-
-        With several choices and numbers, the estimates are observations of a model of gains, by which a
-        candidate is also informed by others that share values with it
-        (`compound.optimizers.search.gain_model`).
-        """
-        known = np.flatnonzero(np.isfinite(gains.mean) & np.isfinite(gains.sd))
-        spaces = {key: self._task.system.parameters[key] for key in self._task.keys}
-        shared = len(spaces) > 1 and all(isinstance(space, Choice | Int | Float) for space in spaces.values())
-        if not shared or not len(known) or not math.isfinite(gains.noise):
-            return gains.mean, gains.sd
-        current = {key: self._task.system.configuration[key] for key in self._task.keys}
-        points = [{**current, **values} for values in self._candidates]
-        observations = [
-            Observation(
-                points[i], float(gains.mean[i]), variance=max(float(gains.sd[i]) ** 2, LEAST_VARIANCE)
-            )
-            for i in known
-        ]
-        model = GainModel(spaces, current, observations, score_variance=gains.noise**2 / 2)
-        means, covariance = model.predict(points)
-        return np.round(means, DIGITS), np.sqrt(np.maximum(np.diag(covariance), 0.0))
+        ranked = sorted(state.alive, key=lambda number: (-_or_low(float(gains.mean[number])), number))
+        best = gains.mean[ranked[0]]
+        hopeless = len(ranked) == 1 and not best > 0
+        state = state.with_statistics(gains, data, critic, self._table)
+        return state.model_copy(update=self._next(state, ranked, gains, hopeless=hopeless))
 
     def _next(
         self, state: GuidedRace, ranked: list[int], gains: Gains, *, hopeless: bool

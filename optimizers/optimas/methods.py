@@ -24,6 +24,7 @@ from compound.optimizers.optimas.local import LocalSearch
 from compound.optimizers.optimas.local_scoring import LocalSearchSettings
 from compound.optimizers.optimas.offline import OfflineRewards
 from compound.optimizers.optimas.part import segments
+from compound.optimizers.optimas.segment_search import SegmentSearch
 from compound.optimizers.optimas.weights import LocalTraining, LocalTrainingChoice, LocalTrainingField
 from compound.optimizers.scheduling.jobs import by_component, keys_of
 from compound.optimizers.scheduling.scheduler import UCB, RewardGapScheduler, Thompson, Uniform
@@ -70,6 +71,9 @@ class GuidedSearchSettings(Settings):
 
     rounds: int = Field(default=2, ge=1)
     """Maximum number of rounds of candidates per job; each starts from the best of the previous one."""
+    segments: bool = True
+    """Whether the choices and numbers of components between which no model is called are searched together,
+    by one local reward of their outputs."""
     gold: bool = True
     """Whether the local reward reads the gold answers of train examples. It then scores train examples only,
     and is never part of a configuration."""
@@ -115,10 +119,11 @@ def optimas(system: System, optimize: OptimizeSettings, settings: OptimasSetting
     optimizers: Mapping[str, Optimizer] = {
         "offline": OfflineRewards(learning, prompts, guide),
         "local": search,
+        "segment": SegmentSearch(learning, settings.search.gold),
         "weights": LocalTraining(learning, settings.training, guide, training),
     }
     single, trained = _jobs(system, training, settings.training)
-    jobs = by_segment(system, single)
+    jobs = by_segment(system, single) if settings.search.segments else single
     opening = Job("offline", trained, weight=settings.offline) if trained and settings.offline else None
     scheduler = SCHEDULERS[settings.scheduler]()
     return Method("optimas", optimizers, jobs, scheduler, opening, _least(system, jobs))
@@ -173,7 +178,7 @@ def by_segment(system: System, jobs: Sequence[Job]) -> list[Job]:
         is_numeric = isinstance(system.parameters[job.keys[0]], Choice | Int | Float)
         segment = place.get(component, f"job {number}") if is_numeric else f"job {number}"
         known = found.get(segment)
-        found[segment] = replace(known, keys=(*known.keys, *job.keys)) if known else job
+        found[segment] = replace(known, optimizer="segment", keys=(*known.keys, *job.keys)) if known else job
     return list(found.values())
 
 

@@ -147,7 +147,8 @@ class JointSearch:
         new: list[Values] = []
         if explores(task, state):
             await self._add_texts(task, state, model, leader, shown)
-            new = combinations(task, state, state.candidates[leader].values, rng)
+            known_values = [candidate.values for candidate in state.candidates]
+            new = combinations(task, known_values, state.levels, known_values[leader], rng)
         drawn = model.draw([*known, *new], rng)
         complete = {i for i, number in enumerate(scored) if state.candidates[number].n == examples}
         ranked = [int(i) for i in np.argsort(-drawn, kind="stable") if int(i) not in complete]
@@ -248,16 +249,30 @@ def _column(
     return [values[i] for i in rng.permutation(count)]
 
 
-def combinations(task: Task, state: JointProgress, start: Values, rng: np.random.Generator) -> list[Values]:
-    """Return new random combinations of values: each parameter keeps that of ``start``, or gets another."""
+def combinations(
+    task: Task,
+    candidates: Sequence[Values],
+    levels: Mapping[str, Sequence[object]],
+    start: Values,
+    rng: np.random.Generator,
+) -> list[Values]:
+    """Return new random combinations of values: each parameter keeps that of ``start``, or gets another.
+
+    Args:
+        task: the job.
+        candidates: the candidates so far, which are left out.
+        levels: values of each parameter to combine, other than the incumbent's.
+        start: the values of the leading candidate.
+        rng: the random generator.
+    """
     seen = {canonical_json(values) for values in (incumbent_values(task), *(t.values for t in task.tried))}
-    seen |= {canonical_json(candidate.values) for candidate in state.candidates}
+    seen |= {canonical_json(values) for values in candidates}
     found: list[Values] = []
     for _ in range(COMBINATIONS):
         values = dict(start)
         for key in task.keys:
             if rng.random() < 0.5:
-                values[key] = _another(task, key, state.levels.get(key, []), rng)
+                values[key] = _another(task, key, levels.get(key, []), rng)
         if canonical_json(values) not in seen:
             seen.add(canonical_json(values))
             found.append(values)

@@ -141,7 +141,7 @@ class TestRungs:
         self, job: Any, spread: float, doubt: float, n_global: int, n_local: int, variance: float
     ) -> None:
         state = rung(noise=2.0, spread=spread, doubt=doubt, local_sd=1.0)
-        assert racer(job)._variance(state, n_global, n_local) == pytest.approx(variance)
+        assert state.variance(n_global, n_local) == pytest.approx(variance)
 
     def test_the_largest_number_within_the_runs(self, job: Any) -> None:
         made = racer(job)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from compound.benchmarks.simulated.mislabelled import fit_nothing
 from compound.components.function import Function
 from compound.components.selector import Selector
 from compound.evaluation.metrics.custom import custom
@@ -23,11 +24,12 @@ from compound.graph.types import Port
 from compound.optimization.method import Job, JobRecord
 from compound.optimization.prices import estimate_prices
 from compound.optimizers.methods import method
-from compound.optimizers.optimas.candidates import Scored, next_candidates
-from compound.optimizers.optimas.guided import GuidedSearch, SegmentDraws, more_candidates, savings_of
+from compound.optimizers.optimas.guided import GuidedSearch, savings_of
 from compound.optimizers.optimas.part import part_of, segments
 from compound.optimizers.optimas.rewarding import RunRewards
+from compound.optimizers.optimas.segment_search import SegmentDraws, SegmentSearch
 from compound.optimizers.scheduling.scheduler import RewardGapScheduler
+from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.prompts import PromptSearch
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.pairs import Draw
@@ -196,29 +198,55 @@ class TestPart:
         assert (found.component, found.global_price, found.local_price) == ("cut + show", 1.0, 0.0)
         assert "cut + show without limit" in str(found)
 
-    def test_more_candidates_are_compared_the_cheaper_local_evaluations_are(self) -> None:
-        system = document_system()
-        part = part_of(system, ["cut", "show"], estimate_prices(system))
-        assert more_candidates(6, part, 1.0) == 12
-        chain = System("chain", outputs={"y": Reader("b")(shown=Reader("a")(shown=Input("x", str)))})
-        part = part_of(chain, ["a"], estimate_prices(chain))
-        assert more_candidates(6, part, 0.75) == 9
-
 
 class TestSearch:
-    def run(self, job: Any, *keys: str, share: float = 60.0, resume: Any = None) -> Any:
-        assignment = job(document_system(), METRIC, examples(60), keys=keys, share=share, minibatch=8)
-        return assignment, *assignment.run(GuidedSearch(LEARNING, PromptSearch(())))
+    def run(self, job: Any, share: float = 60.0, **how: Any) -> Any:
+        assignment = job(document_system(), METRIC, examples(60), keys=tuple(BEST), share=share, minibatch=8)
+        return assignment, *assignment.run(SegmentSearch(LEARNING, **how))
 
     def test_a_combination_is_found_of_which_no_part_gains(self, job: Any) -> None:
-        _, _, proposal = self.run(job, *BEST)
+        _, _, proposal = self.run(job)
         assert proposal.values == BEST
         for component in ("cut", "show"):
-            keys = [key for key in BEST if key.startswith(component)]
-            assert not self.run(job, *keys)[2].values
+            keys = tuple(key for key in BEST if key.startswith(component))
+            alone = job(document_system(), METRIC, examples(60), keys=keys, share=60.0, minibatch=8)
+            assert not alone.run(GuidedSearch(LEARNING, PromptSearch(())))[1].values
+
+    def test_without_a_local_reward_it_makes_no_local_evaluations(self, job: Any) -> None:
+        """The first candidates are those of the joint search, and the same one is proposed."""
+        _, states, proposal = self.run(job, fit=fit_nothing)
+        other = job(document_system(), METRIC, examples(60), keys=tuple(BEST), share=60.0, minibatch=8)
+        joint_states, joint = other.run(JointSearch(PromptSearch(())))
+        assert states[0]["candidates"] == [c["values"] for c in joint_states[0]["candidates"]]
+        assert proposal.values == joint.values
+        assert not proposal.facts["steered"]
+        race = states[-1]["race"]
+        assert [len(columns) for columns in race["evaluations"]["parts"][1:]][: len(race["counts"])] == race[
+            "counts"
+        ]
+
+    def test_a_reward_that_predicts_takes_runs_for_local_evaluations(self, job: Any) -> None:
+        _, states, proposal = self.run(job, share=120.0)
+        race = states[-1]["race"]
+        assert proposal.facts["steered"]
+        locally = [len(columns) for columns in race["evaluations"]["parts"][1:]]
+        assert sum(locally) > sum(race["counts"])
+        assert proposal.facts["why"] == ""
+
+    @pytest.mark.parametrize("share", [10.0, 33.0, 60.0, 150.0])
+    def test_runs_stay_within_the_share(self, job: Any, share: float) -> None:
+        assignment, _, _ = self.run(job, share=share)
+        assert assignment.spent <= share + 1e-6
+        assert (
+            not 20 < share < 100 or assignment.spent >= 0.75 * share
+        )  # else too little, or all are examined
+
+    def test_an_interrupted_job_continues(self, job: Any) -> None:
+        assignment = job(document_system(), METRIC, examples(60), keys=tuple(BEST), share=60.0, minibatch=8)
+        assert assignment.check_resume(lambda: SegmentSearch(LEARNING))
 
     def test_its_draws_are_stored_apart_from_those_of_components(self, job: Any) -> None:
-        assignment, _, proposal = self.run(job, *BEST)
+        assignment, _, proposal = self.run(job)
         rewards = RunRewards.open(assignment.task, LEARNING)
         assert rewards.buffer.entries == []
         entries = SegmentDraws(rewards, "cut + show").entries()
@@ -230,7 +258,7 @@ class TestSearch:
         assert set(proposal.facts["gaps"]) <= {"cut + show"}
 
     def test_draws_of_several_jobs_have_their_iterations(self, job: Any) -> None:
-        assignment, _, _ = self.run(job, *BEST)
+        assignment, _, _ = self.run(job)
         rewards = RunRewards.open(assignment.task, LEARNING)
         assert rewards.iteration == 1
         stored = SegmentDraws(rewards, "cut + show")
@@ -238,21 +266,6 @@ class TestSearch:
         stored.add([before[0].draw], 2)
         assert RunRewards.open(assignment.task, LEARNING).iteration == 2
         assert [entry.iteration for entry in stored.entries()] == [1] * len(before) + [2]
-
-    def test_a_further_round_compares_untried_combinations(self, job: Any) -> None:
-        """Of 17 combinations two were tried; that with the two better values is more promising than others."""
-        task = job(document_system(), METRIC, examples(20), keys=tuple(BEST), candidates=6).task
-        scored = [
-            Scored({"cut.size": 3, "show.count": 4, "show.order": "first"}, 0.4, 0.01),
-            Scored({"cut.size": 24, "show.count": 4, "show.order": "last"}, 0.4, 0.01),
-            Scored({"cut.size": 24, "show.count": 1, "show.order": "first"}, -0.4, 0.01),
-        ]
-        found = asyncio.run(next_candidates(task, PromptSearch(()), 1, scored[0].values, scored))
-        assert found[0] == scored[0].values
-        assert len(found) == 6
-        assert {"cut.size": 3, "show.count": 4, "show.order": "last"} in found
-        tried = [each.values for each in scored]
-        assert not any(values in tried for values in found[1:])
 
 
 def test_records_of_segments_are_no_pairs_of_components() -> None:
