@@ -113,6 +113,7 @@ def relay_searches(system: str) -> str:
             *(spread(values[name][runs]) if runs in values[name] else "–" for runs in budgets),
         ]
         for method, values in found["methods"].items()
+        if name in values
     ]
     start = ["as it starts", *([f"{found['start'][name]:.3f}"] * len(budgets))]
     return markdown(["method", *budgets], [start, *rows])

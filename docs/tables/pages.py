@@ -12,6 +12,7 @@ from tables import (
     interchange,
     intervals,
     local_rewards,
+    real_systems,
     reliability,
     serving,
     sweeps,
@@ -25,6 +26,7 @@ PAGES = tuple(
     ROOT / "docs" / name
     for name in (
         "evidence/local_rewards.md",
+        "evidence/real_systems.md",
         "evidence/training.md",
         "adr/0024-intervals-stay-in-the-range.md",
         "adr/0037-constrained-decoding.md",
@@ -40,8 +42,8 @@ PAGES = tuple(
     )
 )
 MODULES = (
-    acceptance, decoding, gateway, interchange, intervals, local_rewards, reliability, serving, sweeps,
-    systems, training, training_speed,
+    acceptance, decoding, gateway, interchange, intervals, local_rewards, real_systems, reliability, serving,
+    sweeps, systems, training, training_speed,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {
     table.__name__: table for module in MODULES for table in module.TABLES
