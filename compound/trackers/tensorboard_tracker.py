@@ -1,4 +1,4 @@
-"""TensorBoard tracker. It writes an event file in the run directory: ``tensorboard --logdir runs`` shows it."""
+"""TensorBoard tracker: an event file in the run directory, which ``tensorboard --logdir runs`` shows."""
 
 from __future__ import annotations
 
