@@ -252,6 +252,20 @@ def test_event_files_are_not_written_through_a_link(tmp_path: Path) -> None:
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
+def test_a_record_that_was_cut_off_is_written_again(tmp_path: Path) -> None:
+    optimize(tmp_path / "run", trackers=("tensorboard",))
+    whole = scalars(tmp_path / "run")
+    (file,) = (tmp_path / "run" / "tensorboard").iterdir()
+    file.write_bytes(file.read_bytes()[:-9])
+    path = tmp_path / "run" / FILE
+    position = json.loads(path.read_text())["tensorboard"]
+    path.write_text(json.dumps({"tensorboard": {**position, "events": position["events"] - 1}}))
+    follower = Follower("tensorboard", tmp_path / "run")
+    follower.start()
+    follower.finish("finished")
+    assert scalars(tmp_path / "run") == whole
+
+
 def test_nothing_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     optimize(tmp_path / "run")
     assert capsys.readouterr().out == ""
