@@ -49,7 +49,11 @@ API = {
         "compound.optimizers.scheduling compound.optimizers.baselines compound.optimizers.baselines.mipro",
     ),
     "optimas": ("OPTIMAS", "compound.optimizers.optimas"),
-    "weights": ("Training of weights", "compound.optimizers.weights compound.optimizers.weights.learner"),
+    "weights": (
+        "Training of weights",
+        "compound.optimizers.weights compound.optimizers.weights.interchange "
+        "compound.optimizers.weights.learner",
+    ),
     "recipes": (
         "Training recipes",
         "compound.optimizers.weights.recipes compound.optimizers.weights.credit",

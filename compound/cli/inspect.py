@@ -143,7 +143,7 @@ def trace(
 @app.command(epilog=format_examples("track runs/demo --to mlflow", "track runs/demo --to wandb"))
 def track(
     run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
-    to: Annotated[str, typer.Option(help="Tracker: mlflow or wandb.", show_default=False)],
+    to: Annotated[str, typer.Option(help="tensorboard, trackio, mlflow or wandb.", show_default=False)],
 ) -> None:
     """Send the record of a run to an experiment tracker.
 

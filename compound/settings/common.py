@@ -21,7 +21,7 @@ COUNTS: Mapping[str, str] = {
 }  # unit that each limit of a budget counts
 
 
-TrackerName = Literal["mlflow", "wandb"]
+TrackerName = Literal["mlflow", "tensorboard", "trackio", "wandb"]
 
 
 class BudgetSettings(Settings):
@@ -104,7 +104,8 @@ class CommonSettings(Settings):
     baselines: tuple[MethodName, ...] = ()
     """Methods to run in addition to the main one, each with the same budget, for comparison in the report."""
     trackers: tuple[TrackerName, ...] = ()
-    """Experiment trackers that receive the run: `mlflow`, `wandb`. Their own environment variables, such as
+    """Experiment trackers that receive the run: `tensorboard` (an event file in the run directory), `trackio`
+    (its local store), `mlflow`, `wandb`. The trackers' own environment variables, such as `TRACKIO_DIR`,
     `MLFLOW_TRACKING_URI` or `WANDB_PROJECT`, state where."""
     concurrency: int = Field(default=64, ge=1)
     """Maximum number of examples in flight."""

@@ -1,1 +1,1 @@
-"""Experiment trackers: MLflow and Weights & Biases receive parameters, metrics and files of runs."""
+"""Experiment trackers: TensorBoard, Trackio, MLflow and Weights & Biases receive the record of runs."""

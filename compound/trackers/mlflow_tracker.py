@@ -51,7 +51,7 @@ class MLflowTracker:
             self._client.log_batch(self._id, params=new[first : first + BATCH])
         return self._id
 
-    def log(self, metrics: Mapping[str, float], system_runs: float, at: float) -> None:
+    def log(self, metrics: Mapping[str, float], system_runs: float, at: float, point: int) -> None:
         """Log metrics at a step, the rounded number of system runs."""
         from mlflow.entities import Metric
 

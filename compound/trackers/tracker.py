@@ -40,13 +40,15 @@ class Tracker(Protocol):
         """
         ...
 
-    def log(self, metrics: Mapping[str, float], system_runs: float, at: float) -> None:
+    def log(self, metrics: Mapping[str, float], system_runs: float, at: float, point: int) -> None:
         """Log metrics.
 
         Args:
             metrics: values by name.
             system_runs: system runs spent so far, the horizontal axis.
             at: time in seconds since the epoch.
+            point: number of the point in the run, from 0. If the process is killed after a call and before
+                its position is stored, the resumed run repeats the call with the same number.
         """
         ...
 

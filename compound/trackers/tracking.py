@@ -45,6 +45,8 @@ ARTIFACTS = ("report.md", "report.html", "best.json", "system.yaml", CONFIG, "ev
 UNRECORDED = ("call", "notice")  # events that are not part of the record
 TRACKERS: Mapping[TrackerName, str] = {
     "mlflow": "compound.trackers.mlflow_tracker:MLflowTracker",
+    "tensorboard": "compound.trackers.tensorboard_tracker:TensorboardTracker",
+    "trackio": "compound.trackers.trackio_tracker:TrackioTracker",
     "wandb": "compound.trackers.wandb_tracker:WandbTracker",
 }
 _log = logging.getLogger("compound")
@@ -74,6 +76,7 @@ class Follower:
         self.position = Position()
         self._seed = 0
         self._seen = 0
+        self._points = 0  # of the events seen so far
         self._steps: list[Mapping[str, Any]] = []  # training steps that no event has covered yet
         self._problem = ""
         self._started = False
@@ -103,7 +106,7 @@ class Follower:
 
     def catch_up(self) -> None:
         """Log the events of the record that were not logged yet."""
-        self._seen = 0
+        self._seen = self._points = 0
         self._steps = [r for r in read_records(self._folder, MEMORY) if r.get("kind") == KIND]
         for event in read_records(self._folder, "events.jsonl"):
             self._follow(event)
@@ -145,16 +148,17 @@ class Follower:
 
     def _follow(self, event: Mapping[str, Any]) -> None:
         self._seen += 1
-        steps = self._covered(event)
+        budget = budget_metrics(event)
+        points = [{**training_metrics(step), **budget} for step in self._covered(event)]
+        if (metrics := event_metrics(event)) or not points:
+            points.append({**metrics, **budget})
+        first, self._points = self._points, self._points + len(points)
         if self._seen <= self.position.events:
             return
         at = float(event.get("at") or time.time())
-        budget = budget_metrics(event)
         runs = budget.get("budget/system_runs", 0.0)
-        for step in steps:
-            self._tracker.log({**training_metrics(step), **budget}, runs, at)
-        if (metrics := event_metrics(event)) or not steps:
-            self._tracker.log({**metrics, **budget}, runs, at)
+        for number, point in enumerate(points, first):
+            self._tracker.log(point, runs, at, number)
         self.position.events = self._seen
         self._store()
 

@@ -44,7 +44,7 @@ class WandbTracker:
         self._run.define_metric("*", step_metric=AXIS)
         return str(self._run.id)
 
-    def log(self, metrics: Mapping[str, float], system_runs: float, at: float) -> None:
+    def log(self, metrics: Mapping[str, float], system_runs: float, at: float, point: int) -> None:
         """Log metrics over system runs."""
         self._open.log({**metrics, AXIS: system_runs, "_timestamp": at})
 

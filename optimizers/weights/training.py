@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -36,6 +37,8 @@ from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import ROLLOUTS, Progress, Proposal, Task
 from compound.optimizers.weights import moments
 from compound.optimizers.weights.bases import base_format, base_model, check_sampling_engine, spaces
+from compound.optimizers.weights.interchange.group_export import FIELD as STORED_SAMPLES
+from compound.optimizers.weights.interchange.group_export import write_samples
 from compound.optimizers.weights.learner.adapters import Adapters, partition
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.saved import Best, Saved, Step, Stored, TrainingState
@@ -379,9 +382,14 @@ class TrainingSession:
 
     async def _train(self, drawn: StepBatch, number: int) -> tuple[Saved, dict[str, Any]]:
         """Update, checkpoint and record; return the checkpoint and the trainer's statistics."""
-        facts = await compute(self.trainer.step, drawn.credited.samples, number)
+        samples = drawn.credited.samples
+        facts = await compute(self.trainer.step, samples, number)
         saved = await compute(self.trainer.save, self.folder)
-        self.task.context.memory.append(self._record(number, drawn, facts))
+        record = self._record(number, drawn, facts)
+        if self.settings.keep_samples:
+            write = partial(write_samples, samples, self.trainer.adapters.tokenizer)
+            record[STORED_SAMPLES] = await compute(store_folder, write, self.folder, "samples")
+        self.task.context.memory.append(record)
         return saved, facts
 
     def _prefilled(self) -> Prefilled:

@@ -86,6 +86,8 @@ def answering(message: str) -> str:
     return str((re.findall(r"\d+", message) or ["none"])[-1])
 
 
+@pytest.mark.filterwarnings("ignore:.*will be removed in v6:FutureWarning")  # of TRL's own arguments
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")  # which the guide to TRL says, too
 @pytest.mark.parametrize(("page", "text"), cases("python"))
 def test_code_runs(page: Path, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compound.registry.engines.open_engine", lambda *_, **__: ScriptedLM(answering))

@@ -575,6 +575,8 @@ ALLOWED = {
     "rewards/policy.py": "files in the new folder that `store_folder` fills",
     "optimizers/weights/learner/adapters.py": "files in the new folder that `store_folder` fills, or that `verify_reference` has read",
     "optimizers/weights/learner/trainer.py": "files in the new folder that `store_folder` fills, or that `verify_reference` has read",
+    "optimizers/weights/interchange/group_export.py": "the file that the user names; files in the new folder that `store_folder` fills",
+    "optimizers/weights/interchange/trl_rollouts.py": "the folder that the user's own code names",
     "optimizers/weights/step_batch.py": "files in the new folder that `store_folder` fills, or that `verify_reference` has read",
     "optimizers/weights/training.py": "lists names of folders to delete, which `discard` checks",
 }

@@ -56,6 +56,8 @@ class TrainingSettings(Settings):
     """Weight updates."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """Evaluations that choose the step to propose."""
+    keep_samples: bool = False
+    """Store the samples of every step with their credit in the run directory, for `export_groups`."""
 
 
 class PolicySettings(TrainingSettings):

@@ -1,0 +1,1 @@
+"""Rollouts for TRL's trainer, and samples with their credit for others."""

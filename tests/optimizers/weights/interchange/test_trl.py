@@ -1,0 +1,329 @@
+"""TRL trains a component on rollouts of its system, and on exported groups: the same step as ours."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from numerics import GRADIENTS
+from training_settings import plain, trainings
+
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+
+import compound as cp  # noqa: E402
+from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
+from compound.engine import TokenRecord  # noqa: E402
+from compound.errors import ConfigurationError, DeclarationError  # noqa: E402
+from compound.example import Example  # noqa: E402
+from compound.optimizers.weights.credit.advantages import advantages  # noqa: E402
+from compound.optimizers.weights.interchange.group_export import export_groups  # noqa: E402
+from compound.optimizers.weights.interchange.trl_rollouts import TRLRollouts, store_adapter, trl_rollouts  # noqa: E402
+from compound.optimizers.weights.learner import trainer as trainer_module  # noqa: E402
+from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
+from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
+from compound.optimizers.weights.learner.updates import Updater  # noqa: E402
+from compound.testing import ScriptedLM  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SHAPE = cp.LoRA(rank=4, targets=("q_proj", "v_proj"))
+EXAMPLES = [Example(str(n), {"question": f"What is {n}?"}, {}) for n in range(2)]
+GROUP = 4
+
+
+@pytest.fixture(scope="module")
+def model(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_model(tmp_path_factory.mktemp("model")))
+
+
+def declared(model: str, **settings: Any) -> cp.System:
+    """Return a system whose answerer reads what another model wrote."""
+    question = cp.Input("question")
+    rewriter = cp.LLM("rewriter", prompt=cp.Text("Rewrite."), lm="scripted", temperature=1.0)
+    options = {"max_tokens": 12, "retries": 0, "weights": SHAPE, "lm": model, **settings}
+    answerer = cp.LLM("answerer", prompt=cp.Text("Answer."), **options)
+    return cp.System("qa", outputs={"answer": answerer(question=rewriter(question=question))})
+
+
+def engines(model: str) -> dict[str, cp.Engine]:
+    count = iter(range(1000))
+    scripted = ScriptedLM(lambda _: f"rewritten {next(count)}")
+    return {model: TransformersEngine(model, dtype="float32"), "scripted": scripted}
+
+
+def letters(outputs: Mapping[str, Any], _: Example) -> float:
+    return len(set(outputs["answer"])) / 20
+
+
+def rollouts_of(model: str, folder: Path, system: cp.System | None = None, **options: Any) -> TRLRollouts:
+    return trl_rollouts(
+        system or declared(model), "answerer", EXAMPLES, letters, engines=engines(model), folder=folder,
+        **options,
+    )  # fmt: skip
+
+
+@dataclass
+class Recorded(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+    """Gradients before the first update of a TRL run, and what its rollout function returned."""
+
+    rollouts: Callable[..., Any]
+    gradients: dict[str, Any] = field(default_factory=dict)
+    drawn: dict[str, list[Any]] = field(default_factory=dict)
+
+    def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
+        found = self.rollouts(prompts, trainer)
+        self.drawn = self.drawn or {**found, "prompt": prompts}
+        return found  # type: ignore[no-any-return]
+
+    def on_pre_optimizer_step(self, *_: Any, model: Any = None, **__: Any) -> None:
+        if not self.gradients:
+            self.gradients = {
+                name.replace(".default.", "."): parameter.grad.clone()
+                for name, parameter in model.named_parameters()
+                if parameter.grad is not None
+            }
+
+
+def train_by_trl(
+    model: str,
+    folder: Path,
+    rows: list[dict[str, str]],
+    rollouts: Callable[..., Any],
+    reward: Any,
+    loss: str = "bnpo",
+    **settings: Any,
+) -> tuple[Recorded, Any]:
+    """Train by TRL; return what was recorded, and the trainer."""
+    recorded = Recorded(rollouts)
+    arguments = trl.GRPOConfig(
+        output_dir=str(folder), num_generations=GROUP, per_device_train_batch_size=GROUP * len(rows), loss_type=loss,
+        beta=0.0, learning_rate=0.01, max_grad_norm=0.0, logging_steps=1, save_strategy="no", report_to=[],
+        use_cpu=True, bf16=False, shuffle_dataset=False, disable_tqdm=True, **{"max_steps": 1, **settings},
+    )  # fmt: skip
+    lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
+    trainer = trl.GRPOTrainer(
+        model=transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+        reward_funcs=reward, args=arguments, train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=transformers.AutoTokenizer.from_pretrained(model), rollout_func=recorded,
+        peft_config=lora, callbacks=[recorded],
+    )  # fmt: skip
+    trainer.train()
+    return recorded, trainer
+
+
+def our_step(
+    model: str, samples: Sequence[Sample], start: Path, loss: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[float, dict[str, Any]]:
+    """Return loss and gradients of our trainer on the same samples, from the same adapter."""
+    found: dict[str, Any] = {}
+    losses: list[float] = []
+
+    class Caught(Updater):
+        def update(self, step: int) -> float:
+            found.update({name: tensor.grad.clone() for name, tensor in self.parameters})
+            return 0.0
+
+    original = trainer_module.Trainer._loss
+
+    def noted(*arguments: Any) -> Any:
+        value = original(*arguments)
+        losses.append(value.item())
+        return value
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer_module, "Updater", Caught)
+        patched.setattr(trainer_module.Trainer, "_loss", noted)
+        adapters = Adapters(model, {"answerer": SHAPE}, start={"answerer": start}, dtype="float32")
+        settings = plain(loss=loss)
+        settings.trainer(adapters, {"answerer": "answerer"}, longest=12).step(samples, 0)
+    return sum(losses), found
+
+
+def assert_equal_steps(recorded: Recorded, trainer: Any, ours: tuple[float, dict[str, Any]]) -> None:
+    loss, gradients = ours
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(loss, abs=1e-5)
+    most = max(float(tensor.abs().max()) for tensor in recorded.gradients.values())
+    assert most > 1e-3
+    assert gradients.keys() == recorded.gradients.keys()
+    for name, expected in recorded.gradients.items():
+        assert float((gradients[name] - expected).abs().max()) / most < GRADIENTS
+
+
+def samples_of(drawn: Mapping[str, list[Any]]) -> list[Sample]:
+    """Return the samples of a rollout function's answer, with our advantages."""
+    made = [
+        Sample(
+            "answerer", prompt, "answerer", 0, TokenRecord(tuple(ids), tuple(answer), tuple(logprobs), "stop"),
+            reward, (prompt,), on_policy=False,
+        )
+        for prompt, ids, answer, logprobs, reward in zip(
+            drawn["prompt"], drawn["prompt_ids"], drawn["completion_ids"], drawn["logprobs"],
+            drawn["run_reward"], strict=True,
+        )
+    ]  # fmt: skip
+    return advantages(made, "trl", drop=False)[0]
+
+
+@pytest.mark.parametrize("loss", ["grpo", "bnpo"])
+def test_trls_step_on_rollouts_of_the_system_is_ours(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+) -> None:
+    rollouts = rollouts_of(model, tmp_path / "adapters")
+    recorded, trainer = train_by_trl(
+        model, tmp_path / "trl", rollouts.rows, rollouts, rollouts.reward, loss, max_steps=2
+    )
+    drawn = recorded.drawn
+    assert drawn["prompt"] == [name for name in ("0", "1") for _ in range(GROUP)]
+    for first in (0, GROUP):  # the rewriter answers once per group
+        assert len({tuple(ids) for ids in drawn["prompt_ids"][first : first + GROUP]}) == 1
+    assert len({tuple(ids) for ids in drawn["completion_ids"]}) > 2
+    assert len({len(ids) for ids in drawn["completion_ids"]}) > 1
+    adapters = {path.name: path for path in (tmp_path / "adapters").iterdir()}
+    assert len(adapters) == 2  # that of each step
+    start = next(path for path in adapters.values() if _is_zero(path))
+    assert_equal_steps(recorded, trainer, our_step(model, samples_of(drawn), start, loss, monkeypatch))
+    assert trainer.state.log_history[0]["reward"] == pytest.approx(
+        sum(drawn["run_reward"]) / len(drawn["run_reward"]), abs=1e-5
+    )
+
+
+def _is_zero(folder: Path) -> bool:
+    from safetensors.torch import load_file
+
+    tensors = load_file(folder / "adapter_model.safetensors")
+    return all(not tensor.any() for name, tensor in tensors.items() if "lora_B" in name)
+
+
+def test_runs_without_an_answer_are_left_out_of_their_group(model: str, tmp_path: Path) -> None:
+    def picky(question: str) -> str:
+        if "0" in question:
+            raise ValueError("no zeros")
+        return question
+
+    answerer = cp.LLM("answerer", prompt=cp.Text("Say."), max_tokens=6, retries=0, weights=SHAPE, lm=model)
+    node = answerer(question=cp.Function("picky", picky)(question=cp.Input("question")))
+    rollouts = rollouts_of(model, tmp_path / "adapters", cp.System("qa", outputs={"answer": node}))
+    recorded, trainer = train_by_trl(model, tmp_path / "trl", rollouts.rows, rollouts, rollouts.reward)
+    assert recorded.drawn["run_reward"][:GROUP] == [None] * GROUP
+    assert all(reward is not None for reward in recorded.drawn["run_reward"][GROUP:])
+    assert all(torch.isfinite(tensor).all() for tensor in recorded.gradients.values())
+    mean = sum(recorded.drawn["run_reward"][GROUP:]) / GROUP
+    assert trainer.state.log_history[0]["reward"] == pytest.approx(mean, abs=1e-5)
+
+
+def test_a_component_that_is_called_several_times_is_refused(model: str, tmp_path: Path) -> None:
+    answerer = cp.LLM("answerer", prompt=cp.Text("Say."), max_tokens=4, retries=0, weights=SHAPE, lm=model)
+    again = answerer(question=answerer(question=cp.Input("question")), name="again")
+    rollouts = rollouts_of(model, tmp_path / "adapters", cp.System("qa", outputs={"answer": again}))
+    with pytest.raises(DeclarationError, match="called 2 times in a run of example '0'"):
+        train_by_trl(model, tmp_path / "trl", rollouts.rows, rollouts, rollouts.reward)
+
+
+def test_what_cannot_be_trained_is_refused_before_anything_runs(model: str, tmp_path: Path) -> None:
+    with pytest.raises(DeclarationError, match="has no weights"):
+        trl_rollouts(declared(model), "rewriter", EXAMPLES, letters, engines=engines(model), folder=tmp_path)
+    with pytest.raises(DeclarationError, match="same id"):
+        trl_rollouts(
+            declared(model), "answerer", [*EXAMPLES, EXAMPLES[0]], letters, engines=engines(model),
+            folder=tmp_path,
+        )  # fmt: skip
+    with pytest.raises(DeclarationError, match="does not serve adapters"):
+        trl_rollouts(
+            declared("scripted"), "answerer", EXAMPLES, letters, engines=engines(model), folder=tmp_path
+        )
+
+
+# --- exported groups -----------------------------------------------------------------------------------
+
+
+def train(model: str, folder: Path, **settings: Any) -> None:
+    rows = [{"id": e.id, **e.inputs, "answer": "x"} for e in EXAMPLES]
+    valid = [{"id": f"v{n}", "question": f"Who is {n}?", "answer": "x"} for n in range(6)]
+    cp.optimize(
+        declared(model), {"train": rows, "valid": valid, "test": valid}, letters, method="mmgrpo", run_dir=folder,
+        engines=engines(model), progress=False, budget=200,
+        **trainings(steps=2, examples=2, runs=GROUP, lr=0.01, **settings),
+    )  # fmt: skip
+
+
+class Replay:
+    """Rollout function and reward of exported groups."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.groups = defaultdict(list)
+        for row in rows:
+            self.groups[row["group"]].append(row)
+
+    def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
+        left = {name: iter(rows) for name, rows in self.groups.items()}
+        rows = [next(left[name]) for name in prompts]
+        names = {"prompt_ids": "prompt_ids", "completion_ids": "completion_ids", "logprobs": "logprobs"}
+        return {key: [row[name] for row in rows] for key, name in {**names, "run_reward": "reward"}.items()}
+
+    def reward(self, run_reward: list[float], **_: Any) -> list[float]:
+        return run_reward
+
+
+def test_exported_groups_are_read_by_datasets_and_trained_by_trl(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(model, tmp_path / "run", keep_samples=True)
+    count = export_groups(tmp_path / "run", tmp_path / "groups.jsonl")
+    data = datasets.load_dataset(
+        "json", data_files=str(tmp_path / "groups.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert len(data) == count
+    assert set(data["step"]) == {0, 1}
+    first = [row for row in data if row["step"] == 0]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    for row in first:
+        assert tokenizer.decode(row["completion_ids"]) == row["completion"]
+        assert len(row["advantages"]) == len(row["completion_ids"]) == len(row["logprobs"])
+        assert json.loads(row["group"])[0] == row["example"]
+    replay = Replay(first)
+    assert {len(rows) for rows in replay.groups.values()} == {GROUP}
+    prompts = [{"prompt": name} for name in replay.groups]
+    recorded, trainer = train_on_export(model, tmp_path, prompts, replay)
+    samples = samples_of(recorded.drawn)
+    for sample, row in zip(samples, first, strict=True):  # TRL computes the advantages of the export
+        assert sample.advantages == pytest.approx(row["advantages"])
+    assert_equal_steps(recorded, trainer, our_step(model, samples, tmp_path / "start", "bnpo", monkeypatch))
+
+
+def train_on_export(
+    model: str, folder: Path, prompts: list[dict[str, str]], replay: Replay
+) -> tuple[Recorded, Any]:
+    """Train by TRL on exported groups, and store the adapter that it starts from."""
+
+    def rollouts(names: list[str], trainer: Any) -> dict[str, list[Any]]:
+        reference = store_adapter(trainer, folder)
+        (folder / reference["path"]).rename(folder / "start")
+        return replay(names, trainer)
+
+    return train_by_trl(model, folder / "trl", prompts, rollouts, replay.reward)
+
+
+def test_a_run_that_kept_no_samples_is_refused(model: str, tmp_path: Path) -> None:
+    train(model, tmp_path / "run")
+    with pytest.raises(DeclarationError, match="holds no samples"):
+        export_groups(tmp_path / "run", tmp_path / "groups.jsonl")
+
+
+def test_changed_samples_are_refused(model: str, tmp_path: Path) -> None:
+    train(model, tmp_path / "run", keep_samples=True)
+    stored = next((tmp_path / "run" / "memory").glob("samples-*")) / "samples.jsonl"
+    stored.write_text(stored.read_text().replace('"reward": ', '"reward": 1'))
+    with pytest.raises(ConfigurationError, match="was changed"):
+        export_groups(tmp_path / "run", tmp_path / "groups.jsonl")
