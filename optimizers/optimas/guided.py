@@ -261,7 +261,7 @@ class GuidedSearch:
 
     def _conditions(self, task: Task, part: Part, price: float) -> Conditions:
         settings = self.learning.backbone
-        backbone = shared_backbone(settings.model, settings.max_length)
+        backbone = shared_backbone(settings.model, settings.max_length, settings.placement)
         backbone.store_in(task.context.memory.folder / f"features-{settings.max_length}.bin")
         certain = all(has_certain_downstream(task.system, name) for name in part.components)
         return Conditions(part, price, part.template(), backbone, self.gold, certain, self.shrink, self.fit)

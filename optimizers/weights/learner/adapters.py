@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from compound.components.engines import model_folder, models
 from compound.components.engines.local import loading
 from compound.components.engines.local.constraints import ConstraintCompiler, end_tokens
+from compound.components.engines.local.devices import Placement
 from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra, suggest_name
 from compound.execution.rng import fork_torch_rng
 from compound.graph.component import check_name
@@ -50,10 +51,13 @@ class Adapters:
         spaces: the shape of each adapter by name; targets may be a named set, see `LoRA`.
         seed: the seed of the initial weights.
         start: folders of adapters to start from; the other adapters start equal to the base model.
-        dtype: the number format of the base model; adapters are in float32.
+        dtype: the number format of the base model, without a ``placement``; adapters are in float32.
+        placement: where and how the base model is loaded.
+        checkpointing: whether the activations of each layer are recomputed in the backward pass.
 
     Attributes:
         unshared: why equal prompts cannot be processed once on this base model; ``""`` if they can.
+        checkpointing: whether the activations of each layer are recomputed in the backward pass.
     """
 
     def __init__(
@@ -64,8 +68,10 @@ class Adapters:
         seed: int = 0,
         start: Mapping[Name, Path] | None = None,
         dtype: str = "auto",
+        placement: Placement | None = None,
+        checkpointing: bool = False,
     ) -> None:
-        self.base, self.tokenizer = _load(model, dtype)
+        self.base, self.tokenizer = _load(model, placement or Placement(dtype=dtype))
         self.spaces = {
             name: replace(space, targets=tuple(resolve(self.base, space.targets)))
             for name, space in sorted(spaces.items())
@@ -75,6 +81,10 @@ class Adapters:
         _check_logits(model, self.base, self.tokenizer)
         self.unshared = reason_unshared(self.base, self.tokenizer)
         self.model = _wrapped(self.base, {self._alias[n]: space for n, space in self.spaces.items()}, seed)
+        self.checkpointing = checkpointing
+        if checkpointing:
+            _checkpoint_layers(model, self.base)
+            self.unshared = self.unshared or "gradient checkpointing is incompatible with cached prompts"
         self._before: dict[Name, list[float]] = {}
         self._stored: dict[Name, tuple[str, dict[str, str] | None]] = {}
         for name in self.spaces:
@@ -355,22 +365,39 @@ def _product(part: torch.nn.Linear, x: Tensor) -> Tensor:
     return linear(x, part.weight.to(x.dtype))
 
 
-def _load(name: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _checkpoint_layers(name: str, base: PreTrainedModel) -> None:
+    """Recompute the activations of each layer in the backward pass.
+
+    Raises:
+        CompoundError: the model does not support it.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [layer for layer in base.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not base.supports_gradient_checkpointing or not layers:
+        raise CompoundError(
+            f"{name!r} does not support gradient checkpointing",
+            hint="set base.gradient_checkpointing to false",
+        )
+    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for layer in layers:  # only they read the flag; their dropout layers stay in evaluation mode
+        layer.training = True
+
+
+def _load(name: str, placement: Placement) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return a frozen causal language model and its tokenizer."""
     try:
         import transformers  # noqa: F401 - imported only to report that it is missing
     except ImportError:
         raise MissingExtra("training", "transformers", "local") from None
     folder = models.resolve(name)
-    kind = loading.fastest_dtype() if dtype == "auto" else dtype
     try:
-        with models.hide_progress_bars():
-            model, tokenizer = model_folder.load_causal(folder, kind)
+        model, tokenizer = loading.load_base(folder, placement)
     except (OSError, ValueError) as error:
         raise CompoundError(f"{name!r} cannot be trained: {model_folder.explain(error)}") from error
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    return model.to(loading.device()).eval(), tokenizer
+    return model.eval(), tokenizer
 
 
 def partition(

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compound.components.engines.local.out_of_memory import naming_settings
 from compound.errors import CompoundError
 from compound.optimizers.weights.learner.adapters import Adapters
 from compound.optimizers.weights.learner.batching import by_adapter, micro_batches, minibatches, size
@@ -358,19 +359,15 @@ class Trainer:
         rank, world = rank_and_world_size()
         return batches[rank::world]
 
-    @contextmanager
-    def _memory(self) -> Iterator[None]:
+    def _memory(self) -> AbstractContextManager[None]:
         """Turn an out-of-memory error into one that names the settings to lower."""
-        try:
-            yield
-        except (RuntimeError, MemoryError) as error:
-            if isinstance(error, MemoryError) or "memory" in str(error):
-                raise CompoundError(
-                    f"a training step ran out of memory: {error}",
-                    hint=f"lower {self.section}.optimizer.micro_tokens, or else "
-                    f"{self.section}.rollouts.max_length, and resume the run",
-                ) from error
-            raise
+        section = self.section
+        checkpointing = f"set {section}.base.gradient_checkpointing, or "
+        return naming_settings(
+            "a training step",
+            f"lower {section}.optimizer.micro_tokens, {'' if self.adapters.checkpointing else checkpointing}"
+            f"lower {section}.rollouts.max_length, and resume the run",
+        )
 
     # -- checkpoints -----------------------------------------------------------------------------------
 
