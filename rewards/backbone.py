@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compound.components.engines import adapter_files, model_folder, models
+from compound.components.engines.local.checkpointing import checkpoint_layers
 from compound.components.engines.local.devices import Placement, resolve_device
 from compound.components.engines.local.loading import dtype_of
 from compound.components.engines.local.out_of_memory import naming_settings
@@ -157,17 +158,12 @@ class Backbone:
         self.name_adapter()
 
     def checkpoint_layers(self) -> None:
-        """Recompute the activations of each layer in the backward pass; ignored outside of training mode.
+        """Recompute the activations of each layer in the backward pass.
 
         Raises:
             CompoundError: the model does not support it.
         """
-        if not self.model.supports_gradient_checkpointing:
-            raise CompoundError(
-                f"the backbone {self.name!r} does not support gradient checkpointing",
-                hint="set reward.lora.gradient_checkpointing to false",
-            )
-        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_layers(self.model, self.name, "reward.lora.gradient_checkpointing")
 
     def name_adapter(self) -> str:
         """Set and return the digest of the adapter's weights, which separates cached features of versions."""

@@ -193,6 +193,11 @@ class TransformersEngine:
         return self.placement.quantization
 
     @property
+    def loaded(self) -> bool:
+        """Whether the model is in memory."""
+        return self._decoder is not None
+
+    @property
     def trainable(self) -> str:
         """Base model of the adapters that it supports."""
         return self.model

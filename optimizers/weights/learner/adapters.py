@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from compound.components.engines import model_folder, models
 from compound.components.engines.local import loading
+from compound.components.engines.local.checkpointing import checkpoint_layers
 from compound.components.engines.local.constraints import ConstraintCompiler, end_tokens
 from compound.components.engines.local.devices import Placement
 from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra, suggest_name
@@ -83,7 +84,7 @@ class Adapters:
         self.model = _wrapped(self.base, {self._alias[n]: space for n, space in self.spaces.items()}, seed)
         self.checkpointing = checkpointing
         if checkpointing:
-            _checkpoint_layers(model, self.base)
+            checkpoint_layers(self.base, model, "base.gradient_checkpointing")
             self.unshared = self.unshared or "gradient checkpointing is incompatible with cached prompts"
         self._before: dict[Name, list[float]] = {}
         self._stored: dict[Name, tuple[str, dict[str, str] | None]] = {}
@@ -363,25 +364,6 @@ def _product(part: torch.nn.Linear, x: Tensor) -> Tensor:
     from torch.nn.functional import linear
 
     return linear(x, part.weight.to(x.dtype))
-
-
-def _checkpoint_layers(name: str, base: PreTrainedModel) -> None:
-    """Recompute the activations of each layer in the backward pass.
-
-    Raises:
-        CompoundError: the model does not support it.
-    """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = [layer for layer in base.modules() if isinstance(layer, GradientCheckpointingLayer)]
-    if not base.supports_gradient_checkpointing or not layers:
-        raise CompoundError(
-            f"{name!r} does not support gradient checkpointing",
-            hint="set base.gradient_checkpointing to false",
-        )
-    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for layer in layers:  # only they read the flag; their dropout layers stay in evaluation mode
-        layer.training = True
 
 
 def _load(name: str, placement: Placement) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
