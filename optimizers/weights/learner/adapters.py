@@ -237,9 +237,9 @@ class Adapters:
         with torch.no_grad():
             if len(self._before.get(name, ())) != len(tokens) - 1:
                 with self.using(None) as base:
-                    self._before[name] = forward(base, [sample], shared=False).logps[0].tolist()
+                    self._before[name] = forward(base, [sample], shared=False, entropy=False).logps[0].tolist()
             with self.using(name) as model:
-                now: list[float] = forward(model, [sample], shared=False).logps[0].tolist()
+                now: list[float] = forward(model, [sample], shared=False, entropy=False).logps[0].tolist()
         return {"tokens": tokens, "logprobs": now, "before": self._before[name]}
 
 
@@ -266,7 +266,7 @@ def _check_logits(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokeniz
 
     tokens = tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids
     with torch.no_grad():
-        ours = forward(base, [probe_sample(tokens)], shared=False).logps[0]
+        ours = forward(base, [probe_sample(tokens)], shared=False, entropy=False).logps[0]
         logits = base(input_ids=torch.tensor([tokens], device=base.device)).logits[0, :-1].float()
         targets = torch.tensor(tokens[1:], device=base.device)
         theirs = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
@@ -296,9 +296,9 @@ def reason_unshared(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
         probe_sample(tokens, prompt=length, answer=answer) for length in (4, 7) for answer in (1, 2, 4)
     ]
     with torch.no_grad():
-        plain = forward(base, samples, shared=False)
+        plain = forward(base, samples, shared=False, entropy=False)
         try:
-            shared = forward(base, samples, shared=True)
+            shared = forward(base, samples, shared=True, entropy=False)
         except (
             ValueError,
             TypeError,

@@ -252,13 +252,13 @@ class Trainer:
     ) -> None:
         """Report the diagnostics of a micro-batch to the monitor, by component."""
         for component, rows in _by_component(batch).items():
-            sums = diagnostics.diagnose(
+            sums = diagnostics.diagnostic_sums(
                 self.variant, ran.logps[rows], old[rows], advantages[rows], ran.mask[rows], self.loss,
                 entropy=ran.entropies[rows],
             )  # fmt: skip
-            base_kl = (
-                float((divergence[rows] * ran.mask[rows]).detach().sum()) if divergence is not None else None
-            )
+            base_kl = None
+            if divergence is not None:
+                base_kl = (divergence[rows] * ran.mask[rows]).detach().sum()
             monitor.add(component, sums, base_kl)
 
     def _value_loss(self, batch: Sequence[Sample], ran: ForwardPass, critic: CriticSettings) -> Tensor:
@@ -314,7 +314,8 @@ class Trainer:
         for name, own in by_adapter(samples, self.adapter_of).items():
             with self.adapters.using(None if base else name) as model:
                 for batch in self._mine(self._batches(own)):
-                    yield batch, self._forward(model, batch, temperature=self.rollouts.temperature)
+                    temperature = self.rollouts.temperature
+                    yield batch, self._forward(model, batch, temperature=temperature, entropy=False)
 
     def _batches(self, samples: Sequence[Sample]) -> list[list[Sample]]:
         """Divide the samples of one adapter into micro-batches."""
@@ -327,6 +328,7 @@ class Trainer:
         *,
         temperature: float,
         entropy_grad: bool = False,
+        entropy: bool = True,
     ) -> ForwardPass:
         """Run the model over a micro-batch; equal prompts are processed once if the model allows it."""
         shared = False if self.adapters.unshared else None
@@ -339,6 +341,7 @@ class Trainer:
             entropy_grad=entropy_grad,
             temperature=temperature,
             constraints=self.adapters.constraints if constrained else None,
+            entropy=entropy,
         )
 
     def _check_staleness(self, samples: Sequence[Sample]) -> None:
