@@ -39,6 +39,9 @@ from compound.rewards.model import NONE
 from compound.rewards.settings import RewardLearning
 
 SMALL = "minilm"  # a backbone of 90 MB, which is not planned
+# Keys and values of prompts that are processed once are repeated for each answer: 8 answers take up to 1.6
+# times the memory of a batch with the same number of tokens (docs/guides/weights.md).
+REPEATED = 1.6
 LOGIT_COPIES = 3  # logits in float32, their exponentials, and their gradient
 
 
@@ -263,7 +266,7 @@ def _trainer(training: Training, system: System, engine_of: Callable[[str], Engi
         f"trainer of {model!r} in {dtype}",
         devices.resolve_device(placement.device),
         sizes.weights(dtype, placement.quantization) + OPTIMIZER_BYTES * adapters,
-        tokens * stored + logits,
+        int(tokens * stored * (1 if settings.base.gradient_checkpointing else REPEATED)) + logits,
         f"lower {section}.optimizer.micro_tokens"
         + ("" if settings.base.gradient_checkpointing else f" or set {section}.base.gradient_checkpointing"),
         f"set {section}.base.dtype to bfloat16 or {section}.base.quantization to 4bit, choose another "

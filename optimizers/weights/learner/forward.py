@@ -160,11 +160,12 @@ def _shared_states(
     from transformers import DynamicCache
 
     width = max(map(len, prompts))
-    ids = torch.zeros((len(prompts), width), dtype=torch.long, device=model.device)
+    ids = torch.zeros((len(prompts), width), dtype=torch.long)  # filled on the host, and copied once
     real = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt, device=model.device)
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
         real[row, width - len(prompt) :] = 1
+    ids, real = ids.to(model.device), real.to(model.device)
     places = (real.cumsum(-1) - 1).clamp(min=0)
     read = _decoder(model)(
         input_ids=ids,

@@ -464,10 +464,10 @@ def _sampler_logps(batch: Sequence[Sample], old: Tensor, mask: Tensor) -> Tensor
 def _padded(rows: Sequence[Sequence[float]], like: Tensor) -> Tensor:
     import torch
 
-    padded = torch.zeros_like(like)
+    padded = torch.zeros(like.shape, dtype=like.dtype)  # filled on the host, and copied once
     for i, row in enumerate(rows):
-        padded[i, : len(row)] = torch.tensor(row, dtype=padded.dtype, device=padded.device)
-    return padded
+        padded[i, : len(row)] = torch.tensor(row, dtype=padded.dtype)
+    return padded.to(like.device)
 
 
 def _by_component(batch: Sequence[Sample]) -> dict[str, list[int]]:

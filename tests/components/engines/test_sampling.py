@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from compound.components.engines.local import sampling  # noqa: E402
 from compound.components.engines.local.sampling import Row, SampleTokens, device_noise, host_noise  # noqa: E402
 
 SIZE = 6
-Noise = Callable[[Sequence[Row], int, "torch.device"], "torch.Tensor"]
+Noise = Callable[[Sequence[Row], int, Any], Any]
 
 
-def step(rows: Sequence[Row], logits: torch.Tensor) -> list[int]:
+def step(rows: Sequence[Row], logits: Any) -> list[int]:
     """Sample one token per row, and return the last tokens."""
     SampleTokens(rows, lambda row: "length" if len(row.sampled) >= row.max_tokens else None)(
         torch.zeros(len(rows), 1), logits.clone()
@@ -45,7 +46,7 @@ def test_existing_seeds_give_the_same_tokens_on_the_cpu() -> None:
 def test_finished_and_greedy_rows_draw_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[list[int]] = []
 
-    def noted(rows: Sequence[Row], size: int, device: torch.device) -> torch.Tensor:
+    def noted(rows: Sequence[Row], size: int, device: Any) -> Any:
         drawn.append([r.seed for r in rows])
         return host_noise(rows, size, device)
 

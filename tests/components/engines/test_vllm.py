@@ -80,6 +80,12 @@ def test_an_answer_comes_with_the_tokens_it_cost(server: Any) -> None:
     assert (usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost) == (1, 5, 3, 0.0)
 
 
+def test_only_requests_that_are_sampled_carry_a_seed() -> None:
+    for temperature, expected in ((0.0, None), (0.7, 3)):
+        request = Request((Message("user", "Hi"),), temperature=temperature, seed=3)
+        assert chat.body(request, "tiny", {}).get("seed") == expected
+
+
 def test_the_server_is_sent_the_request_and_nothing_of_the_models_own_sampling(server: Any) -> None:
     what = Request(
         (Message("system", "Be brief."), Message("user", "Hi")),

@@ -863,6 +863,54 @@ class TestSteps:
             PLAIN.trainer(made(folder, "x"), {"x": "x"}, section="optimize.ppo").step(some(), 0)
         assert "lower optimize.ppo.optimizer.micro_tokens" in str(raised.value.hint)
 
+    def test_log_probabilities_are_the_same_without_entropies(self, folder: Path) -> None:
+        found = []
+        for entropy in (True, False):
+            adapters = made(folder, "x")
+            with adapters.using("x") as model:
+                ran = forward(model, some(), entropy=entropy)
+                ran.logps.sum().backward()
+            found.append((ran, [tensor.grad for _, tensor in adapters.parameters("x")]))
+        (full, gradients_full), (short, gradients_short) = found
+        assert torch.equal(full.logps, short.logps)
+        assert all(map(torch.equal, gradients_full, gradients_short))
+        assert float(full.entropies.sum()) > 0
+        assert float(short.entropies.abs().sum()) == 0
+
+    def test_entropies_are_computed_for_the_metrics_of_a_step_only(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[bool] = []
+
+        def noted(*given: Any, entropy: bool = True, **named: Any) -> Any:
+            asked.append(entropy)
+            return forward(*given, entropy=entropy, **named)
+
+        monkeypatch.setattr(trainer_module, "forward", noted)
+        trainer = plain(minibatches=2, beta=0.1).trainer(made(folder, "x"), {"x": "x"})
+        facts = trainer.step(some(), 0)
+        assert asked.count(True) == 2  # one for each minibatch
+        assert asked.count(False) == 2  # the log-probabilities before the step, and of the base model
+        assert facts["components"]["x"]["entropy"] > 0
+
+    def test_metrics_are_the_sums_over_micro_batches(self) -> None:
+        from compound.optimizers.weights.learner.monitor import Monitor
+        from compound.optimizers.weights.loss.diagnostics import Diagnostics, diagnose, diagnostic_sums
+
+        samples = some()
+        monitor = Monitor(samples, samples, divergence=True)
+        torch.manual_seed(0)
+        total, divergence = Diagnostics(), 0.0
+        for _ in range(3):
+            logps, old, kl = (-torch.rand(2, 4) for _ in range(3))
+            given = ("grpo", logps, old, torch.ones(2, 4), torch.ones(2, 4))
+            monitor.add("x", diagnostic_sums(*given, entropy=-logps), kl.sum())
+            total += diagnose(*given, entropy=-logps)
+            divergence += float(kl.sum())
+        found = monitor.facts()["components"]["x"]
+        assert {name: found[name] for name in total.means()} == total.means()
+        assert found["base_kl"] == divergence / total.tokens
+
     def test_checkpointing_gives_the_same_gradients(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
