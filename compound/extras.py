@@ -18,6 +18,8 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "safetensors": ("safetensors", "local"),
     "accelerate": ("accelerate", "local"),
     "llguidance": ("llguidance", "local"),
+    "psutil": ("psutil", "local"),
+    "bitsandbytes": ("bitsandbytes", "quantized"),
     "huggingface_hub": ("transformers", "local"),  # a dependency of transformers
     "litellm": ("litellm", "remote"),
     "httpx": ("httpx", "vllm"),

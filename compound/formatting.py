@@ -53,3 +53,12 @@ def plural(n: int, noun: str) -> str:
     ('1 example', '2,000 examples')
     """
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def format_bytes(count: float) -> str:
+    """Return a number of bytes in GiB, or in MiB below one.
+
+    >>> format_bytes(538060032), format_bytes(17.2 * 2**30)
+    ('513 MiB', '17.2 GiB')
+    """
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -22,6 +22,7 @@ from compound.optimizers.baselines.opro import OPRO
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.baselines.textgrad import TextGrad, TextGradSettings
 from compound.optimizers.better_together import BetterTogetherSettings, better_together
+from compound.optimizers.memory_plan import check_placements
 from compound.optimizers.optimas.methods import HBCSettings, OptimasSettings, hbc, optimas
 from compound.optimizers.scheduling.jobs import by_component, keys_of, text_jobs
 from compound.optimizers.scheduling.scheduler import Uniform
@@ -174,9 +175,11 @@ def check_trainable(made: Method, system: System, engine_of: Callable[[str], Eng
         engine_of: returns the engine of a model name.
 
     Raises:
-        DeclarationError: a model is behind an API, a job trains components of different models, or an engine
-            samples in a way that cannot be trained or does not support adapters of their rank.
+        DeclarationError: a model is behind an API, a job trains components of different models, an engine
+            samples in a way that cannot be trained or does not support adapters of their rank, or a device
+            of a trainer or a reward backbone does not exist or does not support its settings.
     """
+    check_placements(made, system, engine_of)
     for job in made.jobs:
         weights = components_of(key for key in job.keys if isinstance(system.parameters[key], Weights))
         # a tunable model is checked when it is trained, since another one may be chosen until then

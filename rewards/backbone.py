@@ -18,9 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compound.components.engines import adapter_files, model_folder, models
-from compound.components.engines.local.loading import device, fastest_dtype
+from compound.components.engines.local.checkpointing import checkpoint_layers
+from compound.components.engines.local.devices import Placement, resolve_device
+from compound.components.engines.local.loading import dtype_of
+from compound.components.engines.local.out_of_memory import naming_settings
 from compound.components.index import PACKAGED_MODEL, weights_folder
-from compound.errors import CompoundError, ConfigurationError, MissingExtra
+from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra
 from compound.execution.rng import fork_torch_rng
 from compound.rewards.feature_store import FeatureStore
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float32]
 NAMES = {"minilm": PACKAGED_MODEL}
 BATCH_TOKENS = 8_192  # maximum tokens of a forward pass, including padding
+LOWER = "lower backbone.max_length, set backbone.dtype to bfloat16, or use a smaller backbone"
 
 
 class Backbone:
@@ -40,12 +44,24 @@ class Backbone:
     Args:
         name: ``minilm`` (all-MiniLM-L6-v2), ``smollm2``, a folder, or a hub id.
         max_length: the maximum number of tokens of a text pair.
-        dtype: ``auto`` selects the fastest one on this machine.
+        dtype: ``auto`` selects the fastest one on this machine; without a ``placement``.
+        placement: where and how the model is loaded.
+
+    Raises:
+        CompoundError: the model cannot be loaded.
     """
 
-    def __init__(self, name: str = "minilm", *, max_length: int = 256, dtype: str = "auto") -> None:
+    def __init__(
+        self,
+        name: str = "minilm",
+        *,
+        max_length: int = 256,
+        dtype: str = "auto",
+        placement: Placement | None = None,
+    ) -> None:
         self.name = name
-        torch, self.tokenizer, self.model = _load(name, dtype)
+        with naming_settings(f"loading the backbone {name!r}", "use a smaller one, or another device"):
+            torch, self.tokenizer, self.model = _load(name, placement or Placement(dtype=dtype))
         self._torch = torch
         config = self.model.config
         self.decoder = any(a.endswith("ForCausalLM") for a in config.architectures or ())
@@ -82,7 +98,7 @@ class Backbone:
     def _read(self, pairs: Sequence[tuple[str, str]], note: Callable[[int], None] | None) -> Array:
         found = np.zeros((len(pairs), self.dim), np.float32)
         tokens = self.tokenize(pairs)
-        with self._torch.inference_mode():
+        with naming_settings("embedding texts", LOWER), self._torch.inference_mode():
             for batch in batches([len(t) for t in tokens], BATCH_TOKENS):
                 found[batch] = self.forward([tokens[i] for i in batch]).float().cpu().numpy()
                 if note is not None:
@@ -140,6 +156,14 @@ class Backbone:
         with fork_torch_rng(seed, "adapter"), _known_warning():
             self.model = peft.get_peft_model(self.model, config)
         self.name_adapter()
+
+    def checkpoint_layers(self) -> None:
+        """Recompute the activations of each layer in the backward pass.
+
+        Raises:
+            CompoundError: the model does not support it.
+        """
+        checkpoint_layers(self.model, self.name, "reward.lora.gradient_checkpointing")
 
     def name_adapter(self) -> str:
         """Set and return the digest of the adapter's weights, which separates cached features of versions."""
@@ -221,17 +245,21 @@ def _peft() -> ModuleType:
     return module
 
 
-def _load(name: str, dtype: str) -> tuple[ModuleType, PreTrainedTokenizerBase, PreTrainedModel]:
+def _load(name: str, placement: Placement) -> tuple[ModuleType, PreTrainedTokenizerBase, PreTrainedModel]:
     try:
         import torch
         import transformers  # noqa: F401 - imported here to report that it is missing
     except ImportError:
         raise MissingExtra("a reward model", "transformers", "local") from None
     folder = Path(weights_folder()) if NAMES.get(name, name) == PACKAGED_MODEL else models.resolve(name)
-    kind = fastest_dtype() if dtype == "auto" else dtype
     try:
         with models.hide_progress_bars():
-            model, tokenizer = model_folder.load_encoder(folder, kind)
+            model, tokenizer = model_folder.load_encoder(
+                folder, dtype_of(placement), device=resolve_device(placement.device, "backbone"),
+                attention=placement.attn_implementation,
+            )  # fmt: skip
+    except DeclarationError:  # of a device, which is a ValueError, too
+        raise
     except (OSError, ValueError) as error:
         raise CompoundError(
             f"{name!r} cannot be a reward backbone: {model_folder.explain(error)}",
@@ -239,4 +267,4 @@ def _load(name: str, dtype: str) -> tuple[ModuleType, PreTrainedTokenizerBase, P
         ) from error
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    return torch, tokenizer, model.to(device()).eval()
+    return torch, tokenizer, model.eval()

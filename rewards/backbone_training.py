@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from compound.components.engines.local.out_of_memory import naming_settings
 from compound.execution.rng import fork_torch_rng, generator
 from compound.rewards.backbone import Backbone
 from compound.rewards.fit import PairTexts
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 
+LOWER = "lower reward.lora.batch or backbone.max_length, or set reward.lora.gradient_checkpointing"
 BUCKET = 8  # batches per bucket; pairs are sorted by length within a bucket
 
 
@@ -37,6 +39,7 @@ class Training:
         epochs: the maximum number of epochs.
         batch: the pairs per step.
         patience: steps without a lower held-out loss before training stops.
+        checkpointing: whether activations are recomputed in the backward pass.
     """
 
     rank: int = 16
@@ -45,6 +48,7 @@ class Training:
     epochs: int = 25
     batch: int = 32
     patience: int = 512
+    checkpointing: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,11 @@ def train(
 
     if not backbone.adapter:
         backbone.add_adapter(training.rank, training.alpha, seed)
+    if training.checkpointing:
+        backbone.checkpoint_layers()
     seen, apart = _items(texts, "fit"), _items(texts, "tune")
-    with fork_torch_rng(seed, "training"):  # seeds the weights of the heads, and dropout
+    # the random streams seed the weights of the heads, and dropout
+    with naming_settings("training the backbone", LOWER), fork_torch_rng(seed, "training"):
         heads = torch.nn.Linear(backbone.dim, len(texts), bias=False).to(backbone.model.device)
         return _descend(backbone, heads, (seen, apart), training, seed, note or (lambda _: None))
 

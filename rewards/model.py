@@ -15,6 +15,7 @@ from typing import NotRequired, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from compound.components.engines.local.devices import Placement
 from compound.errors import ConfigurationError, DeclarationError, MissingExtra, suggest_name
 from compound.example import CallValues
 from compound.graph.configuration import to_readable_values
@@ -230,13 +231,13 @@ def read(path: Path) -> Stored:
         raise ConfigurationError(f"{path} is a damaged reward checkpoint: {error!r:.200}") from None
 
 
-def make_backbone(name: str, max_length: int = 256) -> Embedder:
-    """Return a backbone by name; ``none`` reads no text."""
+def make_backbone(name: str, max_length: int = 256, placement: Placement | None = None) -> Embedder:
+    """Return a backbone by name, loaded where ``placement`` says; ``none`` reads no text."""
     if name == NONE:
         return NoBackbone()
     from compound.rewards.backbone import Backbone
 
-    return Backbone(name, max_length=max_length)
+    return Backbone(name, max_length=max_length, placement=placement)
 
 
 def _encoded(tensors: dict[str, Vector]) -> bytes:

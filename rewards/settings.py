@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from compound.components.engines.local.devices import Attention, DeviceName, DType, Placement
 from compound.rewards.sampling.candidates import Sampling
 from compound.settings.base import Settings
 from compound.settings.references import BackboneName, FeedbackFolder
@@ -19,6 +20,18 @@ class BackboneSettings(Settings):
     """`minilm`, `smollm2`, a folder or hub id; `none` uses only numbers and labels."""
     max_length: int = Field(default=256, ge=8)
     """Maximum number of tokens that the backbone reads of a call (2048 in the paper)."""
+    device: DeviceName = "auto"
+    """`auto` (CUDA if available, else the CPU), `cpu`, `cuda`, `cuda:1`, `xpu` or `mps`."""
+    dtype: DType = "auto"
+    """Number format of the weights; `auto` selects the fastest one of the device."""
+    attn_implementation: Attention = "auto"
+    """Attention kernels: `eager`, `sdpa`, or `flash_attention_2`, which needs CUDA and flash-attn; `auto`
+    leaves the choice to transformers."""
+
+    @property
+    def placement(self) -> Placement:
+        """Where and how the backbone is loaded."""
+        return Placement(self.device, self.dtype, self.attn_implementation)
 
 
 class PairSettings(Settings):
@@ -62,6 +75,8 @@ class BackboneLoRASettings(Settings):
     """Pairs per training step."""
     patience: int = Field(default=512, ge=1)
     """Training steps without a lower held-out loss before training stops."""
+    gradient_checkpointing: bool = False
+    """Recompute the activations of each layer in the backward pass, instead of storing them."""
 
 
 class RewardSettings(Settings):

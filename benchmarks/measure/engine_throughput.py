@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from compound.components.engines import models
 from compound.components.engines.local import loading
+from compound.components.engines.local.devices import resolve_device
 from compound.components.engines.local.engine import TransformersEngine
 from compound.engine import Completion, Message, Request
 
@@ -195,7 +196,7 @@ def main() -> None:
     result = {
         "model": args.model,
         "dtype": args.dtype,
-        "device": loading.device(),
+        "device": resolve_device(),
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
         "torch": torch.__version__,

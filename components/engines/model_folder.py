@@ -52,8 +52,17 @@ _ACTIVATION = re.compile(r"torch\.nn\.modules\.(activation|linear)\.\w+")
 _MAX_BYTES = 16 * 2**20  # of a settings file; typical ones have a few kilobytes
 
 
-def load_causal(folder: Path, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the causal language model in a folder, and its tokenizer.
+def load_causal(
+    folder: Path, dtype: str, *, device: str = "cpu", attention: str = "auto", quantization: str = "none"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the causal language model in a folder onto a device, and its tokenizer.
+
+    Args:
+        folder: the folder of the model.
+        dtype: the number format, as a name of torch.
+        device: the device.
+        attention: the attention kernels; ``auto`` leaves the choice to transformers.
+        quantization: ``8bit`` or ``4bit`` quantizes the linear layers by bitsandbytes, ``none`` does not.
 
     Raises:
         CompoundError: the folder contains code or unsafe settings; see `check_model_folder`.
@@ -63,9 +72,10 @@ def load_causal(folder: Path, dtype: str) -> tuple[PreTrainedModel, PreTrainedTo
 
     tokenizer = load_tokenizer(folder)
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=_dtype(dtype), trust_remote_code=False, use_safetensors=True, local_files_only=True
-    )
-    return model, tokenizer
+        folder, dtype=_dtype(dtype), trust_remote_code=False, use_safetensors=True, local_files_only=True,
+        **_options(dtype, device, attention, quantization),
+    )  # fmt: skip
+    return (model if quantization != "none" else model.to(device)), tokenizer
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -79,16 +89,36 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_encoder(folder: Path, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_encoder(
+    folder: Path, dtype: str, *, device: str = "cpu", attention: str = "auto"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the model in a folder without its head, and its tokenizer; raises like `load_causal`."""
     from transformers import AutoModel, AutoTokenizer
 
     check_model_folder(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     model = AutoModel.from_pretrained(
-        folder, dtype=_dtype(dtype), trust_remote_code=False, use_safetensors=True, local_files_only=True
-    )
-    return model, tokenizer
+        folder, dtype=_dtype(dtype), trust_remote_code=False, use_safetensors=True, local_files_only=True,
+        **_options(dtype, device, attention),
+    )  # fmt: skip
+    return model.to(device), tokenizer
+
+
+def load_empty(folder: Path, *, causal: bool = True) -> PreTrainedModel:
+    """Return the model in a folder without its weights, on the meta device; raises like `load_causal`.
+
+    Only the configuration is read, and no memory is allocated for weights.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+    check_model_folder(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    kind = AutoModelForCausalLM if causal else AutoModel
+    with torch.device("meta"):
+        made: PreTrainedModel = kind.from_config(config, trust_remote_code=False)
+    made.tie_weights()
+    return made
 
 
 def load_embedder(folder: Path, device: str | None) -> SentenceTransformer:
@@ -241,6 +271,26 @@ def _read(file: Path) -> object:
         return cast("object", json.loads(text[:_MAX_BYTES]))  # a longer file is truncated: invalid JSON
     except (OSError, ValueError, RecursionError) as error:
         raise CompoundError(f"{file} cannot be read: {error}", hint="it must be a JSON file") from None
+
+
+def _options(dtype: str, device: str, attention: str, quantization: str = "none") -> dict[str, object]:
+    """Return the arguments of ``from_pretrained`` for settings other than the defaults."""
+    options: dict[str, object] = {}
+    if attention != "auto":
+        options["attn_implementation"] = attention
+    if quantization != "none":
+        from transformers import BitsAndBytesConfig
+
+        # A quantized model cannot be moved between devices, so it is loaded where it will be used.
+        options["device_map"] = {"": device}
+        options["quantization_config"] = (
+            BitsAndBytesConfig(load_in_8bit=True)
+            if quantization == "8bit"
+            else BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=_dtype(dtype)
+            )
+        )
+    return options
 
 
 def _dtype(name: str) -> torch.dtype:

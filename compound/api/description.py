@@ -28,7 +28,14 @@ from compound.settings.references import references
 FOR_MEMORY = (
     "optimize.*.optimizer.micro_tokens",
     "optimize.*.rollouts.max_length",
+    "optimize.*.base.gradient_checkpointing",
+    "optimize.*.reward.lora.gradient_checkpointing",
 )  # settings that an out-of-memory error suggests lowering
+PLACES = tuple(
+    f"optimize.*.{part}.{setting}"
+    for part in ("base", "backbone")
+    for setting in ("device", "attn_implementation")
+)  # settings that change results only by rounding
 MAY_CHANGE = (
     "optimize.budget.",
     "optimize.concurrency",
@@ -36,6 +43,7 @@ MAY_CHANGE = (
     "optimize.trackers",
     "versions.",
     *FOR_MEMORY,
+    *PLACES,
 )
 VERSIONS = ("compound-ai", "torch", "transformers", "litellm", "optuna", "gepa", "bm25s", "numpy", "pydantic")
 

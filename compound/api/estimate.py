@@ -25,6 +25,7 @@ from compound.optimization.preflight import missing_keys
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import outlook, plan_by_runs
 from compound.optimizers import methods
+from compound.optimizers.memory_plan import plan_memory
 from compound.settings.common import COUNTS, BudgetSettings
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
 
     Raises:
         DataError: splits share examples, with ``strict``.
+        CompoundError: models in this process do not fit into memory.
     """
     assert program.data is not None
     assert program.metric is not None
@@ -63,6 +65,8 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
         own = settings.model_copy(update={"method": name, "baselines": ()})
         bounds.append(bound(replace(problem, settings=own, method=method)))
     plan, free = plan_by_runs(problem)
+    memory = plan_memory(problem, others)
+    memory.check()
     declared = isinstance(problem.metric, Comparison | ModelMetric)
     # usage of these is unknown in advance
     other_limits = [name for name in settings.budget.limits() if name != "system_runs"]
@@ -86,6 +90,7 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
         "budget": {
             name: {"limit": limit, "counts": COUNTS[name]} for name, limit in settings.budget.limits().items()
         },
+        "memory": memory.lines(),
         "keys": missing_keys(problem),
         "assumed": [
             *ASSUMPTIONS,

@@ -28,6 +28,7 @@ from compound.optimization.preflight import check_prices
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import outlook
 from compound.optimizers import methods
+from compound.optimizers.memory_plan import plan_memory
 from compound.registry.engines import find_engine, for_system
 from compound.runs.directory import (
     UNREADABLE,
@@ -77,6 +78,7 @@ def optimize(
     Raises:
         DataError: with ``strict``, splits share examples.
         DeclarationError: the budget of system runs is too small to try anything.
+        CompoundError: models in this process do not fit into memory.
         RunDirectoryError: the directory holds a finished run or one of another configuration, its disk is
             full, or failed rows of an unfinished run were to be rerun.
         KeyboardInterrupt: the user interrupted the run; the same call resumes it.
@@ -88,6 +90,7 @@ def optimize(
     equal = find_overlaps(splits, data.id)
     if strict:
         check_no_overlaps(equal)
+    plan_memory(problem).check()
     problem = replace(problem, outlook={**outlook(problem), "duplicates": [str(item) for item in equal]})
     describe_code = describe(problem)
     new = UntrustedFolder(path).kind("config.json") is None

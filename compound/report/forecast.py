@@ -35,6 +35,7 @@ def forecast(facts: Mapping[str, Any]) -> str:
         [f"budget.{name}: {count(b['limit'])} {b['counts']}" for name, b in facts["budget"].items()],
         [f"note: {note}" for note in (*facts["prospects"]["told"], *facts["notes"])],
         [_step(step) for step in facts["steps"]],
+        facts["memory"],
         [f"warning: {text}" for text in (*facts["keys"], *facts["duplicates"])],
         list(facts["assumed"]),
     ]

@@ -283,7 +283,7 @@ def conditions_of(
 ) -> Conditions:
     """Return the conditions of a job that a local reward guides."""
     settings = learning.backbone
-    backbone = shared_backbone(settings.model, settings.max_length)
+    backbone = shared_backbone(settings.model, settings.max_length, settings.placement)
     backbone.store_in(task.context.memory.folder / f"features-{settings.max_length}.bin")
     certain = all(has_certain_downstream(task.system, name) for name in part.components)
     return Conditions(part, price, part.template(), backbone, gold, certain, shrink, fit)

@@ -131,7 +131,7 @@ class Cloning:
         targets = targets_of(rewards.buffer, component)
         labels = frozenset(Template.of(rewards.task.system.components[component]).labels)
         settings = rewards.learning.backbone
-        backbone = shared_backbone(settings.model, settings.max_length)
+        backbone = shared_backbone(settings.model, settings.max_length, settings.placement)
         # the backbone is shared in the process, and another method may have trained an adapter on it
         remove_adapter = getattr(backbone, "remove_adapter", None)
         if remove_adapter is not None:

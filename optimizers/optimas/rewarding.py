@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from pydantic import Field
 
+from compound.components.engines.local.devices import Placement
 from compound.concurrency.threads import compute
 from compound.errors import BudgetExhausted, TooManyFailures
 from compound.evaluation.feedback import read_feedback
@@ -48,9 +49,9 @@ KNOWN: dict[str, LocalReward] = {}
 
 
 @functools.lru_cache(maxsize=2)
-def shared_backbone(name: str, max_length: int) -> Embedder:
+def shared_backbone(name: str, max_length: int, placement: Placement | None = None) -> Embedder:
     """Return a backbone that all jobs of the process share, with its cached features."""
-    return make_backbone(name, max_length)
+    return make_backbone(name, max_length, placement)
 
 
 class Adapter(State):
@@ -229,7 +230,7 @@ class RunRewards:
 
     def _learn(self, components: Sequence[str], tested: bool) -> FittedRewards:
         settings, reward = self.learning.backbone, self.learning.reward
-        backbone = shared_backbone(settings.model, settings.max_length)
+        backbone = shared_backbone(settings.model, settings.max_length, settings.placement)
         backbone.store_in(self.memory.folder / f"features-{settings.max_length}.bin")
         if reward.lora is not None:
             self._train(cast("Backbone", backbone), components, reward.lora)
@@ -263,7 +264,10 @@ class RunRewards:
             texts = [part for part in texts if part.is_sufficient()]
             if not texts:
                 return
-            training = Training(lora.rank, lora.alpha, lora.lr, lora.epochs, lora.batch, lora.patience)
+            training = Training(
+                lora.rank, lora.alpha, lora.lr, lora.epochs, lora.batch, lora.patience,
+                lora.gradient_checkpointing,
+            )  # fmt: skip
             train(backbone, texts, training, seed=self.task.pool_seed)
             backbone.save_adapter(self.memory.folder / _folder(backbone.adapter))
             known = Adapter(name=backbone.adapter, data=self.buffer.digest)

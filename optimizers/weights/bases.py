@@ -69,12 +69,28 @@ def base_format(system: System, trained: Sequence[str], engine_of: Callable[[str
     Raises:
         DeclarationError: they sample in different formats.
     """
+    return _common_setting(system, trained, engine_of, "dtype", "number format")
+
+
+def base_quantization(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> str:
+    """Return the quantization that the components sample with; ``auto`` if no engine specifies one.
+
+    Raises:
+        DeclarationError: they sample with different ones.
+    """
+    return _common_setting(system, trained, engine_of, "quantization", "quantization")
+
+
+def _common_setting(
+    system: System, trained: Sequence[str], engine_of: Callable[[str], Engine], setting: str, what: str
+) -> str:
+    """Return the value of a setting that all engines share; ``auto`` if none specifies it."""
     engines = _engines(system, trained, engine_of)
-    found = {component: getattr(engine, "dtype", "auto") for component, engine in engines.items()}
-    known = {component: dtype for component, dtype in found.items() if dtype != "auto"}
+    found = {component: getattr(engine, setting, "auto") for component, engine in engines.items()}
+    known = {component: value for component, value in found.items() if value != "auto"}
     if not known:
         return "auto"
-    return _shared_value(known, "number format", "set the same dtype for their engines")
+    return _shared_value(known, what, f"set the same {setting} for their engines")
 
 
 def _engines(system: System, trained: Sequence[str], engine_of: Callable[[str], Engine]) -> dict[str, Engine]:

@@ -23,6 +23,7 @@ from statistics import fmean
 from typing import Any
 
 from compound.components.engines.local import loading
+from compound.components.engines.local.out_of_memory import naming_settings
 from compound.components.engines.prefilled import Prefilled
 from compound.concurrency.threads import compute
 from compound.engine import Adapter
@@ -36,7 +37,13 @@ from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import ROLLOUTS, Progress, Proposal, Task
 from compound.optimizers.weights import moments
-from compound.optimizers.weights.bases import base_format, base_model, check_sampling_engine, spaces
+from compound.optimizers.weights.bases import (
+    base_format,
+    base_model,
+    base_quantization,
+    check_sampling_engine,
+    spaces,
+)
 from compound.optimizers.weights.interchange.group_export import FIELD as STORED_SAMPLES
 from compound.optimizers.weights.interchange.group_export import write_samples
 from compound.optimizers.weights.learner.adapters import Adapters, partition
@@ -69,6 +76,7 @@ from compound.storage.artifacts import (
 )
 
 RECORD = "training"  # the kind of a memory record
+LOWER = "set {section}.base.dtype to bfloat16, {section}.base.quantization to 4bit, or use a smaller model"
 WINDOW = 0.2  # share of the steps at each end whose mean reward is compared
 
 
@@ -167,8 +175,16 @@ class TrainingSession:
         model = base_model(system, self.trained, engine_of)
         if not self.recipe.likelihood:
             check_sampling_engine(system, self.trained, engine_of)
-        dtype = base_format(system, self.trained, engine_of)
-        adapters = Adapters(model, spaces(system, self._groups), seed=self.task.seed, dtype=dtype)
+        placement = self.settings.base.placement(
+            base_format(system, self.trained, engine_of),
+            base_quantization(system, self.trained, engine_of),
+            self.section,
+        )
+        with naming_settings(f"loading {model!r} for training", LOWER.format(section=self.section)):
+            adapters = Adapters(
+                model, spaces(system, self._groups), seed=self.task.seed, placement=placement,
+                checkpointing=self.settings.base.gradient_checkpointing,
+            )  # fmt: skip
         self.trainer = Trainer(
             adapters, self._adapter_of, self.recipe.loss, self.settings.optimizer, self.recipe.sampling,
             self.recipe.critic, seed=self.task.seed, steps=self.settings.steps,

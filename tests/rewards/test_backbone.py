@@ -263,6 +263,28 @@ class TestTraining:
             names.append(model.adapter)
         assert names[0] == names[1] != names[2]
 
+    def test_checkpointing_trains_the_same_weights(self, folder: Path) -> None:
+        losses = []
+        for checkpointing in (False, True):
+            training = Training(rank=2, alpha=4, epochs=2, batch=8, checkpointing=checkpointing)
+            texts = [component_pairs(filled(16), SYSTEM, name, held_out=True) for name in "ab"]
+            losses.append([loss for _, loss in train(backbone(folder), texts, training, seed=0).losses])
+        assert losses[1] == pytest.approx(losses[0], abs=1e-4)
+
+    def test_too_little_memory_says_what_to_lower(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        model = backbone(folder)
+        monkeypatch.setattr(model, "forward", full)
+        with pytest.raises(CompoundError, match=r"lower backbone\.max_length"):
+            model.embed([("a", "b")])
+        texts = [component_pairs(filled(16), SYSTEM, "a", held_out=True)]
+        with pytest.raises(CompoundError, match=r"lower reward\.lora\.batch"):
+            train(model, texts, TRAINING, seed=0)
+
     def test_training_follows_its_seed_and_leaves_the_global_generator_alone(self, folder: Path) -> None:
         """Torch and peft draw weights from the global generator only: it is put back, whatever it was."""
         names = []

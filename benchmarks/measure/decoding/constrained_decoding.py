@@ -34,7 +34,7 @@ from jsonschema import Draft202012Validator
 
 from compound.benchmarks.measure.decoding.grammar_libraries import compare
 from compound.components.answer_types import describe, enforceable
-from compound.components.engines.local import loading
+from compound.components.engines.local.devices import resolve_device
 from compound.components.engines.local.engine import TransformersEngine
 from compound.engine import AnswerFormat, Completion, Message, Request
 from compound.graph.json_types import json_type
@@ -197,7 +197,7 @@ def main() -> None:
     found: dict[str, object] = {
         "model": args.model,
         "dtype": args.dtype,
-        "device": loading.device(),
+        "device": resolve_device(),
         "cores": os.cpu_count(),
         "machine": platform.machine(),
         "versions": {n: importlib.metadata.version(n) for n in ("llguidance", "torch", "transformers")},

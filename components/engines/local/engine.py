@@ -15,10 +15,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from compound.components.engines.chat_format import finish_reason, tools_to_json
 from compound.components.engines.local import loading, tool_template
+from compound.components.engines.local.devices import Attention, DeviceName, DType, Placement, Quantization
+from compound.components.engines.local.out_of_memory import is_out_of_memory, naming_settings
 from compound.components.engines.options import Count, Wait, check_settings
 from compound.components.engines.prefilled import Prefilled
 from compound.engine import (
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from compound.components.engines.local.decoding import Decoder
     from compound.components.engines.local.sampling import Row
 
-DType = Literal["auto", "float32", "bfloat16", "float16"]
 HEAD, TURN = 128, 16  # upper bounds of the tokens that chat templates add to a prompt and to each message
 
 
@@ -86,6 +87,11 @@ class TransformersEngine:
         model: ``smollm2``, ``gemma3-270m``, a folder, or a hub id; see `compound.components.engines.models`.
         dtype: number format of the weights; ``auto`` uses bfloat16 on a GPU, and the faster of bfloat16 and
             float32 on a CPU, which is measured.
+        device: ``auto`` (CUDA if available, else the CPU), ``cpu``, ``cuda``, ``cuda:1``, ``xpu`` or ``mps``.
+        attn_implementation: the attention kernels: ``eager``, ``sdpa`` or ``flash_attention_2`` (CUDA, with
+            flash-attn installed); ``auto`` leaves the choice to transformers.
+        quantization: ``8bit`` or ``4bit`` (NF4) quantizes the linear layers by bitsandbytes (extra
+            ``quantized``), on CUDA only.
         max_batch: maximum number of calls in a batch.
         max_wait_ms: maximum time in milliseconds to wait for more calls before a batch starts.
         deterministic: make results bit-identical for any concurrent calls, at lower speed.
@@ -111,6 +117,9 @@ class TransformersEngine:
         model: str = "smollm2",
         *,
         dtype: DType = "auto",
+        device: DeviceName = "auto",
+        attn_implementation: Attention = "auto",
+        quantization: Quantization = "none",
         max_batch: Count = 64,
         max_wait_ms: Wait = 20.0,
         deterministic: bool = False,
@@ -120,11 +129,14 @@ class TransformersEngine:
         native_tools: bool | None = None,
     ) -> None:
         given = {
-            "dtype": dtype, "max_batch": max_batch, "max_wait_ms": max_wait_ms,
+            "dtype": dtype, "device": device, "attn_implementation": attn_implementation,
+            "quantization": quantization, "max_batch": max_batch, "max_wait_ms": max_wait_ms,
             "deterministic": deterministic, "max_batch_tokens": max_batch_tokens,
             "max_adapters": max_adapters, "chat_template": chat_template, "native_tools": native_tools,
         }  # fmt: skip
         check_settings(TransformersEngine, given)
+        self.placement = Placement(device, dtype, attn_implementation, quantization)
+        self.placement.check(f"the engine of {model!r}: transformers")
         self.model, self.max_batch, self._max_wait = model, max_batch, max_wait_ms / 1000
         self.deterministic, self.max_batch_tokens = deterministic, max_batch_tokens
         self.max_adapters = max_adapters
@@ -136,7 +148,6 @@ class TransformersEngine:
         self._chat_template = chat_template
         self._native_tools = native_tools
         self._template_has_tools: bool | None = None  # known once the template has been read
-        self._dtype = dtype
         self._lock = threading.Lock()
         self._reading = threading.Lock()  # of the chat template
         self._tokenizing = threading.Lock()  # tokenizers are not thread-safe
@@ -155,7 +166,10 @@ class TransformersEngine:
     def name(self) -> str:  # noqa: D102
         given = f":template-{digest(self._chat_template)[:12]}" if self._chat_template else ""
         tools = "" if self._native_tools is None else f":native_tools={self._native_tools}"
-        return f"transformers:{self.model}:{self.dtype}{given}{tools}" + ":deterministic" * self.deterministic
+        # the device and the attention kernels change results only by rounding
+        bits = "" if self.quantization == "none" else f":{self.quantization}"
+        own = f"transformers:{self.model}:{self.dtype}{bits}{given}{tools}"
+        return own + ":deterministic" * self.deterministic
 
     @property
     def native_tools(self) -> bool:
@@ -171,7 +185,17 @@ class TransformersEngine:
     @property
     def dtype(self) -> str:
         """Number format of the weights, which a trainer of this model uses as well."""
-        return loading.fastest_dtype() if self._dtype == "auto" else self._dtype
+        return loading.dtype_of(self.placement)
+
+    @property
+    def quantization(self) -> str:
+        """Quantization of the weights, which a trainer of this model uses as well."""
+        return self.placement.quantization
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the model is in memory."""
+        return self._decoder is not None
 
     @property
     def trainable(self) -> str:
@@ -316,7 +340,7 @@ class TransformersEngine:
             decoder.run(rows, adapter)
         except (RuntimeError, MemoryError) as error:
             message = f"{self.name} failed on {plural(len(rows), 'call')}: {error}"
-            if isinstance(error, MemoryError) or "memory" in str(error):
+            if is_out_of_memory(error):
                 message += "; lower max_batch or max_batch_tokens"
             raise TransientError(message) from error  # not caused by a particular request
         for job, row in zip(batch, rows, strict=True):
@@ -345,7 +369,11 @@ class TransformersEngine:
             job.report(self._decoder.text(row), complete=False)
 
     def _load(self) -> Decoder:
-        model, self._tokenizer = loading.load(self.model, self._dtype, self._chat_template)
+        with naming_settings(
+            f"loading {self.model!r} on {self.placement.device}",
+            "use a smaller model, dtype: bfloat16 or quantization: 4bit of its engine, or another device",
+        ):
+            model, self._tokenizer = loading.load(self.model, self.placement, self._chat_template)
         self._context = model.config.max_position_embeddings
         from compound.components.engines.local.decoding import Decoder
 

@@ -1,4 +1,4 @@
-"""Loading of local models, with the choice of device and number format.
+"""Loading of local models onto a device, and the choice of number format.
 
 The faster format on a CPU depends on the processor (bfloat16 is fast only with native multiplication), so it
 is measured with a small matrix product.
@@ -12,10 +12,12 @@ import functools
 import gc
 import threading
 import time
-from types import ModuleType
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compound.components.engines import model_folder, models
+from compound.components.engines.local import devices
+from compound.components.engines.local.devices import Placement
 from compound.components.engines.local.layers import unshareable_kinds
 from compound.errors import CompoundError, MissingExtra
 
@@ -28,53 +30,71 @@ _LOADING = threading.Lock()  # the first import of transformers is not safe in s
 PRODUCT_SHAPE = (256, 512, 1024)  # of the measured product, which takes milliseconds in the slower format
 
 
-def device() -> str:
-    """Return ``cuda`` if available, else ``cpu``."""
-    return "cuda" if _torch().cuda.is_available() else "cpu"
-
-
 # bfloat16 must take at most this fraction of float32's time: it takes 0.3 with AMX, and several times as
 # long without native support.
 CLEARLY_FASTER = 0.7
 
 
-@functools.cache
-def fastest_dtype() -> str:
-    """Return the number format with faster matrix products: ``bfloat16`` on a GPU, measured on a CPU.
+def dtype_of(placement: Placement) -> str:
+    """Return the number format of a placement: its own, or the fastest one of its device."""
+    if placement.dtype != "auto":
+        return placement.dtype
+    return fastest_dtype(devices.resolve_device(placement.device))
 
-    On a CPU bfloat16 must be clearly faster, so that all processes of a run choose the same format.
+
+@functools.cache
+def fastest_dtype(device: str = "auto") -> str:
+    """Return the number format with faster matrix products: measured on a CPU, assumed on a GPU.
+
+    On a GPU it is bfloat16 if supported, else float32. On a CPU bfloat16 must be clearly faster, so that all
+    processes of a run choose the same format.
     """
-    torch = _torch()
-    if device() == "cuda":
-        return "bfloat16"
+    torch, device = devices.torch_module(), devices.resolve_device(device)
+    if devices.device_type(device) != "cpu":
+        return "bfloat16" if devices.supports_bfloat16(device) else "float32"
     seconds = {name: _product_seconds(getattr(torch, name)) for name in ("float32", "bfloat16")}
     return "bfloat16" if seconds["bfloat16"] < CLEARLY_FASTER * seconds["float32"] else "float32"
 
 
 def load(
-    name: str, dtype: str = "auto", chat_template: str = ""
+    name: str, placement: Placement | str = "auto", chat_template: str = ""
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model for inference, and its tokenizer; ``chat_template`` replaces the model's own.
+    """Load a model for inference, and its tokenizer.
+
+    Args:
+        name: a known model, a folder, or a hub id.
+        placement: where and how to load the model; a string is a number format.
+        chat_template: a Jinja template that replaces the model's own, unless it is empty.
 
     Raises:
         ModelNotFound: the weights are not on this machine and cannot be downloaded.
         CompoundError: the model is not supported.
     """
     with _LOADING:
-        return _load(name, dtype, chat_template)
+        how = Placement(dtype=placement) if isinstance(placement, str) else placement
+        return _load(name, how, chat_template)
 
 
-def _load(name: str, dtype: str, chat_template: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    _torch()
+def load_base(folder: Path, placement: Placement) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the causal language model in a folder where a placement says; raises like `load_causal`."""
+    with models.hide_progress_bars():
+        return model_folder.load_causal(
+            folder, dtype_of(placement), device=devices.resolve_device(placement.device),
+            attention=placement.attn_implementation, quantization=placement.quantization,
+        )  # fmt: skip
+
+
+def _load(
+    name: str, placement: Placement, chat_template: str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    devices.torch_module()
     try:
         import transformers  # noqa: F401 - to report here that it is missing
     except ImportError:
         raise MissingExtra(f"the model {name!r}", "transformers", "local") from None
     folder = models.resolve(name)
-    dtype = fastest_dtype() if dtype == "auto" else dtype
     try:
-        with models.hide_progress_bars():
-            model, tokenizer = model_folder.load_causal(folder, dtype)
+        model, tokenizer = load_base(folder, placement)
     except (OSError, ValueError) as error:
         raise CompoundError(
             f"{folder} does not contain a causal language model that transformers can load: "
@@ -97,7 +117,7 @@ def _load(name: str, dtype: str, chat_template: str) -> tuple[PreTrainedModel, P
         )
     from compound.components.engines.local.packing import pack
 
-    return pack(model.to(device()).eval()), tokenizer
+    return pack(model.eval()), tokenizer
 
 
 def chat_template(name: str) -> str:
@@ -119,15 +139,17 @@ def release() -> None:
     after another would keep the working memory of each.
     """
     gc.collect()
-    if device() == "cuda":
-        _torch().cuda.empty_cache()
+    torch = devices.torch_module()
+    for kind in ("cuda", "xpu", "mps"):
+        if devices.device_count(kind):
+            getattr(torch, kind).empty_cache()
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _product_seconds(dtype: torch.dtype) -> float:
     """Return the shortest time of a few matrix products."""
-    torch = _torch()
+    torch = devices.torch_module()
     rows, inner, columns = PRODUCT_SHAPE
     left, right = torch.ones(rows, inner, dtype=dtype), torch.ones(inner, columns, dtype=dtype)
     seconds = []
@@ -136,12 +158,3 @@ def _product_seconds(dtype: torch.dtype) -> float:
         left @ right
         seconds.append(time.perf_counter() - start)
     return min(seconds)
-
-
-def _torch() -> ModuleType:
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtra("a model in this process", "torch", "local") from None
-    module: ModuleType = torch
-    return module

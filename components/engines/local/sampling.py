@@ -1,7 +1,8 @@
 """Sampling within `generate`, by a logits processor and a stopping criterion.
 
 Every row has its own random stream and its own record, so its samples depend neither on the other rows nor
-on the global random generators.
+on the global random generators. On the CPU the stream is numpy's; on other devices the noise is drawn where
+the logits are, by a generator of torch with the same seed, so the same seed gives other samples there.
 """
 
 from __future__ import annotations
@@ -41,14 +42,37 @@ class Row:
     failure: Exception | None = None
     on_token: Callable[[Row], None] | None = None
     rng: np.random.Generator = field(init=False)
+    generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
         self.rng = np.random.Generator(np.random.Philox(self.seed % 2**64))
+
+    def generator_on(self, device: torch.device) -> torch.Generator:
+        """Return the row's generator on a device; it keeps its state from token to token."""
+        if self.generator is None:
+            self.generator = torch.Generator(device).manual_seed(self.seed % 2**64)
+        return self.generator
 
     @property
     def live(self) -> bool:
         """Whether the row needs more tokens."""
         return self.finish is None and not self.abandoned and self.failure is None
+
+
+def host_noise(rows: Sequence[Row], size: int, device: torch.device) -> torch.Tensor:
+    """Return exponential noise of shape (rows, size), drawn by numpy from each row's stream."""
+    noise = np.empty((len(rows), size), np.float32)
+    for line, row in zip(noise, rows, strict=True):
+        row.rng.standard_exponential(dtype=np.float32, out=line)
+    return torch.from_numpy(noise).to(device)
+
+
+def device_noise(rows: Sequence[Row], size: int, device: torch.device) -> torch.Tensor:
+    """Return exponential noise of shape (rows, size), drawn on the device from each row's stream."""
+    noise = torch.empty((len(rows), size), dtype=torch.float32, device=device)
+    for line, row in zip(noise, rows, strict=True):
+        line.exponential_(generator=row.generator_on(device))
+    return noise
 
 
 class SampleTokens:
@@ -66,19 +90,21 @@ class SampleTokens:
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: D102
         self._constrain(scores)
         hot = [i for i, row in enumerate(self.rows) if row.temperature > 0]
+        drawn = [i for i in hot if self.rows[i].live]
         wanted = any(row.want_logprobs for row in self.rows)
         if hot:
             scores /= scores.new_tensor([row.temperature or 1.0 for row in self.rows])[:, None]
         picked = scores.argmax(-1)
-        if hot:
-            noise = np.empty((len(hot), scores.shape[-1]), np.float32)
-            for line, i in zip(noise, hot, strict=True):
-                self.rows[i].rng.standard_exponential(dtype=np.float32, out=line)
-            gumbel = torch.from_numpy(noise).to(scores.device).clamp_(min=MIN_DRAW).log_().neg_()
-            picked[hot] = (gumbel.add_(scores[hot])).argmax(-1)
+        if drawn:
+            rows = [self.rows[i] for i in drawn]
+            noise = host_noise if scores.device.type == "cpu" else device_noise
+            gumbel = noise(rows, scores.shape[-1], scores.device).clamp_(min=MIN_DRAW).log_().neg_()
+            picked[drawn] = (gumbel.add_(scores[drawn])).argmax(-1)
         chosen = picked[:, None]
-        logprobs = scores.gather(1, chosen)[:, 0] - scores.logsumexp(-1) if wanted else scores[:, 0]
-        for row, token, logprob in zip(self.rows, picked.tolist(), logprobs.tolist(), strict=True):
+        logprobs = [0.0] * len(self.rows)
+        if wanted:
+            logprobs = (scores.gather(1, chosen)[:, 0] - scores.logsumexp(-1)).tolist()
+        for row, token, logprob in zip(self.rows, picked.tolist(), logprobs, strict=True):
             if row.live:
                 row.sampled.append(token)
                 if row.state is not None:

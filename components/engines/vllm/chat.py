@@ -93,11 +93,12 @@ def body(request: Request, model: str, extra: Mapping[str, object]) -> dict[str,
         "messages": messages,
         "max_completion_tokens": request.max_tokens,
         "temperature": request.temperature,
-        "seed": request.seed % 2**63,  # vLLM parses a signed 64-bit number
         **NEUTRAL,
         **_constraint(request),
         **extra,
     }
+    if request.temperature > 0:  # greedy answers need none, and a request with a seed is sampled by itself
+        sent.setdefault("seed", request.seed % 2**63)  # vLLM parses a signed 64-bit number
     if request.stop:
         sent["stop"] = list(request.stop)
     if request.cue:

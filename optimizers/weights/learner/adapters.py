@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 
 from compound.components.engines import model_folder, models
 from compound.components.engines.local import loading
+from compound.components.engines.local.checkpointing import checkpoint_layers
 from compound.components.engines.local.constraints import ConstraintCompiler, end_tokens
+from compound.components.engines.local.devices import Placement
 from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra, suggest_name
 from compound.execution.rng import fork_torch_rng
 from compound.graph.component import check_name
@@ -50,10 +52,13 @@ class Adapters:
         spaces: the shape of each adapter by name; targets may be a named set, see `LoRA`.
         seed: the seed of the initial weights.
         start: folders of adapters to start from; the other adapters start equal to the base model.
-        dtype: the number format of the base model; adapters are in float32.
+        dtype: the number format of the base model, without a ``placement``; adapters are in float32.
+        placement: where and how the base model is loaded.
+        checkpointing: whether the activations of each layer are recomputed in the backward pass.
 
     Attributes:
         unshared: why equal prompts cannot be processed once on this base model; ``""`` if they can.
+        checkpointing: whether the activations of each layer are recomputed in the backward pass.
     """
 
     def __init__(
@@ -64,8 +69,10 @@ class Adapters:
         seed: int = 0,
         start: Mapping[Name, Path] | None = None,
         dtype: str = "auto",
+        placement: Placement | None = None,
+        checkpointing: bool = False,
     ) -> None:
-        self.base, self.tokenizer = _load(model, dtype)
+        self.base, self.tokenizer = _load(model, placement or Placement(dtype=dtype))
         self.spaces = {
             name: replace(space, targets=tuple(resolve(self.base, space.targets)))
             for name, space in sorted(spaces.items())
@@ -75,6 +82,10 @@ class Adapters:
         _check_logits(model, self.base, self.tokenizer)
         self.unshared = reason_unshared(self.base, self.tokenizer)
         self.model = _wrapped(self.base, {self._alias[n]: space for n, space in self.spaces.items()}, seed)
+        self.checkpointing = checkpointing
+        if checkpointing:
+            checkpoint_layers(self.base, model, "base.gradient_checkpointing")
+            self.unshared = self.unshared or "gradient checkpointing is incompatible with cached prompts"
         self._before: dict[Name, list[float]] = {}
         self._stored: dict[Name, tuple[str, dict[str, str] | None]] = {}
         for name in self.spaces:
@@ -226,9 +237,11 @@ class Adapters:
         with torch.no_grad():
             if len(self._before.get(name, ())) != len(tokens) - 1:
                 with self.using(None) as base:
-                    self._before[name] = forward(base, [sample], shared=False).logps[0].tolist()
+                    self._before[name] = (
+                        forward(base, [sample], shared=False, entropy=False).logps[0].tolist()
+                    )
             with self.using(name) as model:
-                now: list[float] = forward(model, [sample], shared=False).logps[0].tolist()
+                now: list[float] = forward(model, [sample], shared=False, entropy=False).logps[0].tolist()
         return {"tokens": tokens, "logprobs": now, "before": self._before[name]}
 
 
@@ -255,7 +268,7 @@ def _check_logits(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokeniz
 
     tokens = tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids
     with torch.no_grad():
-        ours = forward(base, [probe_sample(tokens)], shared=False).logps[0]
+        ours = forward(base, [probe_sample(tokens)], shared=False, entropy=False).logps[0]
         logits = base(input_ids=torch.tensor([tokens], device=base.device)).logits[0, :-1].float()
         targets = torch.tensor(tokens[1:], device=base.device)
         theirs = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
@@ -285,9 +298,9 @@ def reason_unshared(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
         probe_sample(tokens, prompt=length, answer=answer) for length in (4, 7) for answer in (1, 2, 4)
     ]
     with torch.no_grad():
-        plain = forward(base, samples, shared=False)
+        plain = forward(base, samples, shared=False, entropy=False)
         try:
-            shared = forward(base, samples, shared=True)
+            shared = forward(base, samples, shared=True, entropy=False)
         except (
             ValueError,
             TypeError,
@@ -355,22 +368,20 @@ def _product(part: torch.nn.Linear, x: Tensor) -> Tensor:
     return linear(x, part.weight.to(x.dtype))
 
 
-def _load(name: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load(name: str, placement: Placement) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return a frozen causal language model and its tokenizer."""
     try:
         import transformers  # noqa: F401 - imported only to report that it is missing
     except ImportError:
         raise MissingExtra("training", "transformers", "local") from None
     folder = models.resolve(name)
-    kind = loading.fastest_dtype() if dtype == "auto" else dtype
     try:
-        with models.hide_progress_bars():
-            model, tokenizer = model_folder.load_causal(folder, kind)
+        model, tokenizer = loading.load_base(folder, placement)
     except (OSError, ValueError) as error:
         raise CompoundError(f"{name!r} cannot be trained: {model_folder.explain(error)}") from error
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    return model.to(loading.device()).eval(), tokenizer
+    return model.eval(), tokenizer
 
 
 def partition(

@@ -35,7 +35,8 @@ class ForwardPass:
 
     Attributes:
         logps: log-probabilities (nats) of the sampled tokens; 0 in the padding.
-        entropies: entropies of the distributions the tokens were sampled from; 0 in the padding.
+        entropies: entropies of the distributions the tokens were sampled from; 0 in the padding, or if they
+            were not computed.
         states: final hidden states before each token, (samples, longest answer, width).
         mask: 1 for sampled tokens, 0 for padding.
     """
@@ -54,6 +55,7 @@ def forward(
     entropy_grad: bool = False,
     temperature: float = 1.0,
     constraints: ConstraintCompiler | None = None,
+    entropy: bool = True,
 ) -> ForwardPass:
     """Run a causal language model over samples.
 
@@ -66,6 +68,7 @@ def forward(
         temperature: the sampling temperature; log-probabilities are those of the sampled distribution.
         constraints: restricts the distributions of constrained answers to the tokens that were allowed, as
             their sampler did; ``None`` for the distributions without constraints.
+        entropy: whether to compute entropies, which read the whole vocabulary again; otherwise they are 0.
     """
     import torch
 
@@ -81,7 +84,7 @@ def forward(
     sampled = mask.bool()
     layer = OutputLayer.of(model, temperature)
     allowed = _allowed(samples, constraints, states.device) if constraints is not None else None
-    token_values = token_logps(states[sampled], layer, targets[sampled], entropy_grad, allowed)
+    token_values = token_logps(states[sampled], layer, targets[sampled], entropy_grad, allowed, entropy)
     return ForwardPass(
         logps.masked_scatter(sampled, token_values[0]),
         entropies.masked_scatter(sampled, token_values[1]),
@@ -157,11 +160,12 @@ def _shared_states(
     from transformers import DynamicCache
 
     width = max(map(len, prompts))
-    ids = torch.zeros((len(prompts), width), dtype=torch.long, device=model.device)
+    ids = torch.zeros((len(prompts), width), dtype=torch.long)  # filled on the host, and copied once
     real = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt, device=model.device)
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
         real[row, width - len(prompt) :] = 1
+    ids, real = ids.to(model.device), real.to(model.device)
     places = (real.cumsum(-1) - 1).clamp(min=0)
     read = _decoder(model)(
         input_ids=ids,

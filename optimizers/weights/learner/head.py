@@ -66,6 +66,7 @@ def token_logps(
     targets: Tensor,
     entropy_grad: bool = False,
     allowed: Tensor | None = None,
+    entropy: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probabilities (nats) and the entropies at each target token, both of shape (n,).
 
@@ -76,13 +77,14 @@ def token_logps(
         entropy_grad: whether the entropies have a gradient.
         allowed: the tokens among which each target was drawn, as packed bits in bytes, (n, size / 8); by
             default all. Probabilities are renormalized over them.
+        entropy: whether to compute the entropies; otherwise they are 0.
     """
     import torch
     from torch.utils.checkpoint import checkpoint
 
     rows = max(1, CHUNK // output.size)
     if len(targets) <= rows:
-        return _chunk(hidden, output, targets, entropy_grad, allowed)
+        return _chunk(hidden, output, targets, entropy_grad, allowed, entropy)
     parts = [
         checkpoint(
             _chunk,
@@ -91,6 +93,7 @@ def token_logps(
             targets[i : i + rows],
             entropy_grad,
             None if allowed is None else allowed[i : i + rows],
+            entropy,
             use_reentrant=False,
         )
         for i in range(0, len(targets), rows)
@@ -99,7 +102,12 @@ def token_logps(
 
 
 def _chunk(
-    hidden: Tensor, output: OutputLayer, targets: Tensor, entropy_grad: bool, allowed: Tensor | None
+    hidden: Tensor,
+    output: OutputLayer,
+    targets: Tensor,
+    entropy_grad: bool,
+    allowed: Tensor | None,
+    entropy: bool,
 ) -> tuple[Tensor, Tensor]:
     import torch
 
@@ -112,6 +120,8 @@ def _chunk(
         )
     norm = logits.logsumexp(-1)
     logps = logits.gather(-1, targets[:, None])[:, 0] - norm
+    if not entropy:
+        return logps, torch.zeros_like(norm)
     with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
         entropies = norm - ((logits - norm[:, None]).exp() * logits).sum(-1)  # H = log Z - Σ p z
     return logps, entropies

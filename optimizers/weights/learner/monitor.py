@@ -41,23 +41,25 @@ class Monitor:
         device: torch.device | None = None,
     ) -> None:
         self._samples, self._left_out = list(kept), len(samples) - len(kept)
+        self._added: list[tuple[str, torch.Tensor]] = []  # on the device until `facts`
         self._sums: dict[str, Diagnostics] = defaultdict(Diagnostics)
         self._base_kl: dict[str, float] = defaultdict(float)
         self._divergence, self._device = divergence, device
         self._norms: dict[str, list[float]] = defaultdict(list)
         self._masked, self._skipped = masked, 0
 
-    def add(self, component: str, sums: Diagnostics, base_kl: float | None) -> None:
-        """Add the diagnostics of a component's samples in a micro-batch.
+    def add(self, component: str, sums: torch.Tensor, base_kl: torch.Tensor | None) -> None:
+        """Add the diagnostics of a component's samples in a micro-batch, without waiting for the device.
 
         Args:
             component: the component.
-            sums: sums over its tokens.
+            sums: sums over its tokens, by `diagnostics.diagnostic_sums`.
             base_kl: the sum of the KL divergence from the base model; ``None`` if not computed.
         """
-        self._sums[component] += sums
-        if base_kl is not None:
-            self._base_kl[component] += base_kl
+        import torch
+
+        own = sums.new_zeros(()) if base_kl is None else base_kl.to(sums.dtype)
+        self._added.append((component, torch.cat([sums, own[None]])))
 
     def add_norm(self, adapter: str, value: float) -> None:
         """Add the gradient norm of an update; a non-finite norm counts as a skipped update."""
@@ -71,6 +73,7 @@ class Monitor:
 
         In distributed training, all processes must call it, since each has accumulated a part.
         """
+        self._collect()
         names = sorted({s.component for s in self._samples})
         sums = [[*astuple(self._sums[name]), self._base_kl.get(name, 0.0)] for name in names]
         for name, row in zip(names, all_reduce_rows(sums, self._device), strict=True):
@@ -86,6 +89,19 @@ class Monitor:
                 name: self._component(name) for name in sorted({s.component for s in self._samples})
             },
         }
+
+    def _collect(self) -> None:
+        """Read the added sums from the device, all at once."""
+        import torch
+
+        if not self._added:
+            return
+        rows = torch.stack([row for _, row in self._added]).tolist()
+        for (component, _), row in zip(self._added, rows, strict=True):
+            self._sums[component] += Diagnostics(*row[:-1])
+            if self._divergence:
+                self._base_kl[component] += row[-1]
+        self._added.clear()
 
     def _component(self, name: str) -> dict[str, float]:
         own = [s for s in self._samples if s.component == name]

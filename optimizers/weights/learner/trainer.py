@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compound.components.engines.local.out_of_memory import naming_settings
 from compound.errors import CompoundError
 from compound.optimizers.weights.learner.adapters import Adapters
 from compound.optimizers.weights.learner.batching import by_adapter, micro_batches, minibatches, size
@@ -251,13 +252,13 @@ class Trainer:
     ) -> None:
         """Report the diagnostics of a micro-batch to the monitor, by component."""
         for component, rows in _by_component(batch).items():
-            sums = diagnostics.diagnose(
+            sums = diagnostics.diagnostic_sums(
                 self.variant, ran.logps[rows], old[rows], advantages[rows], ran.mask[rows], self.loss,
                 entropy=ran.entropies[rows],
             )  # fmt: skip
-            base_kl = (
-                float((divergence[rows] * ran.mask[rows]).detach().sum()) if divergence is not None else None
-            )
+            base_kl = None
+            if divergence is not None:
+                base_kl = (divergence[rows] * ran.mask[rows]).detach().sum()
             monitor.add(component, sums, base_kl)
 
     def _value_loss(self, batch: Sequence[Sample], ran: ForwardPass, critic: CriticSettings) -> Tensor:
@@ -313,7 +314,8 @@ class Trainer:
         for name, own in by_adapter(samples, self.adapter_of).items():
             with self.adapters.using(None if base else name) as model:
                 for batch in self._mine(self._batches(own)):
-                    yield batch, self._forward(model, batch, temperature=self.rollouts.temperature)
+                    temperature = self.rollouts.temperature
+                    yield batch, self._forward(model, batch, temperature=temperature, entropy=False)
 
     def _batches(self, samples: Sequence[Sample]) -> list[list[Sample]]:
         """Divide the samples of one adapter into micro-batches."""
@@ -326,6 +328,7 @@ class Trainer:
         *,
         temperature: float,
         entropy_grad: bool = False,
+        entropy: bool = True,
     ) -> ForwardPass:
         """Run the model over a micro-batch; equal prompts are processed once if the model allows it."""
         shared = False if self.adapters.unshared else None
@@ -338,6 +341,7 @@ class Trainer:
             entropy_grad=entropy_grad,
             temperature=temperature,
             constraints=self.adapters.constraints if constrained else None,
+            entropy=entropy,
         )
 
     def _check_staleness(self, samples: Sequence[Sample]) -> None:
@@ -358,19 +362,15 @@ class Trainer:
         rank, world = rank_and_world_size()
         return batches[rank::world]
 
-    @contextmanager
-    def _memory(self) -> Iterator[None]:
+    def _memory(self) -> AbstractContextManager[None]:
         """Turn an out-of-memory error into one that names the settings to lower."""
-        try:
-            yield
-        except (RuntimeError, MemoryError) as error:
-            if isinstance(error, MemoryError) or "memory" in str(error):
-                raise CompoundError(
-                    f"a training step ran out of memory: {error}",
-                    hint=f"lower {self.section}.optimizer.micro_tokens, or else "
-                    f"{self.section}.rollouts.max_length, and resume the run",
-                ) from error
-            raise
+        section = self.section
+        checkpointing = f"set {section}.base.gradient_checkpointing, or "
+        return naming_settings(
+            "a training step",
+            f"lower {section}.optimizer.micro_tokens, {'' if self.adapters.checkpointing else checkpointing}"
+            f"lower {section}.rollouts.max_length, and resume the run",
+        )
 
     # -- checkpoints -----------------------------------------------------------------------------------
 
@@ -464,10 +464,10 @@ def _sampler_logps(batch: Sequence[Sample], old: Tensor, mask: Tensor) -> Tensor
 def _padded(rows: Sequence[Sequence[float]], like: Tensor) -> Tensor:
     import torch
 
-    padded = torch.zeros_like(like)
+    padded = torch.zeros(like.shape, dtype=like.dtype)  # filled on the host, and copied once
     for i, row in enumerate(rows):
-        padded[i, : len(row)] = torch.tensor(row, dtype=padded.dtype, device=padded.device)
-    return padded
+        padded[i, : len(row)] = torch.tensor(row, dtype=padded.dtype)
+    return padded.to(like.device)
 
 
 def _by_component(batch: Sequence[Sample]) -> dict[str, list[int]]:

@@ -52,6 +52,8 @@ def diagnose(
 ) -> Diagnostics:
     """Return the diagnostics of a micro-batch; the arguments are those of `losses.per_token_loss`.
 
+    This waits for the device; `diagnostic_sums` does not.
+
     Example:
         >>> import torch
         >>> logps, old = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.0, -3.0]])
@@ -59,6 +61,22 @@ def diagnose(
         >>> {name: round(value, 3) for name, value in found.means().items()}
         {'low': 0.0, 'high': 0.5, 'kl': 0.359, 'ratio': 1.859, 'entropy': 0.0}
     """
+    sums = diagnostic_sums(variant, logps, old, advantages, mask, settings, level=level, entropy=entropy)
+    return Diagnostics(*sums.tolist())
+
+
+def diagnostic_sums(
+    variant: str,
+    logps: Tensor,
+    old: Tensor | None,
+    advantages: Tensor | None,
+    mask: Tensor,
+    settings: LossSettings | None = None,
+    *,
+    level: Level | None = None,
+    entropy: Tensor | None = None,
+) -> Tensor:
+    """Return the sums of `Diagnostics` in their order, (6,), on the device; the arguments are as above."""
     import torch
 
     chosen, keep = variant_of(variant), mask.bool()
@@ -79,4 +97,4 @@ def diagnose(
         ratio * keep,
         torch.zeros_like(ratio) if entropy is None else entropy.detach().masked_fill(~keep, 0.0),
     ]
-    return Diagnostics(*torch.stack([values.sum().float() for values in sums]).tolist())
+    return torch.stack([values.sum().float() for values in sums])

@@ -22,6 +22,7 @@ from compound.example import Example
 from compound.execution.trace import Call
 from compound.formatting import short_repr
 from compound.optimization.method import Task
+from compound.optimizers.weights.learner.base import BaseModelSettings
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.trainer import Trainer
 from compound.optimizers.weights.learner.updates import OptimizerSettings
@@ -54,6 +55,8 @@ class TrainingSettings(Settings):
     """Training steps of a job: sample, assign credit, update."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """Weight updates."""
+    base: BaseModelSettings = BaseModelSettings()
+    """The frozen base model in the trainer."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """Evaluations that choose the step to propose."""
     keep_samples: bool = False

@@ -547,6 +547,17 @@ def test_a_failing_batch_fails_its_own_calls_only(folder: Path, monkeypatch: pyt
     assert "lower max_batch" in str(done[2])
 
 
+def test_too_little_memory_for_the_model_names_settings(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loading, "load", full)
+    with pytest.raises(CompoundError, match="ran out of memory: CUDA out of memory; .*quantization: 4bit"):
+        run(engine(folder), ask())
+
+
 def test_a_prompt_beyond_the_context_fails_alone_and_says_how_long_it_is(folder: Path) -> None:
     lm = engine(folder)
 

@@ -25,6 +25,7 @@ from compound.components.engines.probe import (
     read_probe,
 )
 from compound.components.engines.vllm.adapters import DIFFERS_FROM_OTHERS, INDISTINGUISHABLE, MATCHES_PROBE
+from compound.components.engines.vllm.chat import body
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.engine import Adapter, AnswerFormat, Completion, Engine, Message, Request, TokenRecord
 from compound.errors import (
@@ -78,6 +79,12 @@ def test_an_answer_comes_with_the_tokens_it_cost(server: Any) -> None:
     assert (completion.text, completion.finish_reason, completion.tokens) == ("four", "stop", None)
     usage = completion.usage
     assert (usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost) == (1, 5, 3, 0.0)
+
+
+def test_only_requests_that_are_sampled_carry_a_seed() -> None:
+    for temperature, expected in ((0.0, None), (0.7, 3)):
+        request = Request((Message("user", "Hi"),), temperature=temperature, seed=3)
+        assert body(request, "tiny", {}).get("seed") == expected
 
 
 def test_the_server_is_sent_the_request_and_nothing_of_the_models_own_sampling(server: Any) -> None:

@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -109,6 +109,16 @@ def some(
                     )
                 )
     return advantages(found, "trl")[0]
+
+
+def noting(calls: list[str], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that notes its calls."""
+
+    def noted(*given: Any, **named: Any) -> Any:
+        calls.append("called")
+        return original(*given, **named)
+
+    return noted
 
 
 def gradients(
@@ -852,6 +862,83 @@ class TestSteps:
         with pytest.raises(CompoundError) as raised:
             PLAIN.trainer(made(folder, "x"), {"x": "x"}, section="optimize.ppo").step(some(), 0)
         assert "lower optimize.ppo.optimizer.micro_tokens" in str(raised.value.hint)
+
+    def test_log_probabilities_are_the_same_without_entropies(self, folder: Path) -> None:
+        found = []
+        for entropy in (True, False):
+            adapters = made(folder, "x")
+            with adapters.using("x") as model:
+                ran = forward(model, some(), entropy=entropy)
+                ran.logps.sum().backward()
+            found.append((ran, [tensor.grad for _, tensor in adapters.parameters("x")]))
+        (full, gradients_full), (short, gradients_short) = found
+        assert torch.equal(full.logps, short.logps)
+        assert all(map(torch.equal, gradients_full, gradients_short))
+        assert float(full.entropies.sum()) > 0
+        assert float(short.entropies.abs().sum()) == 0
+
+    def test_entropies_are_computed_for_the_metrics_of_a_step_only(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[bool] = []
+
+        def noted(*given: Any, entropy: bool = True, **named: Any) -> Any:
+            asked.append(entropy)
+            return forward(*given, entropy=entropy, **named)
+
+        monkeypatch.setattr(trainer_module, "forward", noted)
+        trainer = plain(minibatches=2, beta=0.1).trainer(made(folder, "x"), {"x": "x"})
+        facts = trainer.step(some(), 0)
+        assert asked.count(True) == 2  # one for each minibatch
+        assert asked.count(False) == 2  # the log-probabilities before the step, and of the base model
+        assert facts["components"]["x"]["entropy"] > 0
+
+    def test_metrics_are_the_sums_over_micro_batches(self) -> None:
+        from compound.optimizers.weights.learner.monitor import Monitor
+        from compound.optimizers.weights.loss.diagnostics import Diagnostics, diagnose, diagnostic_sums
+
+        samples = some()
+        monitor = Monitor(samples, samples, divergence=True)
+        torch.manual_seed(0)
+        total, divergence = Diagnostics(), 0.0
+        for _ in range(3):
+            logps, old, kl = (-torch.rand(2, 4) for _ in range(3))
+            given = ("grpo", logps, old, torch.ones(2, 4), torch.ones(2, 4))
+            monitor.add("x", diagnostic_sums(*given, entropy=-logps), kl.sum())
+            total += diagnose(*given, entropy=-logps)
+            divergence += float(kl.sum())
+        found = monitor.facts()["components"]["x"]
+        assert {name: found[name] for name in total.means()} == total.means()
+        assert found["base_kl"] == divergence / total.tokens
+
+    def test_checkpointing_gives_the_same_gradients(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = []
+        for checkpointing in (False, True):
+            spaces = {"x": LoRA(rank=4)}
+            adapters = Adapters(str(folder), spaces, dtype="float32", checkpointing=checkpointing)
+            noised(adapters, 0.2)
+            calls: list[str] = []
+            for layer in adapters.base.modules():
+                if original := getattr(layer, "_gradient_checkpointing_func", None):
+                    layer._gradient_checkpointing_func = noting(calls, original)
+            found.append(gradients(monkeypatch, adapters, PLAIN, some()))
+            assert bool(calls) == checkpointing
+            assert bool(adapters.unshared) == checkpointing
+            assert not any(m.training for m in adapters.base.modules() if isinstance(m, torch.nn.Dropout))
+        assert found[0].keys() == found[1].keys()
+        for name, gradient in found[0].items():
+            assert gradient.abs().max() > 0
+            torch.testing.assert_close(found[1][name], gradient, atol=1e-6, rtol=1e-4)
+
+    def test_a_model_without_checkpointing_is_refused(self, folder: Path) -> None:
+        from compound.components.engines.local.checkpointing import checkpoint_layers
+
+        adapters = made(folder, "x")
+        adapters.base.supports_gradient_checkpointing = False
+        with pytest.raises(CompoundError, match="set base.gradient_checkpointing to false"):
+            checkpoint_layers(adapters.base, "toy", "base.gradient_checkpointing")
 
     def test_the_sampler_s_mismatch_weighs_advantages_up_to_the_cap(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch

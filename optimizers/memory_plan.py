@@ -1,0 +1,342 @@
+"""Plan the memory of trainer, in-process engines and reward backbone together, before a run starts.
+
+Memory that is needed in any case (weights, adapters, optimizer states) must fit, or the run is refused.
+Activations and caches depend on the lengths of prompts and answers; their upper bounds are shown, with the
+settings that lower them. No model is loaded, and nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from compound.components.engines import models
+from compound.components.engines.local import devices, footprint, loading
+from compound.components.engines.local.devices import Placement
+from compound.components.engines.local.engine import TransformersEngine
+from compound.components.engines.local.footprint import BYTES, OPTIMIZER_BYTES, Footprint
+from compound.engine import Engine
+from compound.errors import CompoundError
+from compound.execution.executor import Executor
+from compound.formatting import format_bytes
+from compound.graph.configuration import components_of
+from compound.graph.space import Weights
+from compound.graph.system import System
+from compound.optimization.method import Method, Optimizer
+from compound.optimization.preflight import open_engines
+from compound.optimization.problem import Problem
+from compound.optimizers.fast_slow import FastSlow
+from compound.optimizers.optimas.weights import LocalTraining
+from compound.optimizers.weights.bases import base_format, base_model, base_quantization, spaces
+from compound.optimizers.weights.learner.adapters import partition
+from compound.optimizers.weights.learner.head import CHUNK
+from compound.optimizers.weights.learner.targets import resolve
+from compound.optimizers.weights.recipes.recipe import PolicySettings, Sharing, TrainingSettings
+from compound.optimizers.weights.training import WeightTraining
+from compound.rewards.backbone import BATCH_TOKENS
+from compound.rewards.model import NONE
+from compound.rewards.settings import RewardLearning
+
+SMALL = "minilm"  # a backbone of 90 MB, which is not planned
+# Keys and values of prompts that are processed once are repeated for each answer: 8 answers take up to 1.6
+# times the memory of a batch with the same number of tokens (docs/guides/weights.md).
+REPEATED = 1.6
+LOGIT_COPIES = 3  # logits in float32, their exponentials, and their gradient
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Memory of one part of a run, in bytes.
+
+    Attributes:
+        what: the part.
+        device: its device.
+        fixed: weights, adapters and optimizer states.
+        working: upper bound of activations, logits and caches.
+        lower: settings that lower the working memory.
+        smaller: settings that lower the fixed memory.
+    """
+
+    what: str
+    device: str
+    fixed: int
+    working: int
+    lower: str
+    smaller: str
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Memory that a run needs, and the free memory of its devices.
+
+    Attributes:
+        demands: the parts of the run.
+        free: the free bytes by device, where known.
+        unknown: parts whose memory is unknown, each with the reason.
+    """
+
+    demands: tuple[Demand, ...]
+    free: Mapping[str, int]
+    unknown: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise if weights, adapters and optimizer states do not fit into the free memory of a device.
+
+        Raises:
+            CompoundError: they do not; the message lists the parts, the hint names the settings.
+        """
+        for device, free in self.free.items():
+            own = self._on(device)
+            needed = sum(demand.fixed for demand in own)
+            if needed > free:
+                parts = "; ".join(f"{d.what} {format_bytes(d.fixed)}" for d in own)
+                raise CompoundError(
+                    f"the run needs at least {format_bytes(needed)} of memory on {device}, of which "
+                    f"{format_bytes(free)} are free: {parts}",
+                    hint="; ".join(dict.fromkeys(d.smaller for d in sorted(own, key=lambda d: -d.fixed)))
+                    + "; or free memory on the device",
+                )
+
+    def lines(self) -> list[str]:
+        """Return the plan as lines of text: a line per device, then its parts."""
+        found = []
+        for device in dict.fromkeys(demand.device for demand in self.demands):
+            own = self._on(device)
+            fixed, most = sum(d.fixed for d in own), sum(d.fixed + d.working for d in own)
+            free = self.free.get(device)
+            found.append(
+                f"memory on {device}: {format_bytes(fixed)} for weights and optimizer states, at most "
+                f"{format_bytes(most)} with activations and caches, "
+                + ("free memory unknown" if free is None else f"{format_bytes(free)} free")
+            )
+            found += [
+                f"  {d.what}: {format_bytes(d.fixed)}, at most {format_bytes(d.fixed + d.working)}"
+                for d in own
+            ]
+            if free is not None and most > free:
+                lower = "; ".join(dict.fromkeys(d.lower for d in sorted(own, key=lambda d: -d.working)))
+                found.append(f"  long prompts and answers may not fit: {lower}")
+        return [*found, *(f"memory of {reason}" for reason in self.unknown)]
+
+    def _on(self, device: str) -> list[Demand]:
+        return [demand for demand in self.demands if demand.device == device]
+
+
+@dataclass(frozen=True)
+class Training:
+    """Training of weights by an optimizer of a method.
+
+    Attributes:
+        keys: the weights that its job may change.
+        settings: the settings of the training.
+        section: the path of the settings.
+        sharing: which components share an adapter.
+    """
+
+    keys: tuple[str, ...]
+    settings: TrainingSettings
+    section: str
+    sharing: Sharing = "each"
+
+
+def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPlan:
+    """Return the memory that a run needs in this process.
+
+    Args:
+        problem: the problem.
+        baselines: methods that run after that of the problem.
+
+    Raises:
+        DeclarationError: settings of a training or its engines are invalid.
+    """
+    engine_of, methods = Executor(problem.engines).engine, (problem.method, *baselines)
+    unknown: list[str] = []
+    engines = list({id(engine): engine for engine in open_engines(problem).values()}.values())
+    demands = [*_known((_engine(engine, problem.system) for engine in engines), unknown)]
+    trained = (_trainer(training, problem.system, engine_of) for training in trainings(methods))
+    # trainings and methods run one after another, so only the largest on each device counts
+    demands += _largest([*_known(trained, unknown)])
+    demands += _largest([*_known(map(_backbone, learnings(methods)), unknown)])
+    places = dict.fromkeys(demand.device for demand in demands)
+    found = {device: free for device in places if (free := footprint.free_memory(device)) is not None}
+    return MemoryPlan(tuple(demands), found, tuple(dict.fromkeys(unknown)))
+
+
+def check_placements(made: Method, system: System, engine_of: Callable[[str], Engine]) -> None:
+    """Check the devices of the trainers and the reward backbone of a method; loads no model.
+
+    Raises:
+        DeclarationError: a device does not exist, does not support a setting, or a setting differs from that
+            of the engine that samples.
+        MissingExtra: a library is missing.
+    """
+    for learning in learnings([made]):
+        learning.backbone.placement.check(f"optimize.{made.name}.backbone")
+    for training in trainings([made]):
+        if trained := _trained(training, system):
+            _placement(training, trained, system, engine_of)
+
+
+def _trained(training: Training, system: System) -> list[str]:
+    """Return the components that a training trains, except those whose model may still change."""
+    keys = [key for key in training.keys if isinstance(system.parameters[key], Weights)]
+    return [name for name in components_of(keys) if f"{name}.lm" not in system.parameters]
+
+
+def _placement(
+    training: Training, trained: Sequence[str], system: System, engine_of: Callable[[str], Engine]
+) -> Placement:
+    return training.settings.base.placement(
+        base_format(system, trained, engine_of),
+        base_quantization(system, trained, engine_of),
+        training.section,
+    )
+
+
+def _known(found: Iterable[Demand | str | None], unknown: list[str]) -> Iterator[Demand]:
+    """Yield the known demands, and collect the reasons of the others."""
+    for each in found:
+        if isinstance(each, Demand):
+            yield each
+        elif each:
+            unknown.append(each)
+
+
+def _largest(demands: Sequence[Demand]) -> list[Demand]:
+    """Return the largest demand on each device."""
+    found: dict[str, Demand] = {}
+    for demand in demands:
+        other = found.get(demand.device)
+        if other is None or demand.fixed > other.fixed:
+            found[demand.device] = demand
+    return list(found.values())
+
+
+def trainings(methods: Iterable[Method]) -> Iterator[Training]:
+    """Yield the trainings of weights of some methods."""
+    for made in methods:
+        for job in filter(None, (*made.jobs, made.opening)):
+            if (training := _training(made.optimizers[job.optimizer])) is not None:
+                yield replace(training, keys=job.keys)
+
+
+def _training(optimizer: Optimizer) -> Training | None:
+    """Return the training of an optimizer; ``None`` if it trains no weights."""
+    if isinstance(optimizer, FastSlow):
+        optimizer = optimizer.training
+    if isinstance(optimizer, WeightTraining):
+        return Training((), optimizer.recipe.settings, optimizer.section, optimizer.adapters)
+    if isinstance(optimizer, LocalTraining):
+        return Training((), optimizer.training.settings, optimizer.section)
+    return None
+
+
+def learnings(methods: Iterable[Method]) -> Iterator[RewardLearning]:
+    """Yield the settings of the local rewards of some methods."""
+    for made in methods:
+        found = [getattr(optimizer, "learning", None) for optimizer in made.optimizers.values()]
+        yield from [each for each in found if isinstance(each, RewardLearning)][:1]
+
+
+def _trainer(training: Training, system: System, engine_of: Callable[[str], Engine]) -> Demand | str | None:
+    """Return the memory of a trainer, or why it is unknown."""
+    if not (trained := _trained(training, system)):
+        return None
+    section, settings = training.section, training.settings
+    model = base_model(system, trained, engine_of)
+    placement = _placement(training, trained, system, engine_of)
+    found = _sizes(model)
+    if isinstance(found, str):
+        return f"the trainer is unknown: {found}"
+    folder, sizes = found
+    adapters = sum(
+        sizes.adapter(space.rank, resolve(footprint.empty_model(folder), space.targets))
+        for space in spaces(system, partition(trained, training.sharing, section)).values()
+    )
+    dtype = loading.dtype_of(placement)
+    tokens = settings.optimizer.micro_tokens
+    longest = settings.rollouts.max_length if isinstance(settings, PolicySettings) else tokens
+    eager = placement.attn_implementation == "eager"
+    stored = sizes.activations(
+        dtype, checkpointing=settings.base.gradient_checkpointing, attended=eager * min(tokens, longest)
+    )
+    logits = LOGIT_COPIES * 4 * min(CHUNK, tokens * sizes.vocabulary)
+    return Demand(
+        f"trainer of {model!r} in {dtype}",
+        devices.resolve_device(placement.device),
+        sizes.weights(dtype, placement.quantization) + OPTIMIZER_BYTES * adapters,
+        int(tokens * stored * (1 if settings.base.gradient_checkpointing else REPEATED)) + logits,
+        f"lower {section}.optimizer.micro_tokens"
+        + ("" if settings.base.gradient_checkpointing else f" or set {section}.base.gradient_checkpointing"),
+        f"set {section}.base.dtype to bfloat16 or {section}.base.quantization to 4bit, choose another "
+        f"{section}.base.device, or use a smaller model",
+    )
+
+
+def _engine(engine: Engine, system: System) -> Demand | str | None:
+    """Return the memory of an engine; ``None`` if it needs none in this process."""
+    if not isinstance(engine, TransformersEngine):
+        return None
+    found = _sizes(engine.model)
+    if isinstance(found, str):
+        return f"the engine of {engine.model!r} is unknown: {found}"
+    folder, sizes = found
+    dtype = engine.dtype
+    adapters = [
+        sizes.adapter(space.rank, resolve(footprint.empty_model(folder), space.targets))
+        for space in system.parameters.values()
+        if isinstance(space, Weights)
+    ]
+    cached = engine.max_batch_tokens + engine.max_batch_tokens // 4  # of the batch, and of shared prefixes
+    working = (
+        cached * sizes.cache(dtype)
+        + engine.max_batch * sizes.vocabulary * 4 * LOGIT_COPIES
+        + engine.max_adapters * max(adapters, default=0) * BYTES[dtype]
+    )
+    return Demand(
+        f"engine of {engine.model!r} in {dtype}",
+        devices.resolve_device(engine.placement.device),
+        0 if engine.loaded else sizes.weights(dtype, engine.quantization),
+        working,
+        f"lower max_batch_tokens and max_batch of the engine of {engine.model!r}",
+        f"set dtype: bfloat16, quantization: 4bit or another device of the engine of {engine.model!r}, or "
+        "use a smaller model",
+    )
+
+
+def _backbone(learning: RewardLearning) -> Demand | str | None:
+    """Return the memory of a reward backbone; ``None`` if no text is embedded."""
+    settings, lora = learning.backbone, learning.reward.lora
+    if settings.model in (NONE, SMALL):
+        return None
+    found = _sizes(settings.model, causal=False)
+    if isinstance(found, str):
+        return f"the reward backbone is unknown: {found}"
+    _, sizes = found
+    dtype = loading.dtype_of(settings.placement)
+    adapter = sum(lora.rank * (inputs + outputs) for _, inputs, outputs in sizes.linear) if lora else 0
+    # inference keeps the states of one layer; training those of all layers for two texts per pair
+    working = BATCH_TOKENS * sizes.activations(dtype) // sizes.layers
+    if lora:
+        stored = sizes.activations(dtype, checkpointing=lora.gradient_checkpointing)
+        working = max(working, 2 * lora.batch * settings.max_length * stored)
+    return Demand(
+        f"reward backbone {settings.model!r} in {dtype}",
+        devices.resolve_device(settings.device),
+        sizes.weights(dtype) + OPTIMIZER_BYTES * adapter,
+        working,
+        "lower backbone.max_length" + (" or reward.lora.batch" if lora else ""),
+        "set backbone.dtype to bfloat16, or use a smaller backbone or another backbone.device",
+    )
+
+
+def _sizes(model: str, *, causal: bool = True) -> tuple[Path, Footprint] | str:
+    """Return the folder of a model and its sizes, or why they are unknown."""
+    folder = models.find_local(model)
+    if folder is None:
+        return f"{model!r} is not on this machine yet"
+    try:
+        return folder, footprint.footprint(folder, causal=causal)
+    except (OSError, ValueError, AttributeError, ImportError) as error:
+        return f"{model!r} has no configuration that can be read ({type(error).__name__})"

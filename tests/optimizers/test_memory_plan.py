@@ -1,0 +1,257 @@
+"""Memory of trainer, engines and backbone is planned together, and refused if it cannot fit."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import compound as cp  # noqa: E402
+from compound.api.optimize import make_problem  # noqa: E402
+from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
+from compound.components.engines import model_folder  # noqa: E402
+from compound.components.engines.local import devices, footprint  # noqa: E402
+from compound.components.engines.local.checkpointing import checkpoint_layers  # noqa: E402
+from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
+from compound.components.engines.local.footprint import Footprint  # noqa: E402
+from compound.errors import CompoundError, DeclarationError  # noqa: E402
+from compound.optimization.problem import Problem  # noqa: E402
+from compound.optimizers.memory_plan import Demand, MemoryPlan, plan_memory  # noqa: E402
+from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
+from compound.registry.engines import find_engine  # noqa: E402
+from compound.settings.optimize import OptimizeSettings  # noqa: E402
+
+RANK = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_toy_model(tmp_path_factory.mktemp("toy"))
+
+
+def problem(folder: Path, engine: TransformersEngine | None = None, **settings: Any) -> Problem:
+    """Return the problem of training one component on a toy model."""
+    question = cp.Input("question", str)
+    answer = cp.LLM("answerer", prompt="Answer.", output=str, weights=cp.LoRA(rank=RANK))(question=question)
+    system = cp.System("one", outputs={"answer": answer}, lm="toy")
+    rows = [{"question": str(i), "answer": str(i)} for i in range(40)]
+    data = cp.Dataset.of(train=rows, valid=rows, test=rows)
+    lm = engine or TransformersEngine(str(folder), dtype="float32", max_batch=2, max_batch_tokens=400)
+    given = OptimizeSettings.model_validate(
+        {"method": "mmgrpo", "budget": {"system_runs": 4000}, "mmgrpo": settings}
+    )
+    return make_problem(system, data, cp.exact_match("answer"), given, {"toy": lm})
+
+
+def test_weights_and_adapters_are_counted_as_they_are_loaded(folder: Path) -> None:
+    sizes = footprint.footprint(folder)
+    model, _ = model_folder.load_causal(folder, "float32")
+    assert sizes.weights("float32") == sum(p.numel() * p.element_size() for p in model.parameters())
+    assert sizes.weights("bfloat16") * 2 == sizes.weights("float32")
+    adapters = Adapters(str(folder), {"x": cp.LoRA(rank=RANK)}, dtype="float32")
+    held = sum(tensor.numel() for _, tensor in adapters.parameters("x"))
+    assert sizes.adapter(RANK, adapters.spaces["x"].targets) == held
+
+
+def test_only_the_configuration_is_read(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    model = model_folder.load_empty(tmp_path)
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    assert Footprint.of(model) == footprint.footprint(folder)
+
+
+def test_quantization_counts_linear_layers_by_their_bits() -> None:
+    sizes = Footprint(1000, 640, 1, 8, 8, 1, 8, 16, ())
+    assert sizes.weights("bfloat16", "8bit") == 360 * 2 + 640
+    assert sizes.weights("bfloat16", "4bit") == 360 * 2 + 640 // 2 + 640 // 64 * 4
+
+
+def test_the_cache_holds_keys_and_values_of_every_layer(folder: Path) -> None:
+    from transformers import DynamicCache
+
+    model, _ = model_folder.load_causal(folder, "float32")
+    cache = DynamicCache()
+    model(input_ids=torch.ones(1, 7, dtype=torch.long), past_key_values=cache)
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert footprint.footprint(folder).cache("float32") * 7 == held
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("hidden", "inner", "heads", "shared"), [(64, 192, 4, 2), (128, 256, 4, 4)])
+def test_stored_activations_are_close_to_what_autograd_stores(
+    checkpointing: bool, hidden: int, inner: int, heads: int, shared: int
+) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    def measured(layers: int) -> tuple[float, Footprint]:
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                hidden_size=hidden,
+                intermediate_size=inner,
+                num_hidden_layers=layers,
+                vocab_size=32,
+                num_attention_heads=heads,
+                num_key_value_heads=shared,
+            )
+        )
+        return stored_bytes(model, checkpointing), Footprint.of(model)
+
+    (small, _), (large, sizes) = measured(2), measured(6)
+    # the difference excludes what is stored once; a checkpointed layer is not stored in the forward pass
+    expected = sizes.activations("float32", checkpointing=checkpointing)
+    once = sizes.activations("float32") / 6 if checkpointing else 0
+    assert (large - small) / 4 <= (expected - once) / 6 * 1.02
+    assert (large - small) / 4 >= (expected - once) / 6 * 0.85
+
+
+def stored_bytes(model: Any, checkpointing: bool) -> float:
+    """Return the bytes per token that a forward pass stores for the backward pass of an adapter."""
+    import peft
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear")).eval()
+    if checkpointing:
+        checkpoint_layers(model, "m", "base.gradient_checkpointing")
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*wrapped.parameters(), *wrapped.buffers())}
+    stored: dict[int, Any] = {}
+
+    def pack(tensor: Any) -> Any:
+        stored[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    ids = torch.ones(8, 64, dtype=torch.long)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    assert output.requires_grad
+    found = sum(t.untyped_storage().nbytes() for place, t in stored.items() if place not in own)
+    return float(found / ids.numel())
+
+
+def test_trainer_and_engine_are_planned_together(folder: Path) -> None:
+    plan = plan_memory(problem(folder, optimizer={"micro_tokens": 128}))
+    sizes = footprint.footprint(folder)
+    assert {demand.device for demand in plan.demands} == {devices.resolve_device()}
+    engine, trainer = plan.demands
+    adapter = sum(RANK * (inputs + outputs) for _, inputs, outputs in sizes.linear)
+    assert engine.fixed == sizes.weights("float32")
+    assert trainer.fixed == sizes.weights("float32") + 16 * adapter
+    stored = int(1.6 * 128 * sizes.activations("float32"))  # prompts of up to 8 answers are shared
+    assert trainer.working == stored + 128 * 3 * 4 * sizes.vocabulary
+    assert engine.working == (
+        500 * sizes.cache("float32") + 2 * sizes.vocabulary * 12 + engine_adapters(adapter)
+    )
+
+
+def engine_adapters(parameters: int) -> int:
+    """Return the bytes of the adapters that an engine may hold."""
+    return 8 * parameters * 4
+
+
+def test_checkpointing_and_smaller_batches_need_less(folder: Path) -> None:
+    def trainer(**settings: Any) -> Demand:
+        return plan_memory(problem(folder, **settings)).demands[1]
+
+    usual = trainer()
+    assert trainer(optimizer={"micro_tokens": 1024}).working < usual.working
+    assert trainer(base={"gradient_checkpointing": True}).working < usual.working
+    assert "gradient_checkpointing" in usual.lower
+    assert "gradient_checkpointing" not in trainer(base={"gradient_checkpointing": True}).lower
+    assert trainer(base={"attn_implementation": "eager"}).working > usual.working
+
+
+def test_a_run_that_cannot_fit_is_refused_with_numbers_and_settings(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(footprint, "free_memory", lambda _: 1000)
+    made = problem(folder)
+    with pytest.raises(CompoundError) as raised:
+        plan_memory(made).check()
+    assert "the run needs at least" in raised.value.message
+    assert "0 MiB are free" in raised.value.message
+    assert "trainer of" in raised.value.message
+    assert "optimize.mmgrpo.base.dtype" in raised.value.hint
+    rows = [{"question": str(i), "answer": str(i)} for i in range(40)]
+    with pytest.raises(CompoundError, match="the run needs at least"):
+        cp.optimize(
+            made.system, {"train": rows, "valid": rows, "test": rows}, made.metric, method="mmgrpo",
+            run_dir=tmp_path / "run", budget=4000,
+            engines={"toy": TransformersEngine(str(folder), dtype="float32")},
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+def test_long_inputs_that_may_not_fit_are_a_note(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_memory(problem(folder))
+    fixed = sum(demand.fixed for demand in plan.demands)
+    tight = replace(plan, free={plan.demands[0].device: fixed + 1})
+    tight.check()
+    assert "may not fit: lower optimize.mmgrpo.optimizer.micro_tokens" in "\n".join(tight.lines())
+    assert "may not fit" not in "\n".join(replace(plan, free={}).lines())
+    assert "free memory unknown" in "\n".join(replace(plan, free={}).lines())
+
+
+def test_devices_are_compared_one_by_one() -> None:
+    def demand(device: str, fixed: int) -> Demand:
+        return Demand(f"part on {device}", device, fixed, 0, "lower a", f"move {device}")
+
+    plan = MemoryPlan((demand("cuda:0", 10), demand("cuda:1", 10)), {"cuda:0": 15, "cuda:1": 15})
+    plan.check()
+    with pytest.raises(CompoundError, match="on cuda:0.*part on cuda:0") as raised:
+        replace(plan, free={"cuda:0": 9, "cuda:1": 15}).check()
+    assert "cuda:1" not in str(raised.value)
+
+
+def test_a_loaded_engine_needs_no_further_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TransformersEngine, "loaded", True)
+    assert plan_memory(problem(folder)).demands[0].fixed == 0
+
+
+def test_a_model_that_is_not_here_is_unknown_and_nothing_is_downloaded(folder: Path) -> None:
+    plan = plan_memory(problem(folder, TransformersEngine("no/such-model", dtype="float32")))
+    assert plan.demands == ()
+    assert "not on this machine" in plan.lines()[0]
+    plan.check()
+
+
+def test_systems_of_remote_models_plan_nothing() -> None:
+    pytest.importorskip("litellm")
+    question = cp.Input("question", str)
+    answer = cp.LLM("answerer", prompt=cp.Text("Answer."), output=str)(question=question)
+    system = cp.System("one", outputs={"answer": answer}, lm="openai/gpt-4o-mini")
+    rows = [{"question": str(i), "answer": str(i)} for i in range(40)]
+    data = cp.Dataset.of(train=rows, valid=rows, test=rows)
+    settings = OptimizeSettings.model_validate({"method": "random", "budget": {"system_runs": 4000}})
+    plan = plan_memory(make_problem(system, data, cp.exact_match("answer"), settings, find_engine))
+    assert plan == MemoryPlan((), {})
+    assert plan.lines() == []
+
+
+def test_devices_of_trainer_and_backbone_are_checked_before_anything_is_spent(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeclarationError, match=r"optimize\.mmgrpo\.base\.device is cuda:3"):
+        problem(folder, base={"device": "cuda:3"})
+    with pytest.raises(DeclarationError, match=r"optimize\.mmgrpo\.base\.quantization is 4bit"):
+        problem(folder, TransformersEngine("openai", dtype="float32"), base={"quantization": "4bit"})
+
+
+def test_the_trainer_has_the_format_of_the_sampler(folder: Path) -> None:
+    with pytest.raises(DeclarationError, match="dtype is bfloat16, but the components sample with float32"):
+        problem(folder, base={"dtype": "bfloat16"})
+    problem(folder, base={"dtype": "float32"})
+
+
+def test_the_plan_lists_devices_and_their_parts(folder: Path) -> None:
+    lines = plan_memory(problem(folder)).lines()
+    assert lines[0].startswith(f"memory on {devices.resolve_device()}: ")
+    assert "for weights and optimizer states, at most" in lines[0]
+    assert lines[1].startswith("  engine of")
+    assert lines[2].startswith("  trainer of")
