@@ -47,7 +47,8 @@ class FleetEngine:
         DeclarationError: the settings do not fit together, or an address is not a plain HTTP address.
 
     Example:
-        >>> fleet = FleetEngine(["http://gpu1:8000/v1", "http://gpu2:8000/v1"], vllm={"model": "Qwen/Qwen3-8B"})
+        >>> urls = ["http://gpu1:8000/v1", "http://gpu2:8000/v1"]
+        >>> fleet = FleetEngine(urls, vllm={"model": "Qwen/Qwen3-8B"})
         >>> fleet.name, fleet.concurrency
         ('fleet:vllm:Qwen/Qwen3-8B', 128)
     """
@@ -187,7 +188,7 @@ class FleetEngine:
         return await run_in_background(self._answer(request, None))
 
     async def stream(self, request: Request, on_text: OnText) -> Completion:
-        """Answer one request, and report its text as it arrives, or as a whole if the replicas do not stream."""
+        """Answer one request, and report its text: as it arrives, or as a whole from vLLM replicas."""
         await self.warm_up()
         loop = asyncio.get_running_loop()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -42,9 +42,12 @@ async def served(address: str, model: str, key_env: str | None) -> Mapping[str, 
         TransientError: the server does not answer; `charged` is nothing if it cannot be reached at all.
         CompoundError: the server does not serve the model, or refuses the key.
     """
-    listing = await _ask(address, "models", model, key_env)
+    async with _client(address, model, key_env) as (api, prefix):
+        listing = await _ask(api, f"{prefix}models")
+        version = await _ask(api, "version")
+    facts = {"version": str(version["version"])} if version and "version" in version else {}
     if listing is None:
-        return {}
+        return facts
     names = _names(listing)
     if model not in names:
         raise CompoundError(
@@ -52,11 +55,7 @@ async def served(address: str, model: str, key_env: str | None) -> Mapping[str, 
             hint=f"it serves {', '.join(names) or 'nothing'}; set the model of the fleet",
         )
     entry = next(each for each in _entries(listing) if str(each.get("id")) == model)
-    facts = {name: str(entry[name]) for name in COMPARED if entry.get(name) is not None}
-    version = await _ask(address.rstrip("/").removesuffix("/v1"), "version", model, key_env)
-    if version is not None and "version" in version:
-        facts["version"] = str(version["version"])
-    return facts
+    return facts | {name: str(entry[name]) for name in COMPARED if entry.get(name) is not None}
 
 
 def only_model(address: str, key_env: str | None) -> str:
@@ -110,7 +109,8 @@ def difference(reference: Identity, other: Identity) -> str:
 
 
 async def _only_model(address: str, key_env: str | None) -> str:
-    listing = await _ask(address, "models", "the only model", key_env)
+    async with _client(address, "the only model", key_env) as (api, prefix):
+        listing = await _ask(api, f"{prefix}models")
     names = _names(listing or {})
     if len(names) != 1:
         raise CompoundError(
@@ -120,22 +120,29 @@ async def _only_model(address: str, key_env: str | None) -> str:
     return names[0]
 
 
-async def _ask(address: str, path: str, model: str, key_env: str | None) -> dict[str, object] | None:
-    """Return a JSON object; None if the server has no such path."""
+@contextlib.asynccontextmanager
+async def _client(address: str, model: str, key_env: str | None) -> AsyncIterator[tuple[API, str]]:
+    """Connect to the root of a server, where its version is; also yield the prefix of OpenAI's routes."""
     key = read_key(model, key_env)
-    api = API(address, model, key=key, key_name=key_env or "api_key_env", connections=1)
+    root = address.removesuffix("/v1")
+    api = API(root, model, key=key, key_name=key_env or "api_key_env", connections=1)
     try:
-        answer = await api.send(path, None, SECONDS, LARGEST)
-        if answer.status in {404, 405, 501}:
-            return None
+        yield api, "" if root == address else "v1/"
+    finally:
+        await api.aclose()
+
+
+async def _ask(api: API, path: str) -> dict[str, object] | None:
+    """Return a JSON object; None if the server has no such path."""
+    answer = await api.send(path, None, SECONDS, LARGEST)
+    if answer.status in {404, 405, 501}:
+        return None
+    try:
         return api.read(answer)
     except TransientError:
         raise
     except CallError as error:  # a refused key, or no JSON: the same for every request
-        raise CompoundError(f"{address}: {error.message}", hint=error.hint) from None
-    finally:
-        with contextlib.suppress(Exception):
-            await api.aclose()
+        raise CompoundError(f"{api.address}: {error.message}", hint=error.hint) from None
 
 
 def _entries(listing: Mapping[str, object]) -> Sequence[Mapping[str, object]]:

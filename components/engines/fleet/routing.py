@@ -34,7 +34,7 @@ def start_of(request: Request) -> bytes:
     found = hashlib.blake2b(digest_size=16)
     found.update((request.adapter.sha256 if request.adapter is not None else "").encode())
     if request.forward is not None:
-        found.update(request.forward.body[:FORWARDED].encode())
+        found.update(request.forward.body[:FORWARDED].encode("utf-8", "surrogatepass"))
         return found.digest()
     for message in request.messages:
         found.update(f"\0{message.role}\0".encode())

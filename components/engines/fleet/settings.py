@@ -15,7 +15,11 @@ Groups = Sequence[Sequence[int]]
 
 
 def make_replicas(
-    urls: Sequence[str], replicas: int | None, devices: Groups | None, vllm: Given | None, openai: Given | None
+    urls: Sequence[str],
+    replicas: int | None,
+    devices: Groups | None,
+    vllm: Given | None,
+    openai: Given | None,
 ) -> list[Replica]:
     """Make the replicas of a fleet; for the arguments, see `FleetEngine`.
 
