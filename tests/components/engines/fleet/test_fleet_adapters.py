@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -11,11 +13,22 @@ import fake_vllm as fake
 from compound.components.engines.fleet.engine import FleetEngine
 from compound.engine import Adapter, Completion, Request
 from compound.errors import AdapterNotServed, CallError, CompoundError, TransientError
-from vllm_requests import request, until
+from vllm_requests import new_adapter, request, running, until
 
 pytest.importorskip("httpx")
 Servers = list[fake.FakeVLLM]
 Write = Callable[..., Adapter]
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    with running(3) as found:
+        yield found
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    return functools.partial(new_adapter, tmp_path)
 
 
 def fleet(servers: Sequence[fake.FakeVLLM]) -> FleetEngine:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,12 +23,24 @@ from compound.engine import NO_USAGE, Adapter, Completion, Engine, OnText, Reque
 from compound.errors import CallError, CompoundError, DeclarationError, RateLimited, TransientError
 from compound.execution.budget import Budget, Meter
 from compound.execution.executor import Executor
-from vllm_requests import request, until
+from vllm_requests import new_adapter, request, running, until
 
 pytest.importorskip("httpx")
 Servers = list[fake.FakeVLLM]
+Write = Callable[[float], Adapter]
 Settings = dict[str, Any]
 BOTH: list[Settings] = [{"vllm": {"model": "tiny"}}, {"openai": {"model": "tiny"}}]
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    with running(3) as found:
+        yield found
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    return functools.partial(new_adapter, tmp_path)
 
 
 def fleet(servers: Sequence[fake.FakeVLLM], **settings: Any) -> FleetEngine:
@@ -381,7 +395,7 @@ def test_a_priced_server_that_dies_may_have_billed_the_request(servers: Servers)
     assert error.charged != NO_USAGE
 
 
-def test_a_dead_replica_comes_back_when_it_answers(servers: Servers, write: Callable[..., Adapter]) -> None:
+def test_a_dead_replica_comes_back_when_it_answers(servers: Servers, write: Write) -> None:
     adapter = write(0.5)
     tuned = request(adapter=adapter, want_tokens=True, temperature=1.0)
     lm = fleet(servers[:2])

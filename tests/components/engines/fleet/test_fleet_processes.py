@@ -8,7 +8,6 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ import pytest
 
 import fake_vllm as fake
 from compound.components.engines.fleet.engine import FleetEngine
-from compound.engine import Adapter, Completion
+from compound.engine import Completion
 from compound.errors import CallError, CompoundError
-from vllm_requests import request, until
+from vllm_requests import new_adapter, request, until
 
 pytest.importorskip("httpx")
 
@@ -78,9 +77,9 @@ def test_processes_without_devices_inherit_the_environment(
 
 
 def test_a_process_that_is_killed_in_mid_step_loses_nothing_and_is_started_again(
-    told: Path, write: Callable[..., Adapter]
+    told: Path, tmp_path: Path
 ) -> None:
-    adapter = write(0.5)
+    adapter = new_adapter(tmp_path, 0.5)
     lm = FleetEngine(replicas=2, vllm={"model": "m"})
 
     async def step() -> list[Completion]:
