@@ -95,6 +95,10 @@ class Pool:
         if running:
             await asyncio.wait(running)
         for replica in self.replicas:
+            stats = replica.stats
+            if stats.requests:
+                speed = f"{stats.tokens_per_second:.1f} tokens per second"
+                _LOG.info("replica %s: %d requests, %s", stats.name, stats.requests, speed)
             await replica.engine.aclose()
             replica.condition, replica.failure = Condition.UP, None
         self._reference = None
