@@ -28,8 +28,8 @@ from compound.engine import Completion, Message, Request
 
 OUTPUT = Path(__file__).parents[1] / "data" / "fleet.json"
 MODULE = "compound.benchmarks.measure.fleet"
-SLOTS, SECONDS = 8, 0.2  # requests at a time, and seconds of each: 40 requests per second
-REQUESTS, GROUP = 320, 8  # of a step, and of equal prompts in it
+SLOTS, SECONDS = 8, 0.4  # requests at a time, and seconds of each: 20 requests per second
+REQUESTS, GROUP = 240, 8  # of a step, and of equal prompts in it
 TOKENS = 20  # completion tokens of an answer
 MODEL = "simulated"
 
@@ -190,7 +190,7 @@ def main() -> None:
     """Measure, or serve."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--role", choices=["measure", "serve"], default="measure")
-    parser.add_argument("--rounds", type=int, default=8, help="steps of each kind")
+    parser.add_argument("--rounds", type=int, default=6, help="steps of each kind")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     given = parser.parse_args()
     if given.role == "serve":

@@ -34,8 +34,8 @@ class FleetSettings(Model):
     devices: list[list[int]] | None = None
     """The GPUs of each vLLM process to start, such as `[[0, 1], [2, 3]]`."""
     vllm: VLLMReplica | None = None
-    """Settings of the engine `vllm` for each replica, without `api_base`; `concurrency` is that of one
-    replica."""
+    """Settings of the engine `vllm` for each replica, without `api_base`; `concurrency` is the mean over
+    replicas."""
     openai: OpenAIReplica | None = None
     """Settings of the engine `openai` for each replica, without `api_base`; the default for addresses.
     Without a `model`, it is the only one that the first server serves."""

@@ -38,8 +38,8 @@ class FleetEngine:
         urls: the addresses of running servers, such as ``["http://gpu1:8000/v1", "http://gpu2:8000/v1"]``.
         replicas: the number of vLLM processes to start, instead of addresses.
         devices: the GPUs of each vLLM process to start, such as ``[[0, 1], [2, 3]]``.
-        vllm: settings of the engine `vllm` for each replica; its concurrency is that of one replica.
-            Adapters are loaded and checked at each replica before it samples with them.
+        vllm: settings of the engine `vllm` for each replica. Its concurrency is the mean over the replicas;
+            one replica may have a quarter more, so that equal prompts stay together. Adapters are loaded and checked at each replica before it samples with them.
         openai: settings of the engine `openai` for each replica; the default for addresses. Without a
             model, it is the only one that the first server serves.
 
@@ -64,7 +64,7 @@ class FleetEngine:
     ) -> None:
         check_settings(FleetEngine, {"urls": urls, "replicas": replicas})
         self._vllm = vllm
-        made = make_replicas(urls, replicas, devices, vllm, openai)
+        made, self._mean = make_replicas(urls, replicas, devices, vllm, openai)
         self._first = made[0].engine
         self._pool = Pool(made, self._first.concurrency)
 
@@ -87,7 +87,7 @@ class FleetEngine:
     @property
     def concurrency(self) -> int:
         """Maximum number of requests in flight, the sum over replicas."""
-        return self._pool.capacity * len(self._pool.replicas)
+        return self._mean * len(self._pool.replicas)
 
     @property
     def remote(self) -> bool:

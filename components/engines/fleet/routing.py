@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from compound.engine import Message, Request
 
-BALANCE = 1.1  # most requests in flight at a replica, relative to the mean
+BALANCE = 1.25  # most requests in flight at a replica, relative to the mean
 FORWARDED = 4096  # characters of a forwarded request's body that are its start
 
 
@@ -53,9 +53,21 @@ def load_bound(loads: Mapping[str, int]) -> int:
     """Return the most requests that a replica may have after one more is placed.
 
     >>> load_bound({"a": 10, "b": 10}), load_bound({"a": 3, "b": 0})
-    (12, 3)
+    (14, 3)
     """
     return math.ceil(BALANCE * (sum(loads.values()) + 1) / len(loads))
+
+
+def capacity(concurrency: int) -> int:
+    """Return the most requests in flight at a replica, of a fleet whose mean is ``concurrency``.
+
+    It is above the mean, as otherwise a busy fleet would have a place at one replica only at any time, and
+    requests could not follow their start.
+
+    >>> capacity(64)
+    80
+    """
+    return math.ceil(BALANCE * concurrency)
 
 
 def choose(start: bytes, loads: Mapping[str, int], capacity: int) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from compound.components.engines.fleet.replica import Replica
+from compound.components.engines.fleet.routing import capacity
 from compound.components.engines.openai.engine import OpenAIEngine
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.errors import DeclarationError
@@ -20,8 +21,8 @@ def make_replicas(
     devices: Groups | None,
     vllm: Given | None,
     openai: Given | None,
-) -> list[Replica]:
-    """Make the replicas of a fleet; for the arguments, see `FleetEngine`.
+) -> tuple[list[Replica], int]:
+    """Make the replicas of a fleet, and return their mean concurrency; for the arguments, see `FleetEngine`.
 
     Raises:
         DeclarationError: the arguments do not fit together.
@@ -33,14 +34,21 @@ def make_replicas(
         )
     if vllm is not None and openai is not None:
         raise DeclarationError("a fleet has settings of vllm or of openai, not both")
-    for name in ("api_base",):
-        if name in (vllm or openai or {}):
-            raise DeclarationError(f"a fleet's servers are its urls; remove {name}")
-    if urls:
-        return _at_addresses(urls, vllm, openai)
-    if openai is not None:
+    if "api_base" in (vllm or openai or {}):
+        raise DeclarationError("a fleet's servers are its urls; remove api_base")
+    if not urls and openai is not None:
         raise DeclarationError("only vLLM servers can be started", hint="give urls, or settings of vllm")
-    return _processes(replicas or 0, devices or (), vllm or {})
+    if vllm is None and urls:
+        mean = _made_openai(openai or {}).concurrency
+        settings = {**(openai or {}), "concurrency": capacity(mean)}
+        return [
+            Replica(url, _made_openai({**settings, "api_base": url}), url) for url in _checked(urls)
+        ], mean
+    mean = _made_vllm(vllm or {}).concurrency
+    settings = {**(vllm or {}), "concurrency": capacity(mean)}
+    if urls:
+        return [Replica(url, _made_vllm({**settings, "api_base": url}), url) for url in _checked(urls)], mean
+    return _processes(replicas or 0, devices or (), settings), mean
 
 
 def name_without_address(engine: VLLMEngine | OpenAIEngine, vllm: Given | None) -> str:
@@ -50,15 +58,14 @@ def name_without_address(engine: VLLMEngine | OpenAIEngine, vllm: Given | None) 
     return f"openai:{engine.model}"
 
 
-def _at_addresses(urls: Sequence[str], vllm: Given | None, openai: Given | None) -> list[Replica]:
+def _checked(urls: Sequence[str]) -> Sequence[str]:
+    """Return different addresses without a slash at the end."""
     addresses = [url.rstrip("/") for url in urls]
     for url in addresses:
         Origin.of(url)
         if addresses.count(url) > 1:
             raise DeclarationError(f"the address {url} is given twice", hint="a replica is one server")
-    if vllm is not None:
-        return [Replica(url, _made_vllm({**vllm, "api_base": url}), url) for url in addresses]
-    return [Replica(url, _made_openai({**(openai or {}), "api_base": url}), url) for url in addresses]
+    return addresses
 
 
 def _processes(count: int, devices: Groups, vllm: Given) -> list[Replica]:

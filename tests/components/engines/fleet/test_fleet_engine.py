@@ -272,27 +272,28 @@ def test_requests_in_flight_are_balanced_also_if_all_start_alike(servers: Server
         return found
 
     found = run(lm, work)
-    assert max(found) <= 11  # 1.1 times 30 / 3
+    assert max(found) <= 13  # 1.25 times 30 / 3
     assert sum(found) == 30
 
 
-def test_no_replica_gets_more_than_its_own_concurrency(servers: Servers) -> None:
-    lm = fleet(servers[:2], vllm={"model": "tiny", "concurrency": 2})
+def test_no_replica_gets_more_than_a_quarter_above_the_concurrency(servers: Servers) -> None:
+    """A fleet of two with 4 requests each has at most 5 at each, however many are asked for."""
+    lm = fleet(servers[:2], vllm={"model": "tiny", "concurrency": 4})
     for server in servers:
         server.hang = True
 
     async def work() -> None:
-        calls = [asyncio.create_task(lm.generate(request(str(i)))) for i in range(9)]
-        await until(lambda: sum(server.chatting for server in servers) == 4)
+        calls = [asyncio.create_task(lm.generate(request(str(i)))) for i in range(14)]
+        await until(lambda: sum(server.chatting for server in servers) == 10)
         await asyncio.sleep(0.1)
-        assert [server.chatting for server in servers] == [2, 2, 0]
+        assert [server.chatting for server in servers] == [5, 5, 0]
         calls[-1].cancel()
         for server in servers:
             server.stopping.set()
         await asyncio.gather(*calls[:-1])
 
     run(lm, work)
-    assert sum(answered(servers).values()) == 8
+    assert sum(answered(servers).values()) == 13
 
 
 # -- death and return ----------------------------------------------------------------------------------
