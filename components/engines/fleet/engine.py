@@ -39,7 +39,8 @@ class FleetEngine:
         replicas: the number of vLLM processes to start, instead of addresses.
         devices: the GPUs of each vLLM process to start, such as ``[[0, 1], [2, 3]]``.
         vllm: settings of the engine `vllm` for each replica. Its concurrency is the mean over the replicas;
-            one replica may have a quarter more, so that equal prompts stay together. Adapters are loaded and checked at each replica before it samples with them.
+            one replica may have a quarter more, so that equal prompts stay together. Adapters are loaded and
+            checked at each replica before it samples with them.
         openai: settings of the engine `openai` for each replica; the default for addresses. Without a
             model, it is the only one that the first server serves.
 
