@@ -1,6 +1,6 @@
 """Measure the throughput of a fleet of two replicas against one, on simulated servers of known rate.
 
-Run ``python -m compound.benchmarks.measure.fleet``.
+Run ``python -m compound.benchmarks.measure.serving.fleet``.
 
 Prints one JSON object and writes it to ``benchmarks/data/fleet.json``. A simulated server is a process of its
 own with OpenAI's API: it answers `SLOTS` requests at a time and takes `SECONDS` for each, so that its rate is
@@ -26,8 +26,8 @@ from statistics import median, quantiles
 import compound as cp
 from compound.engine import Completion, Message, Request
 
-OUTPUT = Path(__file__).parents[1] / "data" / "fleet.json"
-MODULE = "compound.benchmarks.measure.fleet"
+OUTPUT = Path(__file__).parents[2] / "data" / "fleet.json"
+MODULE = "compound.benchmarks.measure.serving.fleet"
 SLOTS, SECONDS = 8, 0.4  # requests at a time, and seconds of each: 20 requests per second
 REQUESTS, GROUP = 240, 8  # of a step, and of equal prompts in it
 TOKENS = 20  # completion tokens of an answer
