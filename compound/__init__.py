@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.components.declaration.component import component as component
     from compound.components.declaration.llm import llm as llm
     from compound.components.declaration.system import system as system
+    from compound.components.engines.fleet.engine import FleetEngine
     from compound.components.engines.litellm import LiteLLMEngine
     from compound.components.engines.local.engine import TransformersEngine
     from compound.components.engines.openai.engine import OpenAIEngine
@@ -115,6 +116,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.storage.state import State as State
     from compound.tracing.setup import trace_with as trace_with
 
+    Fleet = FleetEngine
     LiteLLM = LiteLLMEngine  # `import … as` under another name would not export it to type checkers
     OpenAI = OpenAIEngine
     Transformers = TransformersEngine
@@ -198,6 +200,7 @@ _HOME = {
     "RunFailed": "compound.errors",
     "AgentPrompt": "compound.components.agent_prompt",
     "ExternalAgent": "compound.components.external_agent",
+    "Fleet": "compound.components.engines.fleet.engine:FleetEngine",
     "LiteLLM": "compound.components.engines.litellm:LiteLLMEngine",
     "OpenAI": "compound.components.engines.openai.engine:OpenAIEngine",
     "Transformers": "compound.components.engines.local.engine:TransformersEngine",

@@ -30,6 +30,7 @@ KINDS = {
     "litellm": "compound.components.engines.litellm:LiteLLMEngine",
     "vllm": "compound.components.engines.vllm.engine:VLLMEngine",
     "openai": "compound.components.engines.openai.engine:OpenAIEngine",
+    "fleet": "compound.components.engines.fleet.engine:FleetEngine",
 }
 BUILT_IN = (*KINDS, "class")
 """The names that an installed engine cannot have."""

@@ -5,7 +5,7 @@ See `compound.security.trust`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from compound.components.engines.credentials import CONFIGURABLE_PROVIDERS, Connection
 from compound.errors import DeclarationError
@@ -35,15 +35,54 @@ def check_consent(context: Context, kind: str, settings: Mapping[str, object], a
     try:
         if kind == "litellm":
             _check_provider(model, server)
-        if server is None and key is None:
-            return
-        trust = Trust.of_user(context.trusted, strict=not context.allow_import)
-        refused = refusal(trust, model, server, key)
     except DeclarationError as error:
         context.document.report_error(named, error)
         return
+    place = (*address, server_setting if key is None else key_setting)
+    _check_server(context, model, server, key, (named, place))
+
+
+def check_fleet_consent(
+    context: Context, urls: Sequence[str], settings: Mapping[str, object], addresses: Sequence[Address]
+) -> None:
+    """Report each server of a fleet, or its key, that would be used without the user's consent.
+
+    Args:
+        context: the context of the file.
+        urls: the addresses of the servers.
+        settings: the settings of the engines of the replicas.
+        addresses: the address of each server in the file.
+
+    Raises:
+        ConfigurationError: the user's configuration file cannot be read.
+    """
+    key, model = _text(settings.get("api_key_env")), str(settings.get("model", ""))
+    for url, address in zip(urls, addresses, strict=True):
+        _check_server(context, model, url, key, (address, address))
+
+
+def _check_server(
+    context: Context, model: str, server: str | None, key: str | None, places: tuple[Address, Address]
+) -> None:
+    """Report a server or key without consent.
+
+    Args:
+        context: the context of the file.
+        model: the name of the model.
+        server: the address of the server.
+        key: the environment variable of its key.
+        places: where a wrong address is reported, and where missing consent is.
+    """
+    if server is None and key is None:
+        return
+    try:
+        trust = Trust.of_user(context.trusted, strict=not context.allow_import)
+        refused = refusal(trust, model, server, key)
+    except DeclarationError as error:
+        context.document.report_error(places[0], error)
+        return
     if refused is not None:
-        context.document.report((*address, server_setting if key is None else key_setting), *refused)
+        context.document.report(places[1], *refused)
 
 
 def _server(kind: str, settings: Mapping[str, object]) -> tuple[str, str | None]:

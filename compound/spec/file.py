@@ -17,6 +17,7 @@ from compound.registry.engines import engine_class
 from compound.registry.engines import installed as installed_engines
 from compound.settings.common import CommonSettings
 from compound.settings.sections import UserSections, optimize_model
+from compound.spec.fleet import FleetEntry, FleetSettings
 from compound.spec.kinds.body import BUILT_IN, Body
 from compound.spec.kinds.installed import KINDS as KINDS_INSTALLED
 from compound.spec.kinds.tools import NO_PLUGINS, TOOLS
@@ -90,7 +91,8 @@ _ONE_RUN = {
     "custom": make_model("custom_entry", "A custom metric.", {"custom": (CustomMetric, ...)}),
 }
 _ENGINES: Mapping[str, type[Model]] = {
-    **{kind: entry_model(kind, engine_class(kind)) for kind in ENGINES},
+    **{kind: entry_model(kind, engine_class(kind)) for kind in ENGINES if kind != "fleet"},
+    "fleet": FleetEntry,
     "class": ClassEngine,
 }
 METRICS_INSTALLED = Installed(
@@ -194,6 +196,7 @@ TAGGED: Mapping[str, type[Model]] = {
     **{tag: model for kind in BUILT_IN.values() for tag, model in kind.tags.items()},
     **{f"~{name}": model for group in ("kind", "metric") for name, model in POSSIBLE[group].items()},
     **{f"~engine-{name}": model for name, model in _ENGINES.items()},
+    "~fleet": FleetSettings,
 }
 """Model that each tag in the location of an error stands for."""
 

@@ -9,7 +9,6 @@ environment variable of a key needs the user's consent; see `compound.security.t
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from compound.evaluation.metrics.repeated import pass_at_k
 from compound.example import Metric, Values
 from compound.graph.system import System
 from compound.optimization.registration import as_factory
-from compound.registry.engines import engine_class, find_engine, open_engine, own_engine
+from compound.registry.engines import find_engine, open_engine, own_engine
 from compound.registry.methods import installed, registered
 from compound.registry.user_code import check_signature
 from compound.security.trust import Trust
@@ -36,7 +35,7 @@ from compound.settings.references import references
 from compound.settings.sections import UserSections, optimize_model, own_sections
 from compound.spec.build import Graph
 from compound.spec.chat_template import with_template
-from compound.spec.consent import check_consent
+from compound.spec.consent import check_consent, check_fleet_consent
 from compound.spec.context import OUTSIDE, Context, is_outside
 from compound.spec.file import (
     ClassEngine,
@@ -48,6 +47,7 @@ from compound.spec.file import (
 )
 from compound.spec.file import Engine as EngineModel
 from compound.spec.file import Metric as MetricModel
+from compound.spec.fleet import REPLICA, FleetEntry, command_settings, plain_settings
 from compound.spec.kinds.kind import report_wrong_settings
 from compound.spec.schema.types import Model
 from compound.spec.shape import parse_at, report_schema_errors
@@ -245,20 +245,48 @@ def _engines(context: Context) -> dict[str, EngineSettings]:
             if (own := _own_engine(context, found, ("engines", name))) is not None:
                 engines[name] = own
             continue
+        if isinstance(found, FleetEntry):
+            engines[name] = ("fleet", _fleet(context, found, ("engines", name, "fleet")))
+            continue
         settings: Model
         ((kind, settings),) = found.given.items()
         engines[name] = (kind, with_template(context, settings.given, ("engines", name, kind)))
         check_consent(context, kind, settings.given, ("engines", name, kind))
-        if (
-            kind in LOCAL and settings.given.get("api_base") is None
-        ):  # otherwise it names a model on the server
-            model = settings.given.get("model", "")
-            context.may_read(model, ("engines", name, kind, "model"))
-        for key in getattr(inspect.unwrap(engine_class(kind)), "code_settings", ()):
-            if key in settings.given and not context.allow_import:
-                address = ("engines", name, kind, key)
-                context.document.report(address, "is a command to run, and imports are not allowed")
+        served = settings.given.get("api_base") is not None
+        _check_local(context, kind, settings.given, ("engines", name, kind), served=served)
     return engines
+
+
+def _check_local(
+    context: Context, kind: str, settings: Mapping[str, object], address: Address, *, served: bool
+) -> None:
+    """Report a model that an engine may not read here, and commands that a file may not name.
+
+    Args:
+        context: the context of the file.
+        kind: the kind of engine.
+        settings: its settings.
+        address: the address of the settings in the file.
+        served: whether the model's name is that of a running server.
+    """
+    if kind in LOCAL and not served:
+        context.may_read(str(settings.get("model", "")), (*address, "model"))
+    for key in command_settings(kind):
+        if key in settings and not context.allow_import:
+            context.document.report((*address, key), "is a command to run, and imports are not allowed")
+
+
+def _fleet(context: Context, entry: FleetEntry, address: Address) -> Mapping[str, object]:
+    """Return the settings of a fleet, after the checks of an engine for each of its servers."""
+    settings = plain_settings(entry.fleet)
+    urls: Sequence[str] = settings.get("urls", ())
+    listed = address if isinstance(entry.fleet, list) else (*address, "urls")
+    kind = next((kind for kind in REPLICA if kind in settings), "openai")
+    check_fleet_consent(context, urls, settings.get(kind, {}), [(*listed, at) for at in range(len(urls))])
+    _check_local(context, kind, settings.get(kind, {}), (*address, kind), served=bool(urls))
+    if not context.document.has_errors(address):
+        context.attempt(address, functools.partial(open_engine, "fleet", **settings))
+    return settings
 
 
 def _own_engine(context: Context, found: ClassEngine, address: Address) -> EngineSettings | None:

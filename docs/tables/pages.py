@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from tables import (
     acceptance,
     decoding,
+    fleet,
     gateway,
     interchange,
     intervals,
@@ -39,11 +40,12 @@ PAGES = tuple(
         "guides/serving.md",
         "guides/imports.md",
         "guides/existing_agents.md",
+        "guides/vllm.md",
     )
 )
 MODULES = (
-    acceptance, decoding, gateway, interchange, intervals, local_rewards, real_systems, reliability, serving,
-    sweeps, systems, training, training_speed,
+    acceptance, decoding, fleet, gateway, interchange, intervals, local_rewards, real_systems,
+    reliability, serving, sweeps, systems, training, training_speed,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {
     table.__name__: table for module in MODULES for table in module.TABLES

@@ -305,7 +305,7 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
             [
                 "f.yaml:8:15: engines.a.litelm: unknown engine; did you mean 'litellm'?",
                 "f.yaml:8:40: engines.b.litellm: 'model' is missing",
-                "f.yaml:8:57: engines.c: must be a mapping with one engine, but got 3; possible: class, litellm, openai, transformers, "
+                "f.yaml:8:57: engines.c: must be a mapping with one engine, but got 3; possible: class, fleet, litellm, openai, transformers, "
                 "vllm",
                 "f.yaml:8:79: engines.d.transformers.determinstic: unknown key; did you mean 'deterministic'?",
             ],

@@ -7,10 +7,12 @@ Token i of a prompt has the log-probability ``logprob(bias, i, token)``. An adap
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -36,12 +38,16 @@ class FakeVLLM:
         raw: whether log-probabilities ignore the temperature.
         fault: status, message and headers of an error to return, by the end of the path.
         change: fields of a chat's answer to replace or, if None, to omit; names in the choice start with a dot.
-        hang: whether chats wait until `stop` is called.
+        hang: whether chats wait until `stop` or `kill` is called.
+        version: what it says of its version.
+        base: the bias of the base, to stand for other weights.
+        answered: the last message of each chat whose answer was sent.
     """
 
     def __init__(self, model: str = "tiny", key: str = "", port: int = 0) -> None:
         self.model, self.key = model, key
         self.chatting, self.fragile = 0, True
+        self.version, self.base, self.answered, self.open = "0.32", 0.0, list[str](), set[socket.socket]()
         self.stale, self.noise, self.raw, self.hang = "", 0.0, False, False
         self.fault: dict[str, tuple[int, str, dict[str, str]]] = {}
         self.change: dict[str, Any] = {}
@@ -79,12 +85,18 @@ class FakeVLLM:
                 self.send_header("content-length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
+                if path == "chat/completions" and status == 200:
+                    fake.answered.append(body["messages"][-1]["content"])
 
             def log_message(self, *_: Any) -> None:
                 pass
 
         class Server(ThreadingHTTPServer):
             request_queue_size = 128
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                fake.open.add(request)
+                super().process_request(request, client_address)
 
             def handle_error(self, *_: Any) -> None:
                 pass  # the client sees the error
@@ -106,12 +118,21 @@ class FakeVLLM:
         self.http.shutdown()
         self.http.server_close()
 
+    def kill(self) -> None:
+        """Stop as a killed process does: all connections are cut, and later ones are refused."""
+        self.http.shutdown()
+        self.http.server_close()
+        for connection in self.open:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self.stopping.set()
+
     def sent(self, path: str) -> list[dict[str, Any]]:
         return [body for received, body in self.received if received == path]
 
     def bias(self, name: str) -> float | None:
         if name == self.model:
-            return 0.0
+            return self.base
         if name in self.loaded and self.stale:
             return 0.0 if self.stale == "base" else self.first
         return self.loaded.get(name)
@@ -120,6 +141,9 @@ class FakeVLLM:
 
     def models(self, _: dict[str, Any]) -> tuple[int, Any]:
         return 200, {"data": [{"id": name} for name in (self.model, *self.loaded)]}
+
+    def _version(self, _: dict[str, Any]) -> tuple[int, Any]:
+        return 200, {"version": self.version}
 
     def load_lora_adapter(self, body: dict[str, Any]) -> tuple[int, Any]:
         name = body["lora_name"]
@@ -156,7 +180,7 @@ class FakeVLLM:
         """Return the answer within the limits of a request, its number of tokens, and its finish reason."""
         text, count = "", 0
         for piece in ("fo", "ur", ""):  # the last token ends the turn
-            if count == body["max_completion_tokens"]:
+            if count == body.get("max_completion_tokens", body.get("max_tokens")):
                 return text, count, "length"
             text, count = text + piece, count + 1
             at = [text.find(stop) for stop in body.get("stop", ()) if stop in text]

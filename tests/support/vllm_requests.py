@@ -1,13 +1,17 @@
-"""Requests of the tests of the vLLM engine."""
+"""Requests, servers and adapters of the tests of vLLM engines."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import fake_vllm as fake
 from compound.components.engines.vllm.engine import VLLMEngine
-from compound.engine import Completion, Message, Request
+from compound.engine import Adapter, Completion, Message, Request
+from compound.storage.artifacts import folder_digest
 
 
 def request(text: str = "What is 2 + 2?", **settings: Any) -> Request:
@@ -32,3 +36,20 @@ async def until(holds: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.02)
     raise AssertionError("the condition did not become true within 30 s")
+
+
+@contextlib.contextmanager
+def running(count: int) -> Iterator[list[fake.FakeVLLM]]:
+    """Run servers of one model."""
+    made = [fake.FakeVLLM().serve() for _ in range(count)]
+    yield made
+    for server in made:
+        if not server.stopping.is_set():
+            server.stop()
+
+
+def new_adapter(folder: Path, bias: float, before: float | None = 0.0) -> Adapter:
+    """Write an adapter into a new folder below the given one."""
+    made = folder / f"adapter-{len(list(folder.iterdir()))}"
+    fake.write_adapter(made, bias, before)
+    return Adapter(str(made), folder_digest(made))

@@ -116,6 +116,16 @@ class ServedAdapters:
         """Mark a version that the server has lost, so that the next use loads it again."""
         self.served.pop(adapter.sha256, None)
 
+    def forget_all(self) -> None:
+        """Mark every version as lost, because the server was restarted."""
+        self.served.clear()
+
+    @contextlib.asynccontextmanager
+    async def drained(self) -> AsyncIterator[None]:
+        """Wait for the requests in flight, and hold back later ones while the block runs."""
+        async with self._lock.write():
+            yield
+
     async def aclose(self) -> None:
         """Stop loading; calls that wait for a version fail."""
         if self._loader is not None:

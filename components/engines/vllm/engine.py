@@ -22,7 +22,7 @@ from compound.components.engines.options import (
     validate_options,
 )
 from compound.components.engines.prefilled import Prefilled
-from compound.components.engines.probe import check_probe_model
+from compound.components.engines.probe import TEXT, check_probe_model
 from compound.components.engines.remote import max_answer_bytes, max_prompt_tokens
 from compound.components.engines.vllm import chat as vllm_chat
 from compound.components.engines.vllm import link as vllm_link
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 else:
     Extra = VLLMOptions
 
+Fingerprint = tuple[tuple[int, ...], tuple[float, ...]]  # n tokens, n - 1 log-probabilities
 PER_PROMPT_TOKEN = 16  # bytes of an answer that repeats the prompt's token ids
 RESERVED_ARGUMENTS = (  # of `vllm serve`; budgets, token records and the server's security depend on them
     "host", "port", "uds", "api-key", "served-model-name", "config", "enable-lora", "max-lora-rank",
@@ -83,6 +84,7 @@ class VLLMEngine:
 
     Attributes:
         prefill: a `Prefilled`, the prompt tokens and those served from the server's prefix cache.
+        environment: variables set for a server that the engine starts, such as ``CUDA_VISIBLE_DEVICES``.
 
     Example:
         >>> engine = VLLMEngine("smollm2", args=["--dtype", "bfloat16"])
@@ -128,6 +130,7 @@ class VLLMEngine:
         self.timeout, self.start_timeout, self.restarts = timeout, start_timeout, restarts
         self.max_wait, self.extra = max_wait, validate_options(VLLMOptions, extra, model)
         self.prefill = Prefilled()
+        self.environment: Mapping[str, str] = {}
         self.native_tools, self.takes_images = native_tools, takes_images
         self._concurrency = concurrency
         self._link: Link | None = None
@@ -197,6 +200,29 @@ class VLLMEngine:
         """
         await run_in_background(self._admit(adapter))
 
+    async def connect(self) -> None:
+        """Connect to the server, or start it if the engine does so and it does not run.
+
+        Raises:
+            CompoundError: the server does not serve the model, or does not start.
+            TransientError: the server does not answer.
+        """
+        await run_in_background(self._connect())
+
+    async def fingerprint(self) -> Fingerprint:
+        """Return the base model's log-probabilities of a fixed text, while no other request is in flight."""
+        return await run_in_background(self._fingerprint())
+
+    @property
+    def server_ended(self) -> bool:
+        """Whether the engine started a server that has ended."""
+        return self._link is not None and self._link.ended
+
+    def forget_adapters(self) -> None:
+        """Load adapters again at their next use, because the server was restarted."""
+        if self._link is not None:
+            self._link.adapters.forget_all()
+
     @property
     def adapters(self) -> Mapping[str, str]:
         """Adapters on the server by digest, each with the result of its check."""
@@ -235,6 +261,11 @@ class VLLMEngine:
         link = await self._connect()
         async with link.adapters.sampling(adapter):
             pass
+
+    async def _fingerprint(self) -> Fingerprint:
+        link = await self._connect()
+        async with link.adapters.drained():
+            return await link.api.logprobs(link.api.model, TEXT, self.timeout)
 
     async def _sample(self, link: Link, name: str, request: Request) -> Completion:
         if request.want_tokens and request.temperature not in {0, 1}:
@@ -314,6 +345,7 @@ class VLLMEngine:
             adapters=self.max_loras,
             seconds=self.timeout,
             start_seconds=self.start_timeout,
+            environment=self.environment,
         )
 
     async def _close(self) -> None:

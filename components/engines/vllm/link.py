@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,6 +109,7 @@ async def start_server(
     adapters: int,
     seconds: float,
     start_seconds: float,
+    environment: Mapping[str, str] | None = None,
 ) -> Link:
     """Start a server and wait until it is ready.
 
@@ -119,7 +120,7 @@ async def start_server(
     if model in KNOWN:
         folder = str(await asyncio.to_thread(models.resolve, model))
     await asyncio.to_thread(check_model_folder, Path(folder))
-    server = VLLMServer(folder, model, command=command, arguments=arguments)
+    server = VLLMServer(folder, model, command=command, arguments=arguments, environment=environment)
     api = API(server.address, model, key=server.key, connections=connections, own=True)
     several = any(name in argument for argument in arguments for name in MULTI_PROCESS_ARGUMENTS)
     checks = CHECKS if several else 1

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from compound.components.engines.vllm import guard
@@ -40,6 +40,7 @@ class VLLMServer:
         name: the model's name on the server.
         command: the vLLM command, split like a shell command; default ``$COMPOUND_VLLM``, or else ``vllm``.
         arguments: additional arguments of ``vllm serve``.
+        environment: variables to set for the process, such as ``CUDA_VISIBLE_DEVICES``.
 
     Attributes:
         address: the URL of its API.
@@ -52,7 +53,13 @@ class VLLMServer:
     """
 
     def __init__(
-        self, model: str, name: str, *, command: str | None = None, arguments: Sequence[str] = ()
+        self,
+        model: str,
+        name: str,
+        *,
+        command: str | None = None,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.key = secrets.token_hex(16)
         port = _free_port()
@@ -60,9 +67,10 @@ class VLLMServer:
         self.log = _log(port)
         program, defaults = _program(command), _safe_defaults(arguments)
         served = ["serve", model, "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
-        environment = {
+        variables = {
             "VLLM_NO_USAGE_STATS": "1",
             **os.environ,
+            **(environment or {}),
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
             "VLLM_API_KEY": self.key,
         }
@@ -74,7 +82,7 @@ class VLLMServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C must not reach the server, which `stop` ends
-                env=environment,
+                env=variables,
             )
 
     @property

@@ -11,6 +11,7 @@ import pytest
 
 import fake_vllm as fake
 from chaos.server import Fault, FaultyServer
+from compound.components.engines.fleet.engine import FleetEngine
 from compound.components.engines.litellm import LiteLLMEngine
 from compound.components.engines.openai.engine import OpenAIEngine
 from compound.components.engines.vllm.engine import VLLMEngine
@@ -107,6 +108,28 @@ class TestVLLM(EngineKit):
 
     def failing(self) -> tuple[Engine, Request]:
         self.server.fault = {"chat/completions": (400, "no such field", {})}
+        return self.make(), self.request()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("httpx") is None, reason="needs httpx")
+class TestFleet(EngineKit):
+    """The engine of several replicas, with two servers on this machine."""
+
+    servers: list[fake.FakeVLLM]
+
+    @pytest.fixture(autouse=True)
+    def _servers(self) -> Iterator[None]:
+        self.servers = [fake.FakeVLLM().serve(), fake.FakeVLLM().serve()]
+        yield
+        for server in self.servers:
+            server.stop()
+
+    def make(self) -> Engine:
+        return FleetEngine([server.address for server in self.servers], vllm={"model": "tiny"})
+
+    def failing(self) -> tuple[Engine, Request]:
+        for server in self.servers:
+            server.fault = {"chat/completions": (400, "no such field", {})}
         return self.make(), self.request()
 
 

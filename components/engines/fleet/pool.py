@@ -1,0 +1,229 @@
+"""Replicas of one model: checked at the start, taken in turns, and brought back after they failed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Sequence
+
+from compound.components.engines.fleet.identity import Identity, difference
+from compound.components.engines.fleet.replica import Condition, Replica
+from compound.components.engines.fleet.routing import choose
+from compound.components.engines.vllm.engine import VLLMEngine
+from compound.engine import NO_USAGE
+from compound.errors import CompoundError, TransientError
+
+FIRST_WAIT, LONGEST_WAIT = 0.25, 15.0  # seconds between questions to a replica that is down
+RETRY_AFTER = 2.0  # seconds that a caller should wait if no replica answers
+_LOG = logging.getLogger("compound")
+
+
+class Pool:
+    """Replicas of one model. Use it from one event loop only.
+
+    Args:
+        replicas: the replicas.
+        capacity: maximum number of requests in flight at a replica.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], capacity: int) -> None:
+        self.replicas, self.capacity = tuple(replicas), capacity
+        self._reference: Identity | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def opened(self) -> bool:
+        """Whether all replicas were found to serve the same."""
+        return self._reference is not None
+
+    async def open(self) -> None:
+        """Check once that every replica answers, and that all serve the same; start processes of our own.
+
+        Raises:
+            CompoundError: one does not; the message has its address.
+        """
+        if self.opened:
+            return
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._check_all())
+            self._opening.add_done_callback(self._checked)
+        await asyncio.shield(self._opening)
+
+    @contextlib.asynccontextmanager
+    async def taken(self, start: bytes, avoid: Collection[Replica] = ()) -> AsyncIterator[Replica | None]:
+        """Wait for a replica, and count a request in flight at it while the block runs.
+
+        Args:
+            start: the start of the request; see `compound.components.engines.fleet.routing`.
+            avoid: replicas not to take. If there are some, nothing is awaited, and the block may get None.
+
+        Raises:
+            TransientError: no replica answers.
+            CompoundError: no replica can be used again.
+        """
+        while (replica := self._choose(start, avoid)) is None and not avoid:
+            self._check_hope()
+            await self._wait()
+        if replica is None:
+            yield None
+            return
+        replica.begin()
+        try:
+            yield replica
+        finally:
+            replica.end()
+            self._wake(1)
+
+    async def has_ended(self, replica: Replica) -> bool:
+        """Ask a replica that failed whether it still serves the model; return whether its server has ended.
+
+        It receives no requests until it has answered. The question is shared by all requests that failed.
+        """
+        if replica.condition is Condition.FAILED:
+            return True
+        return await asyncio.shield(self._suspect(replica))
+
+    async def aclose(self) -> None:
+        """Stop asking replicas, and close their engines."""
+        tasks = [self._opening, *(replica.recovery for replica in self.replicas)]
+        running = [task for task in tasks if task is not None]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        for replica in self.replicas:
+            stats = replica.stats
+            if stats.requests:
+                speed = f"{stats.tokens_per_second:.1f} tokens per second"
+                _LOG.info("replica %s: %d requests, %s", stats.name, stats.requests, speed)
+            await replica.engine.aclose()
+            replica.condition, replica.failure = Condition.UP, None
+        self._reference = None
+
+    async def _check_all(self) -> None:
+        asked = (replica.identify(thoroughly=True) for replica in self.replicas)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        silent = [
+            f"{replica.name} ({result.message})"
+            for replica, result in zip(self.replicas, found, strict=True)
+            if isinstance(result, TransientError)
+        ]
+        if silent:
+            raise CompoundError(
+                f"{len(silent)} of {len(self.replicas)} replicas do not answer: {', '.join(silent)}",
+                hint="start them, or remove their addresses from urls; nothing was sent to a model",
+            )
+        identities = []
+        for result in found:
+            if isinstance(result, BaseException):
+                raise result
+            identities.append(result)
+        for replica, identity in zip(self.replicas, identities, strict=True):
+            if problem := difference(identities[0], identity):
+                raise _different(self.replicas[0].name, replica.name, problem)
+        self._reference = identities[0]
+
+    def _checked(self, task: asyncio.Task[None]) -> None:
+        self._opening = None
+        if not task.cancelled():
+            task.exception()  # retrieve it even if every waiting call was cancelled, or asyncio logs an error
+
+    def _choose(self, start: bytes, avoid: Collection[Replica]) -> Replica | None:
+        for replica in self.replicas:
+            if replica.condition is Condition.UP and replica.ended:
+                self._suspect(replica)  # its process ended while it had no request
+        up = {r.name: r for r in self.replicas if r.condition is Condition.UP and r not in avoid}
+        if not up:
+            return None
+        found = choose(start, {name: replica.load for name, replica in up.items()}, self.capacity)
+        return None if found is None else up[found]
+
+    def _check_hope(self) -> None:
+        """Raise if no replica will be free without help."""
+        conditions = {replica.condition for replica in self.replicas}
+        if conditions & {Condition.UP, Condition.CHECKING}:
+            return
+        if Condition.DOWN in conditions:
+            names = ", ".join(r.name for r in self.replicas if r.condition is Condition.DOWN)
+            raise TransientError(
+                f"no replica answers: {names}", retry_after=RETRY_AFTER, charged=NO_USAGE, hint="start one"
+            )
+        failures = [replica.failure for replica in self.replicas if replica.failure is not None]
+        raise CompoundError(f"no replica can be used: {failures[0].message}", hint=failures[0].hint)
+
+    async def _wait(self) -> None:
+        """Wait until a replica may be free."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():  # woken and cancelled at once
+                self._wake(1)
+            raise
+
+    def _wake(self, most: int) -> None:
+        while self._waiting and most:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                most -= 1
+
+    def _suspect(self, replica: Replica) -> asyncio.Future[bool]:
+        """Take a replica out, and ask it whether it still serves the model; concurrent calls ask once."""
+        if replica.gone is None or replica.recovery is None:
+            replica.condition = Condition.CHECKING
+            replica.gone = asyncio.get_running_loop().create_future()
+            replica.recovery = asyncio.create_task(self._recover(replica, replica.gone))
+        return replica.gone
+
+    async def _recover(self, replica: Replica, gone: asyncio.Future[bool]) -> None:
+        """Ask a replica until it serves the model again, or turns out to serve something else."""
+        wait, was_gone = FIRST_WAIT, replica.ended
+        if was_gone:
+            gone.set_result(True)
+        try:
+            while True:
+                try:
+                    identity = await replica.identify(thoroughly=was_gone)
+                except TransientError as error:
+                    if not gone.done():
+                        gone.set_result(error.charged == NO_USAGE)
+                    if replica.condition is not Condition.DOWN:
+                        _LOG.warning("replica %s is down: %s", replica.name, error.message)
+                    was_gone, replica.condition = True, Condition.DOWN
+                    self._wake(len(self._waiting))
+                    await asyncio.sleep(wait)
+                    wait = min(2 * wait, LONGEST_WAIT)
+                else:
+                    self._readmit(replica, identity, was_gone)
+                    return
+        except CompoundError as error:
+            replica.condition, replica.failure = Condition.FAILED, error
+            _LOG.warning("replica %s is not used again: %s", replica.name, error)
+        finally:
+            if not gone.done():
+                gone.set_result(False)
+            replica.recovery = None
+            self._wake(len(self._waiting))
+
+    def _readmit(self, replica: Replica, identity: Identity, was_gone: bool) -> None:
+        reference = self._reference
+        if reference is not None and (problem := difference(reference, identity)):
+            raise _different("the others", replica.name, problem)
+        if was_gone:
+            if isinstance(replica.engine, VLLMEngine):
+                replica.engine.forget_adapters()
+            _LOG.warning("replica %s is up again", replica.name)
+        replica.condition = Condition.UP
+
+
+def _different(one: str, other: str, problem: str) -> CompoundError:
+    return CompoundError(
+        f"replicas of a fleet must serve the same model in the same version, but {one} and {other} have "
+        f"{problem}",
+        hint="start all servers alike, or remove an address from urls",
+    )

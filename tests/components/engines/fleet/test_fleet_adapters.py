@@ -1,0 +1,176 @@
+"""Adapters on a fleet: loaded and checked at each replica, which drains for it alone."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import fake_vllm as fake
+from compound.components.engines.fleet.engine import FleetEngine
+from compound.engine import Adapter, Completion, Request
+from compound.errors import AdapterNotServed, CallError, CompoundError, TransientError
+from vllm_requests import new_adapter, request, running, until
+
+pytest.importorskip("httpx")
+Servers = list[fake.FakeVLLM]
+Write = Callable[..., Adapter]
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    with running(3) as found:
+        yield found
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    return functools.partial(new_adapter, tmp_path)
+
+
+def fleet(servers: Sequence[fake.FakeVLLM]) -> FleetEngine:
+    return FleetEngine([server.address for server in servers], vllm={"model": "tiny"})
+
+
+def sampled(adapter: Adapter, text: str) -> Request:
+    return request(text, adapter=adapter, want_tokens=True, temperature=1.0)
+
+
+def test_every_sample_comes_from_its_version_which_is_checked_where_it_is_sampled(
+    servers: Servers, write: Write
+) -> None:
+    """Two steps of training, with a version each: no replica samples before it has loaded and probed it."""
+    versions = [write(0.5), write(0.8, before=0.5)]
+    lm = fleet(servers)
+
+    async def run() -> list[list[Completion]]:
+        found = [
+            await asyncio.gather(*(lm.generate(sampled(version, str(i))) for i in range(24)))
+            for version in versions
+        ]
+        await lm.aclose()
+        return found
+
+    for version, completions, logprob in zip(versions, asyncio.run(run()), (-1.0, -1.3), strict=True):
+        records = [completion.tokens for completion in completions]
+        assert {record.adapter for record in records if record} == {version.sha256}
+        assert [record.logprobs[0] for record in records if record] == [logprob] * 24
+    for server in servers:
+        paths = [path for path, body in server.received]
+        for version in versions:
+            name = version.sha256[:16]
+            first = next(
+                at
+                for at, (path, body) in enumerate(server.received)
+                if path == "chat/completions" and body["model"] == name
+            )
+            loaded = next(
+                at
+                for at, (path, body) in enumerate(server.received)
+                if path == "load_lora_adapter" and body["lora_name"] == name
+            )
+            assert loaded < first
+            assert "completions" in paths[loaded:first]  # its probe
+        assert len(server.sent("load_lora_adapter")) == 2
+
+
+def test_a_replica_drains_for_a_new_version_while_the_others_answer(servers: Servers, write: Write) -> None:
+    adapter = write(0.5)
+    lm = fleet(servers[:2])
+
+    async def run() -> None:
+        await lm.generate(request())
+        servers[0].hang = True
+        calls = []
+        for i in range(40):  # some of them go to the replica that hangs
+            calls.append(asyncio.create_task(lm.generate(request(str(i)))))
+            await asyncio.sleep(0)
+        await until(lambda: servers[0].chatting > 0)
+        swaps = [asyncio.create_task(lm.generate(sampled(adapter, str(i)))) for i in range(8)]
+        await until(lambda: len(servers[1].sent("load_lora_adapter")) == 1)
+        await until(lambda: any(swap.done() for swap in swaps))
+        assert servers[0].sent("load_lora_adapter") == []
+        servers[0].hang = False
+        servers[0].stopping.set()
+        await asyncio.gather(*calls, *swaps)
+        await lm.aclose()
+
+    asyncio.run(run())
+    assert len(servers[1].sent("load_lora_adapter")) == 1
+
+
+def test_a_version_is_admitted_by_every_replica(servers: Servers, write: Write) -> None:
+    adapter = write(0.5)
+    lm = fleet(servers)
+
+    async def run() -> None:
+        await lm.admit(adapter)
+        await lm.aclose()
+
+    asyncio.run(run())
+    assert [len(server.sent("load_lora_adapter")) for server in servers] == [1, 1, 1]
+    assert not any(server.answered for server in servers)
+
+
+@pytest.mark.parametrize("admit", [True, False])
+def test_one_replica_that_computes_without_the_version_ends_the_run(
+    servers: Servers, write: Write, admit: bool
+) -> None:
+    adapter = write(0.5)
+    servers[1].stale = "base"
+    lm = fleet(servers)
+
+    async def run() -> None:
+        try:
+            if admit:
+                await lm.admit(adapter)
+            await asyncio.gather(*(lm.generate(sampled(adapter, str(i))) for i in range(24)))
+        finally:
+            await lm.aclose()
+
+    with pytest.raises(AdapterNotServed, match="those of the weights that the adapter replaces") as caught:
+        asyncio.run(run())
+    assert not isinstance(caught.value, CallError)
+    assert not servers[1].answered
+
+
+def test_a_replica_that_dies_while_versions_are_swapped_loses_nothing(servers: Servers, write: Write) -> None:
+    adapter = write(0.5)
+    lm = fleet(servers)
+
+    async def run() -> list[Completion]:
+        await lm.generate(request())
+        servers[0].hang = True
+        plain = [asyncio.create_task(lm.generate(request(f"plain {i}"))) for i in range(24)]
+        await until(lambda: servers[0].chatting > 0)
+        tuned = [asyncio.create_task(lm.generate(sampled(adapter, f"tuned {i}"))) for i in range(24)]
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(servers[0].kill)
+        found = await asyncio.gather(*plain, *tuned)
+        await lm.aclose()
+        return found
+
+    completions = asyncio.run(run())
+    assert [completion.text for completion in completions] == ["four"] * 48
+    assert all(c.tokens is not None and c.tokens.adapter == adapter.sha256 for c in completions[24:])
+
+
+def test_an_adapter_fails_to_be_admitted_only_if_no_replica_answers(servers: Servers, write: Write) -> None:
+    first, second = write(0.5), write(0.6)
+    lm = fleet(servers[:2])
+
+    async def run() -> None:
+        await lm.generate(request())
+        await asyncio.to_thread(servers[0].kill)
+        await lm.admit(first)
+        await asyncio.to_thread(servers[1].kill)
+        with pytest.raises(TransientError):
+            await lm.admit(second)
+        await lm.aclose()
+
+    asyncio.run(run())
+    with pytest.raises(CompoundError):
+        asyncio.run(lm.admit(first))
