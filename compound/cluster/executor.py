@@ -135,7 +135,6 @@ class RemoteExecutor(Executor):
         fork: ForkMessage | None,
         alone: bool = False,
     ) -> Start:
-        budget = self.meter.budget
         return Start(
             job=self._workers.fleet.next_job(),
             configuration=system.configuration.to_json(),
@@ -147,8 +146,7 @@ class RemoteExecutor(Executor):
             caches=self._caller.caches,
             settings=dict(settings),
             samples=dict(samples),
-            priced=budget.cost is not None,
-            limited=any(limit is not None for limit in (budget.calls, budget.tokens, budget.cost)),
+            priced=self.meter.budget.cost is not None,
             fork=fork,
             alone=alone,
         )

@@ -110,7 +110,6 @@ class Start(Message):
         settings: by component, settings that override its own.
         samples: by component, sample indices that override ``sample``.
         priced: whether the cost is limited, so that models without a price are rejected.
-        limited: whether requests wait until the driver has reserved their worst case.
         fork: what to change in a recorded trace; None for a new run.
         alone: whether to run only the changed call of the fork.
         done: results of calls that a lost worker finished, by address.
@@ -128,7 +127,6 @@ class Start(Message):
     settings: dict[str, Document]
     samples: dict[str, int]
     priced: bool
-    limited: bool
     fork: Fork | None = None
     alone: bool = False
     done: dict[str, Document] = {}

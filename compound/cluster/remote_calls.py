@@ -55,13 +55,9 @@ class Questions:
         """Send a message that has no reply."""
         self._outbox.post(message)
 
-    def number(self) -> int:
-        """Return an unused id."""
-        return next(self._ids)
-
     async def ask(self, job: int, make: Callable[[int], Message]) -> tuple[int, Document]:
         """Send a question and return its id and the reply; take it back if this is cancelled."""
-        number = self.number()
+        number = next(self._ids)
         future = self._open[number] = asyncio.get_running_loop().create_future()
         self.post(make(number))
         try:
@@ -171,27 +167,17 @@ class RemoteMeter(Meter):
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
         """Reserve ``worst`` while a request is in flight; see `Meter.reserve`."""
-        lease = await self._reserve(worst)
+        job, questions = self._link.job, self._link.questions
+        # also without a limit: the driver charges what is in flight when the worker is lost
+        lease, _ = await questions.ask(
+            job, lambda number: Reserve(job=job, id=number, worst=usage_to_wire(worst))
+        )
         used: list[Usage] = []
         try:
             yield used
         finally:
             spent = [usage_to_wire(item) for item in used or [worst]]
-            self._link.questions.post(Settle(job=self._link.job, lease=lease, used=spent))
-
-    async def _reserve(self, worst: Usage) -> int:
-        """Return the number of a reservation; wait for it only if the budget could refuse it."""
-        job, questions = self._link.job, self._link.questions
-
-        def message(number: int) -> Reserve:
-            return Reserve(job=job, id=number, worst=usage_to_wire(worst))
-
-        if self._link.start.limited:
-            number, _ = await questions.ask(job, message)
-            return number
-        number = questions.number()
-        questions.post(message(number))
-        return number
+            questions.post(Settle(job=job, lease=lease, used=spent))
 
 
 class WorkerSender(Sender):

@@ -199,8 +199,7 @@ class JobServices:
     async def _reserve(self, message: Reserve, opened: _Open[list[Usage]]) -> None:
         async with self.job.meter.reserve(usage_from_wire(message.worst)) as used:
             opened.granted = True
-            if self.job.start.limited:
-                self._answer(message.id, {})
+            self._answer(message.id, {})
             used.extend(await opened.outcome)
 
     def _withdraw(self, number: int) -> None:
