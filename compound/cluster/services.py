@@ -32,6 +32,7 @@ from compound.execution.budget import Meter
 from compound.execution.caller import Caller
 from compound.execution.outcomes import CallResult
 from compound.execution.throttle import NeverAdmitted, Throttle, Turn
+from compound.graph.component import Component
 from compound.graph.system import System
 
 T = TypeVar("T")
@@ -101,10 +102,15 @@ class JobServices:
         self._leases: dict[int, _Open[list[Usage]]] = {}
 
     def handle(self, message: Question) -> None:
-        """Act on a message about the job; errors of the driver's own checks end the job."""
+        """Act on a message about the job; errors of the driver's own checks end the job.
+
+        Raises:
+            KeyError: it names something that the system or the job does not have.
+        """
         match message:
             case Claim():
-                self._begin(self._claims, message.id, lambda open_: self._claim(message, open_))
+                component = self.job.system.components[message.component]
+                self._begin(self._claims, message.id, lambda open_: self._claim(message, component, open_))
             case Finished():
                 self._finish(message)
             case Enter():
@@ -112,7 +118,8 @@ class JobServices:
             case Leave():
                 self._end(self._turns, message.turn, message.answered)
             case Rejected():
-                self._begin({}, message.id, lambda _: self._reject(message))
+                held = self._held[message.turn]
+                self._begin({}, message.id, lambda _: self._reject(message, *held))
             case Reserve():
                 self._begin(self._leases, message.id, lambda open_: self._reserve(message, open_))
             case Settle():
@@ -157,9 +164,7 @@ class JobServices:
     def _answer(self, number: int, value: Document) -> None:
         self._reply(Reply(id=number, value=value))
 
-    async def _claim(self, message: Claim, opened: _Open[CallResult]) -> None:
-        component = self.job.system.components[message.component]
-
+    async def _claim(self, message: Claim, component: Component, opened: _Open[CallResult]) -> None:
         async def execute() -> CallResult:
             opened.granted = True
             self._answer(message.id, {"result": None})
@@ -191,8 +196,7 @@ class JobServices:
         except NeverAdmitted:
             self._answer(message.id, {"admitted": False})
 
-    async def _reject(self, message: Rejected) -> None:
-        throttle, turn = self._held[message.turn]
+    async def _reject(self, message: Rejected, throttle: Throttle, turn: Turn) -> None:
         found = await throttle.refuse(turn, message.retry_after)
         self._answer(message.id, {"ahead": found.ahead, "first": found.first, "in_flight": found.in_flight})
 

@@ -47,6 +47,10 @@ def shorten(verdict: Verdict) -> str:
     return f"{verdict.word}{verdict.length}"
 
 
+def score(outputs, example):
+    return float(outputs["answer"][4:5] or 0) / 4
+
+
 def answer(message, rng):
     with open(LOG, "a") as file:
         file.write("x\\n")
