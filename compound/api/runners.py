@@ -13,10 +13,10 @@ from compound.cluster.ray_transport import RayTransport
 from compound.components.external_agent import ExternalAgent
 from compound.engine import Engine
 from compound.errors import DeclarationError
+from compound.evaluation.runner import OpenExecutor
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
 from compound.execution.executor import Executor
-from compound.execution.runner import OpenExecutor
 from compound.execution.sender import Engines
 from compound.execution.trace import Call
 from compound.graph.space import Weights

@@ -13,7 +13,6 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-import compound
 from compound.cluster.messages import VERSION, Facts, Source
 from compound.errors import CompoundError
 from compound.graph.system import System
@@ -92,7 +91,7 @@ def _difference(own: Facts, other: Facts) -> str:
 @functools.cache
 def package_digest() -> str:
     """Return a digest of the source files of this package."""
-    root = Path(compound.__file__).parent
+    root = Path(__file__).parents[1]
     found = hashlib.sha256()
     for folder, folders, names in os.walk(root, followlinks=True):  # in a checkout, packages are links
         folders[:] = sorted(name for name in folders if name != "benchmarks")  # no run depends on them

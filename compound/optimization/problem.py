@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from compound.evaluation.evaluate import EvaluationRules
+from compound.evaluation.runner import OpenExecutor
 from compound.example import Example, Metric
 from compound.execution.executor import Executor
-from compound.execution.runner import OpenExecutor
 from compound.execution.sender import Engines
 from compound.graph.system import System
 from compound.optimization.method import Method

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import compound as cp
-from cluster_program import FILE, requests, write_program
-from cluster_transports import LocalTransport
+from clusters.program import FILE, requests, write_program
+from clusters.transports import LocalTransport
 from compound.api import runners
 from compound.api.optimize import optimize
 from compound.errors import CompoundError, DeclarationError, MissingExtra, SpecError

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster_program import evaluated, examples, remote_executor, requests, write_program
-from cluster_transports import LocalTransport
+from clusters.program import evaluated, examples, remote_executor, requests, write_program
+from clusters.transports import LocalTransport
 from compound.cluster.fleet import WorkersLost
 from compound.cluster.handshake import WorkerMismatch, rebuild
 from compound.cluster.messages import ProtocolError, Source, for_driver

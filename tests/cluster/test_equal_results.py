@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster_program import (
+from clusters.program import (
     evaluated,
     examples,
     local_executor,
@@ -20,7 +20,7 @@ from cluster_program import (
     requests,
     write_program,
 )
-from cluster_transports import LocalTransport, PipeTransport
+from clusters.transports import LocalTransport, PipeTransport
 from compound.cluster.handshake import rebuild
 from compound.cluster.messages import Source
 from compound.errors import BudgetExhausted
@@ -91,7 +91,7 @@ def test_killed_processes_change_nothing(tmp_path: Path) -> None:
     evaluations, traces, _ = local_result(source)
     transport = PipeTransport()
     executor = remote_executor(source, transport, 2, cache=MemoryCache())
-    killed = []
+    killed = list[asyncio.subprocess.Process]()
 
     async def kill() -> None:
         while len(killed) < 3:

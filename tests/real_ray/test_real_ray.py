@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 import compound as cp
-from cluster_program import evaluated, local_result, remote_executor, requests, write_program
+from clusters.program import evaluated, local_result, remote_executor, requests, write_program
 from compound.cluster.fleet import WorkersLost
 from compound.cluster.handshake import WorkerMismatch, rebuild
 from compound.cluster.messages import Source
 from compound.cluster.ray_transport import ClusterUnavailable, RayTransport
 from compound.cluster.transport import Connection
 from compound.execution.cache import MemoryCache
+from compound.settings.common import RaySettings, RunnerSettings
 
 pytestmark = [
     pytest.mark.usefixtures("cluster"),
@@ -134,5 +135,5 @@ def test_evaluate_runs_a_file_on_the_cluster(source: Source, tmp_path: Path) -> 
     rows = [{"topic": f"topic {i}", "kind": "k", "answer": f"word{i % 5} 1"} for i in range(8)]
     metric = cp.exact_match("answer")
     expected = cp.evaluate(system, rows, metric, cache=False)
-    settings = cp.OptimizeSettings(runner={"ray": {"workers": 2}})
+    settings = cp.OptimizeSettings(runner=RunnerSettings(ray=RaySettings(workers=2)))
     assert cp.evaluate(system, rows, metric, cache=False, settings=settings).rows == expected.rows

@@ -134,7 +134,7 @@ class PipeTransport:
 
     async def connect(self, number: int) -> Connection:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", "import cluster_transports; cluster_transports.run_worker()",
+            sys.executable, "-c", "from clusters.transports import run_worker; run_worker()",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=2**26,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )  # fmt: skip

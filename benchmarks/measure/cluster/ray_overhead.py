@@ -1,7 +1,8 @@
 """Measure what running examples on Ray workers costs and gains, with a simulated model.
 
-Run ``python -m compound.benchmarks.measure.ray_overhead`` where the extra ``ray`` is installed. It starts a
-Ray cluster on this machine, prints one JSON object and writes it to ``benchmarks/data/ray_overhead.json``.
+Run ``python -m compound.benchmarks.measure.cluster.ray_overhead`` where the extra ``ray`` is installed. It
+starts a Ray cluster on this machine, prints one JSON object and writes it to
+``benchmarks/data/ray_overhead.json``.
 
 - ``overhead``: wall time per example of an evaluation on one worker, minus that in this process, with a model
   that answers at once; pairs are interleaved. With many examples in flight messages share batches; with one
@@ -36,7 +37,7 @@ from compound.settings.optimize import OptimizeSettings
 from compound.spec.program import Program, load
 from compound.testing import ScriptedLM
 
-OUTPUT = Path(__file__).parents[1] / "data" / "ray_overhead.json"
+OUTPUT = Path(__file__).parents[2] / "data" / "ray_overhead.json"
 SECONDS = 0.2  # latency of the simulated model
 EACH = 4  # examples in flight per worker
 FILE = """
@@ -46,7 +47,8 @@ inputs: {question: str}
 components:
   answerer: {llm: {prompt: {tune: Answer.}}, in: {question: $question}}
 outputs: {answer: $answerer}
-engines: {simulated: {class: "compound.benchmarks.measure.ray_overhead:Simulated", settings: {seconds: 0.0}}}
+engines:
+  simulated: {class: "compound.benchmarks.measure.cluster.ray_overhead:Simulated", settings: {seconds: 0.0}}
 """
 
 
