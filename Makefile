@@ -1,8 +1,9 @@
-# Everything runs in a virtual environment of its own. Overridable: PYTHON, VENV, CONSTRAINTS, and VLLM, the
-# environment of the vLLM server.
+# Everything runs in a virtual environment of its own. Overridable: PYTHON, VENV, CONSTRAINTS, VLLM, the
+# environment of the vLLM server, and RAY, that of the tests with Ray.
 PYTHON ?= python3
 VENV ?= .venv
 VLLM ?= .venv-vllm
+RAY ?= .venv-ray
 CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 SOURCES := compound components rewards optimizers benchmarks
@@ -11,7 +12,7 @@ export PIP_NO_WARN_SCRIPT_LOCATION = 1
 export LITELLM_LOCAL_MODEL_COST_MAP = True
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm chaos check audit format docs site bench clean
+.PHONY: help demo test test-vllm test-ray chaos check audit format docs site bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -24,6 +25,9 @@ test: $(VENV)/dev.stamp ## Set up and run the tests
 
 test-vllm: $(VENV)/dev.stamp $(VLLM)/vllm.stamp ## Set up a real vLLM on the CPU (3.5 GB) and run the tests with it
 	HF_HUB_OFFLINE=1 REAL_VLLM=$(abspath $(VLLM))/bin/vllm $(BIN)/python -m pytest tests/real_vllm
+
+test-ray: $(VENV)/dev.stamp $(RAY)/ray.stamp ## Set up Ray and run the tests with a real cluster on this machine
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 REAL_RAY=1 $(RAY)/bin/python -m pytest tests/real_ray
 
 chaos: $(VENV)/dev.stamp ## Kill runs, misbehave as a server, damage files, fill the disk; write benchmarks/data/chaos.json
 	PYTHONPATH=tests/support $(BIN)/python -m chaos --out benchmarks/data/chaos.json
@@ -58,7 +62,7 @@ bench: $(VENV)/dev.stamp ## Measure overheads and the embedded engine; results g
 	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.measure.decoding.constrained_decoding
 
 clean: ## Remove the environment and what was built
-	rm -rf $(VENV) $(VLLM) build dist site *.egg-info
+	rm -rf $(VENV) $(VLLM) $(RAY) build dist site *.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -78,4 +82,9 @@ $(VENV)/dev.stamp: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 $(VLLM)/vllm.stamp: tests/real_vllm/install.py tests/real_vllm/constraints.txt
 	@echo "setting up vLLM (several minutes the first time) ..."
 	$(PYTHON) tests/real_vllm/install.py $(VLLM)
+	@touch $@
+
+$(RAY)/ray.stamp: tests/real_ray/install.py $(VENV)/dev.stamp
+	@echo "setting up Ray ..."
+	$(BIN)/python tests/real_ray/install.py $(RAY)
 	@touch $@

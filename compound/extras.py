@@ -41,6 +41,7 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "starlette": ("fastapi", "serve"),  # a dependency of fastapi
     "uvicorn": ("uvicorn", "serve"),
     "prometheus_client": ("prometheus-client", "serve"),
+    "ray": ("ray", "ray"),
     "mcp": ("mcp", "mcp"),
     "pyseccomp": ("pyseccomp", "sandbox"),
     "dspy": ("dspy", "dspy"),

@@ -15,7 +15,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from compound.cli import app
-from compound.settings.common import BudgetSettings
+from compound.settings.common import BudgetSettings, RaySettings
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.sections import model_at, settings_models
 from compound.spec.file import POSSIBLE
@@ -44,6 +44,7 @@ def _settings_page() -> str:
         "## `optimize:`",
         _settings(OptimizeSettings),
         _settings(BudgetSettings),
+        _settings(RaySettings, ["runner.ray"]),
         *(_settings(model, places) for model, places in settings_models().items()),
         "## `engines:`",
         "`engines: {NAME: {KIND: {...}}}`",

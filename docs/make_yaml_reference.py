@@ -78,6 +78,7 @@ MODELS: Mapping[str, type[BaseModel]] = {
 }
 COMMON = {"wires", "when"}  # every component has these keys, so they are documented once
 VALUES = {
+    "RunnerSettings": "`{ray: {address: auto, workers: 8}}`, see [the settings](settings.md)",
     "TextSetting": "string, or `{tune: TEXT}`",
     "DemosSetting": "list of demonstrations, or `{tune: COUNT}`",
     "LabelSetting": "string, or `{choice: [A, B]}`",

@@ -41,6 +41,7 @@ MAY_CHANGE = (
     "optimize.concurrency",
     "optimize.baselines",
     "optimize.trackers",
+    "optimize.runner",
     "versions.",
     *FOR_MEMORY,
     *PLACES,

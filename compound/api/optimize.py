@@ -10,6 +10,7 @@ from pathlib import Path
 from compound import report as reports
 from compound.api.description import describe, open_run
 from compound.api.result import Result, read_result
+from compound.api.runners import executor_opener
 from compound.concurrency.blocking import run_blocking
 from compound.errors import FRESH, CompoundError, DataError, RunDirectoryError
 from compound.evaluation.dataset import Dataset, Split
@@ -92,6 +93,9 @@ def optimize(
         check_no_overlaps(equal)
     plan_memory(problem).check()
     problem = replace(problem, outlook={**outlook(problem), "duplicates": [str(item) for item in equal]})
+    names = (settings.method, *settings.baselines)
+    used = (methods.method(name, system, settings, folder) for name in names)
+    problem = replace(problem, open_executor=executor_opener(settings, system, engines, used))
     describe_code = describe(problem)
     new = UntrustedFolder(path).kind("config.json") is None
     with report_full_disk(path):

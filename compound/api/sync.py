@@ -20,6 +20,7 @@ from compound.api.arguments import (
 from compound.api.optimize import optimize as run_optimization
 from compound.api.progress import progress_display
 from compound.api.result import Result, read_result
+from compound.api.runners import executor_opener
 from compound.concurrency.blocking import run_blocking
 from compound.errors import DataError, DeclarationError, RunDirectoryError, suggest_name
 from compound.evaluation.dataset import Split
@@ -131,9 +132,11 @@ def evaluate(
     check_repeats(scoring, repeats)
     rules = EvaluationRules(settings.concurrency, settings.failure_score, settings.max_failed, cache)
 
+    opened = executor_opener(settings, system, find)
+
     async def all_of_them() -> Evaluation:
         store = DiskCache(cache_folder() / "evaluate.sqlite") if cache else None
-        executor = Executor(for_system(find, system), cache=store, seed=settings.seed)
+        executor = opened(for_system(find, system), cache=store, seed=settings.seed)
         try:
             return await evaluate_async(
                 executor,

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict, TypeVar, cast
+from typing import Self, TypedDict, TypeVar, cast
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from compound.execution.observers.events import RunListener, TextPiece, TextRela
 from compound.execution.observers.spans import active_tracer, within
 from compound.execution.outcomes import CallResult, CallResultRow, from_row, read_outputs, to_row
 from compound.execution.sender import Engines, Notify, Sender
-from compound.execution.throttle import FIRST_WAIT, LONGEST_WAIT
+from compound.execution.throttle import FIRST_WAIT, LONGEST_WAIT, Throttle
 from compound.execution.tool_text import from_text, to_text
 from compound.execution.trace import Call, Failure
 from compound.extras import raise_missing_extra
@@ -188,6 +188,7 @@ class Caller:
     ) -> None:
         self.folder = folder
         self._cache = cache
+        self.caches = cache is not None
         self._meter = meter
         self._sleep = sleep
         self._sender = Sender(engines, sleep, notify)
@@ -197,7 +198,7 @@ class Caller:
         self._native_tools: dict[str, bool] = {}
         self.sessions = Sessions()
 
-    def with_meter(self, meter: Meter) -> Caller:
+    def with_meter(self, meter: Meter) -> Self:
         """Return a caller that shares everything except the budget."""
         other = copy.copy(self)
         other._meter = meter
@@ -221,6 +222,10 @@ class Caller:
     def engine(self, lm: str) -> Engine:
         """Return the engine of a model, opening it once."""
         return self._sender.engine(lm)
+
+    def throttle(self, lm: str) -> Throttle:
+        """Return the admission control of a model's engine in this event loop."""
+        return self._sender.throttle(self.engine(lm))
 
     async def adapt(self, lm: str, request: Request) -> Request:
         """Return a request in the form that the engine takes.
@@ -309,12 +314,31 @@ class Caller:
         return await within(span, self._call(attempt))
 
     async def _call(self, attempt: Attempt) -> CallResult:
-        if self._cache is None or attempt.bypass or not attempt.component.cacheable:
+        key = self.key(attempt)
+        if not key:
             return await self._recorded(attempt, "")
+        return await self.share(key, attempt.component, lambda: self._recorded(attempt, key))
+
+    def key(self, attempt: Attempt) -> str:
+        """Return the cache key of a call; ``""`` if it is not cached."""
+        if not self.caches or attempt.bypass or not attempt.component.cacheable:
+            return ""
         try:
-            key = self._key(attempt)
+            return self._key(attempt)
         except (TypeError, ValueError):  # inputs without a JSON form have no key
-            return await self._recorded(attempt, "")
+            return ""
+
+    async def share(
+        self, key: str, component: Component, execute: Callable[[], Awaitable[CallResult]]
+    ) -> CallResult:
+        """Return the result of a call from the cache or an equal call in flight, or execute it.
+
+        Args:
+            key: the cache key of the call.
+            component: the component, whose ports convert stored outputs.
+            execute: makes the call.
+        """
+        assert self._cache is not None
         while (pending := self._in_flight.get(key)) is not None:
             await asyncio.wait([pending])
             # a cancelled call has no result: look again, since another waiter may have restarted it
@@ -324,19 +348,21 @@ class Caller:
             return self._batch.failed[key].as_cached()
         stored = self._cache.get(key)
         if stored is not None:
-            return await self._reuse(key, attempt.component, stored)
-        return await self._execute_shared(attempt, key)
+            return await self._reuse(key, component, stored)
+        return await self._execute_shared(key, component, execute)
 
-    async def _execute_shared(self, attempt: Attempt, key: str) -> CallResult:
+    async def _execute_shared(
+        self, key: str, component: Component, execute: Callable[[], Awaitable[CallResult]]
+    ) -> CallResult:
         """Execute while equal calls wait for this one; its cancellation cancels them."""
         future: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
         self._in_flight[key] = future
         try:
-            result = await self._recorded(attempt, key)
+            result = await execute()
             self._unsettled[key] += 1
             # a wrong answer is a result like any other; other failures may be transient and are not cached
             if result.failure is None or result.failure.kind in ("parse", "type"):
-                self._store(key, attempt.component, result)
+                self._store(key, component, result)
             elif self._batch.open:
                 self._batch.failed[key] = result
         except BaseException as error:

@@ -9,6 +9,7 @@ ordered by their position in the graph.
 from __future__ import annotations
 
 import asyncio
+import copy
 import sys
 import time
 import weakref
@@ -17,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from compound.engine import Completion, Engine, Request
 from compound.errors import CallError, DeclarationError, first_leaf, suggest_name
@@ -54,8 +55,8 @@ ComponentSettings = Mapping[str, Values]  # by component: settings that override
 
 
 @dataclass(slots=True)
-class _Run:
-    """State of one run."""
+class RunState:
+    """A run in progress: what to run, and the calls made so far."""
 
     system: System
     example: str
@@ -111,12 +112,15 @@ class Executor:
         # systems are immutable, so plans stay valid; weak keys release those of discarded systems
         self._plans: weakref.WeakKeyDictionary[System, dict[int, ExecutionPlan]] = weakref.WeakKeyDictionary()
 
-    def with_meter(self, meter: Meter) -> Executor:
+    def with_meter(self, meter: Meter) -> Self:
         """Return an executor that shares cache and engines but charges another budget."""
-        other = object.__new__(Executor)
-        other.__dict__.update(self.__dict__)
+        return self.with_caller(self._caller.with_meter(meter), meter)
+
+    def with_caller(self, caller: Caller, meter: Meter) -> Self:
+        """Return an executor that shares everything but makes its calls by another caller and its budget."""
+        other = copy.copy(self)
         other.meter = meter
-        other._caller = self._caller.with_meter(meter)
+        other._caller = caller
         return other
 
     async def run(
@@ -153,7 +157,7 @@ class Executor:
         """
         inputs = {name: as_declared(system.inputs.get(name, Any), value) for name, value in inputs.items()}
         _check_inputs(system, inputs)
-        run = _Run(system, example, sample, self.seed, not cache, settings or {}, samples=samples or {})
+        run = RunState(system, example, sample, self.seed, not cache, settings or {}, samples=samples or {})
         run.listener = listener
         return await self._traced(run, inputs)
 
@@ -187,7 +191,7 @@ class Executor:
         """
         fork = make_fork(system, trace, address, outputs, resample, settings)
         index = trace.sample if sample is None else sample
-        run = _Run(system, trace.example, index, trace.seed, False, others or {}, fork)
+        run = RunState(system, trace.example, index, trace.seed, False, others or {}, fork)
         inputs = {name: as_declared(system.inputs[name], value) for name, value in trace.inputs.items()}
         return await self._traced(run, inputs)
 
@@ -298,15 +302,21 @@ class Executor:
         """Close the engines opened by this executor."""
         await self._caller.aclose()
 
-    async def _traced(self, run: _Run, inputs: Mapping[str, object]) -> Trace:
+    async def _traced(self, run: RunState, inputs: Mapping[str, object]) -> Trace:
         tracer = active_tracer()
         if tracer is None:
-            return await self._run(run, inputs)
+            return await self.execute(run, inputs)
         fork = run.fork.address if run.fork is not None else ""
         facts = RunFacts(run.system, inputs, run.example, run.sample, run.seed, fork)
-        return await within(tracer.run(facts), self._run(run, inputs))
+        return await within(tracer.run(facts), self.execute(run, inputs))
 
-    async def _run(self, run: _Run, inputs: Mapping[str, object]) -> Trace:
+    async def execute(self, run: RunState, inputs: Mapping[str, object]) -> Trace:
+        """Execute a validated run; the part that an executor on other machines replaces.
+
+        Args:
+            run: what to run, and with a fork, what to keep.
+            inputs: a value of the declared type for each input.
+        """
         values = {name: Value(inputs[name]) for name in run.system.inputs}
         results = await self._graph(run, run.system, "", (), values)
         calls = _in_order(run.calls)
@@ -325,7 +335,7 @@ class Executor:
         )
 
     async def _graph(
-        self, run: _Run, system: System, prefix: str, place: Place, inputs: Mapping[str, Value]
+        self, run: RunState, system: System, prefix: str, place: Place, inputs: Mapping[str, Value]
     ) -> dict[str, Value]:
         """Run every node of a graph and return the values of its outputs."""
         plan = self._plan(system, run.system)
@@ -359,7 +369,7 @@ class Executor:
 
     async def _node(
         self,
-        run: _Run,
+        run: RunState,
         step: Step,
         prefix: str,
         place: Place,
@@ -405,7 +415,7 @@ class Executor:
 
     async def _composite(
         self,
-        run: _Run,
+        run: RunState,
         component: Composite,
         address: str,
         place: Place,
@@ -419,7 +429,7 @@ class Executor:
 
     async def _drive(
         self,
-        run: _Run,
+        run: RunState,
         component: Composite,
         address: str,
         place: Place,
@@ -458,7 +468,7 @@ class Executor:
 
     async def _call(
         self,
-        run: _Run,
+        run: RunState,
         step: Step,
         address: str,
         parents: tuple[str, ...],

@@ -15,7 +15,7 @@ from compound.engine import NO_USAGE, Completion, Engine, OnText, Request, ToolC
 from compound.errors import CallError, CompoundError, DeclarationError, RateLimited, suggest_name
 from compound.execution.budget import Meter, clip_usage
 from compound.execution.observers.spans import active_tracer, within
-from compound.execution.throttle import NeverAdmitted, Throttle
+from compound.execution.throttle import Gate, NeverAdmitted, Throttle
 from compound.registry.engine_checks import checked_engine, worst_case
 from compound.registry.engine_checks import completion as completion_of
 from compound.security.sanitize import redact_secrets, sanitize_text
@@ -115,11 +115,11 @@ class Sender:
     ) -> Completion:
         """Send a request, and retry while the server rejects it because of its rate limit."""
         most = getattr(engine, "max_wait", MAX_WAIT)
-        throttle, worst = self._throttle(engine), worst_case(engine, request)
+        gate, worst = self._gate(lm, engine), worst_case(engine, request)
         waited, tries, refusal = 0.0, 0, ""
         while True:
             tries += 1
-            turns = throttle.turn(request.seed + tries, patience=most)
+            turns = gate.turn(request.seed + tries, patience=most)
             async with turns as turn, meter.reserve(worst) as used:
                 waited += turn.waited
                 meter.incidents["milliseconds_waited"] += round(1000 * turn.waited)
@@ -132,19 +132,18 @@ class Sender:
                 except RateLimited as error:
                     used.append(NO_USAGE)
                     meter.incidents["rate_limited"] += 1
-                    first = turn.round == throttle.round
-                    ahead = throttle.slow_down(turn, error.retry_after)
-                    if waited + ahead > most:
-                        raise _waited_too_long(error, lm, waited, ahead, most) from error
-                    in_flight = f"{throttle.sent - 1} in flight"
-                    refusal = f"{lm}: rate limit: waiting {_seconds(ahead)}, {in_flight}" if first else ""
+                    found = await gate.refuse(turn, error.retry_after)
+                    if waited + found.ahead > most:
+                        raise _waited_too_long(error, lm, waited, found.ahead, most) from error
+                    wait = f"waiting {_seconds(found.ahead)}, {found.in_flight} in flight"
+                    refusal = f"{lm}: rate limit: {wait}" if found.first else ""
                 except BaseException as error:
                     lost = self._charge_failure(error, engine, worst, meter)
                     used.append(lost)
                     clock.usage += lost
                     raise
                 else:
-                    throttle.speed_up()
+                    gate.speed_up(turn)
                     completion = self._charge_completion(completion, lm, worst, meter)
                     used.append(completion.usage)
                     clock.usage += completion.usage
@@ -182,7 +181,11 @@ class Sender:
         text, body = sanitize_text(completion.text), redact_secrets(completion.body)
         return replace(completion, text=text, usage=usage, tool_calls=calls, body=body)
 
-    def _throttle(self, engine: Engine) -> Throttle:
+    def _gate(self, lm: str, engine: Engine) -> Gate:
+        """Return the admission control of an engine."""
+        return self.throttle(engine)
+
+    def throttle(self, engine: Engine) -> Throttle:
         """Return the throttle of an engine, one per event loop and engine object."""
         loop = asyncio.get_running_loop()
         owner, throttle = self._throttles.get(id(engine), (None, None))

@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds, if the server requests no wait
 JITTER = 0.25  # maximum jitter, as a share of the wait
@@ -32,6 +33,37 @@ class Turn:
 
     round: int = 0
     waited: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Consequence of a rejection because of the rate limit.
+
+    Attributes:
+        ahead: seconds that all callers of the engine wait.
+        first: whether it is the first of the requests that were in flight together.
+        in_flight: number of other requests in flight.
+    """
+
+    ahead: float
+    first: bool
+    in_flight: int
+
+
+class Gate(Protocol):
+    """Admission control of one engine, here or in another process."""
+
+    def turn(self, seed: int = 0, patience: float = ...) -> AbstractAsyncContextManager[Turn]:
+        """Wait for a turn and hold it; see `Throttle.turn`."""
+        ...
+
+    def speed_up(self, turn: Turn) -> None:
+        """Record the answer to the request of a turn."""
+        ...
+
+    async def refuse(self, turn: Turn, retry_after: float | None) -> Refusal:
+        """Record that the request of a turn was rejected because of the rate limit."""
+        ...
 
 
 class Throttle:
@@ -93,13 +125,18 @@ class Throttle:
             self._held -= 1
             self._admit()
 
-    def speed_up(self) -> None:
+    def speed_up(self, turn: Turn | None = None) -> None:
         """Record an answer: end the series of rejections and raise the limit."""
         self._refused, self._refusing_since = 0, float("inf")
         if self.limit < self.most:
             # about one more request in flight per round of answers
             self.limit = min(float(self.most), self.limit + 1 / self.limit)
             self._admit()
+
+    async def refuse(self, turn: Turn, retry_after: float | None) -> Refusal:
+        """Record a rejection because of the rate limit; see `slow_down`."""
+        first = turn.round == self.round
+        return Refusal(self.slow_down(turn, retry_after), first, self.sent - 1)
 
     def slow_down(self, turn: Turn, retry_after: float | None) -> float:
         """Record a rejection because of the rate limit; return the seconds that all callers wait.

@@ -55,7 +55,7 @@ class RunContext:
         meter = Meter(budget.search(), whole=budget.total(), rest="the rest is reserved for the test split")
         test_meter = Meter(budget.test(), whole=budget.total(), rest="the rest is reserved for the search")
         test_meter.pause()  # its clock starts with the test
-        executor = Executor(
+        executor = problem.open_executor(
             problem.engines,
             cache=recorder.cache,
             meter=meter,

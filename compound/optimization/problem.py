@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from compound.evaluation.evaluate import EvaluationRules
+from compound.evaluation.runner import OpenExecutor
 from compound.example import Example, Metric
+from compound.execution.executor import Executor
 from compound.execution.sender import Engines
 from compound.graph.system import System
 from compound.optimization.method import Method
@@ -19,7 +21,7 @@ class Problem:
     """A system to optimize, examples, metric and settings; names in settings are resolved in ``folder``.
 
     ``outlook`` holds the result of `compound.optimization.prospects.outlook` and duplicate examples, for the
-    record.
+    record. ``open_executor`` makes the executor of a run, in this process or with workers.
     """
 
     system: System
@@ -32,6 +34,7 @@ class Problem:
     engines: Engines
     folder: Path = Path()
     outlook: Mapping[str, object] = field(default_factory=dict)
+    open_executor: OpenExecutor = Executor
 
     @property
     def rules(self) -> EvaluationRules:

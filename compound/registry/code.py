@@ -69,6 +69,15 @@ def place_of(found: object) -> str | None:
     return f"{module}:{path}" if here == found or getattr(here, "function", None) is found else None
 
 
+def sources_beside(folder: Path) -> dict[str, Path]:
+    """Return the source files of the modules that were imported from a folder, by module."""
+    home = folder.resolve()
+    with _LOCK:
+        names = sorted(name for name, where in _BESIDE.items() if where == home)
+        files = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
+    return {name: Path(file) for name, file in files.items() if file and os.path.isfile(file)}
+
+
 def _import(name: str, folder: Path) -> ModuleType:
     with _LOCK, _searching(folder):
         _check_not_hidden(name.partition(".")[0], folder)

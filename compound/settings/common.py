@@ -68,6 +68,29 @@ class BudgetSettings(Settings):
         return Budget(None, reserve.calls, reserve.tokens, reserve.cost, reserve.minutes)
 
 
+class RaySettings(Settings):
+    """Workers on a Ray cluster."""
+
+    address: str = "auto"
+    """Address of the cluster: `auto` (the one that this machine belongs to), `local` (one that is started on
+    this machine for the run), or `host:port`."""
+    workers: int = Field(default=1, ge=1)
+    """Number of workers. Each is a process with engines of its own."""
+    cpus: float = Field(default=1.0, ge=0)
+    """Processors that Ray reserves for each worker."""
+    start_seconds: float = Field(default=120.0, gt=0)
+    """Maximum time in which a worker must start and load the system."""
+    max_restarts: int = Field(default=20, ge=0)
+    """Number of lost workers that are replaced; above it, the run stops and can be resumed."""
+
+
+class RunnerSettings(Settings):
+    """Where examples are run."""
+
+    ray: RaySettings
+    """Run them on a Ray cluster; needs the extra `ray`."""
+
+
 class CommonSettings(Settings):
     """Settings shared by all methods."""
 
@@ -109,6 +132,8 @@ class CommonSettings(Settings):
     `MLFLOW_TRACKING_URI` or `WANDB_PROJECT`, state where."""
     concurrency: int = Field(default=64, ge=1)
     """Maximum number of examples in flight."""
+    runner: RunnerSettings | None = None
+    """Where examples are run; default: in this process. Results are equal."""
     failure_score: float = 0.0
     """Score of a failed run; failures are also counted and reported."""
     max_failed: float = Field(default=0.5, gt=0, le=1)

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, ModelWrapValidatorHandler, ValidationError, mod
 
 from compound.errors import DeclarationError
 from compound.settings.base import S, Settings
-from compound.settings.common import BudgetSettings, CommonSettings, TrackerName
+from compound.settings.common import BudgetSettings, CommonSettings, RunnerSettings, TrackerName
 from compound.settings.sections import describe_errors, validate_sections
 
 
@@ -49,6 +49,7 @@ class OptimizeSettings(CommonSettings):
             baselines: tuple[str, ...] = ...,
             trackers: tuple[TrackerName, ...] = ...,
             concurrency: int = ...,
+            runner: RunnerSettings | None = ...,
             failure_score: float = ...,
             max_failed: float = ...,
             **sections: Settings | Mapping[str, object],

@@ -60,6 +60,16 @@ LOCAL = ("transformers", "vllm")  # engines that may read a model from a folder
 
 
 @dataclass(frozen=True)
+class FileSource:
+    """What a file was loaded from, so that another process can load it in the same way; see `load`."""
+
+    text: str
+    overrides: tuple[tuple[str, str], ...]
+    allow_import: bool
+    trust: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class FileEngines:
     """Lookup of engines by model: those that a file defines, otherwise by the form of the name.
 
@@ -68,11 +78,13 @@ class FileEngines:
         engines: kind and settings of each engine that the file defines.
         outside: models that may be read outside the file's folder, None for any. Checked at each lookup,
             because a model's name may be the output of a component, which the file does not contain.
+        source: what the file was loaded from.
     """
 
     path: Path
     engines: Mapping[str, EngineSettings]
     outside: Collection[str] | None = None
+    source: FileSource | None = None
 
     def __call__(self, lm: str) -> Engine:
         """Return the engine of a model.
@@ -106,6 +118,7 @@ class Program:
         optimize: the settings of the optimization.
         engines: kind and settings of each engine that the file defines, by name.
         outside: models that may be read outside the file's folder; None for any.
+        source: what the file was loaded from.
     """
 
     path: Path
@@ -116,6 +129,7 @@ class Program:
     optimize: OptimizeSettings
     engines: Mapping[str, EngineSettings]
     outside: Collection[str] | None = None
+    source: FileSource | None = None
 
     @property
     def folder(self) -> Path:
@@ -128,7 +142,7 @@ class Program:
         Raises:
             DeclarationError: no engine serves the model, or its settings do not fit its kind.
         """
-        return FileEngines(self.path, self.engines, self.outside)(lm)
+        return FileEngines(self.path, self.engines, self.outside, self.source)(lm)
 
 
 def load(
@@ -217,8 +231,10 @@ def _load(
     document.check()
     assert system is not None
     outside = None if allow_import else frozenset(context.outside)
-    system = system.with_engines(FileEngines(path, engines, outside))
-    return Program(path, document.text, system, data, metric, optimize, engines, outside)
+    replaced = tuple((key, value) for key, value in overrides)
+    source = FileSource(document.text, replaced, allow_import, tuple(trust))
+    system = system.with_engines(FileEngines(path, engines, outside, source))
+    return Program(path, document.text, system, data, metric, optimize, engines, outside, source)
 
 
 def _keys(document: Document, section: str) -> list[str]:
@@ -323,6 +339,9 @@ def _optimize(context: Context, own: UserSections) -> OptimizeSettings:
         reason = "the file sends the record of the run to a tracker, and imports are not allowed"
         hint = "remove it; `compound track RUN` sends a run afterwards"
         context.document.report((*address, "trackers"), reason, hint)
+    if settings.runner is not None and not context.allow_import:
+        reason = "the file sends examples to a cluster, and imports are not allowed"
+        context.document.report((*address, "runner"), reason, "remove it, or allow imports")
     return settings
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from tables import (
     acceptance,
+    cluster,
     decoding,
     fleet,
     gateway,
@@ -44,7 +45,7 @@ PAGES = tuple(
     )
 )
 MODULES = (
-    acceptance, decoding, fleet, gateway, interchange, intervals, local_rewards, real_systems,
+    acceptance, cluster, decoding, fleet, gateway, interchange, intervals, local_rewards, real_systems,
     reliability, serving, sweeps, systems, training, training_speed,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {

@@ -42,7 +42,7 @@ def _scores(summary: Mapping[str, Any]) -> str:
 
 
 def real_runs() -> str:
-    """Mean test scores by method and system runs, over the seeds that all methods of a system have."""
+    """Mean test scores by method and system runs, over systems that have the same seeds of all methods."""
     rows = []
     for name in SYSTEMS:
         found = results(f"searches/{name}")["runs"]

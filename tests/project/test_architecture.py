@@ -65,7 +65,7 @@ def test_a_folder_holds_few_modules(graphs: ModuleType) -> None:
 
 def test_tests_mirror_the_packages(graphs: ModuleType) -> None:
     packages = {graphs.package_of(name) for name in graphs.modules()}
-    others = {"chaos", "files", "project", "real_vllm", "reference", "support"}
+    others = {"chaos", "files", "project", "real_ray", "real_vllm", "reference", "support"}
     folders = {
         path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"
     }

@@ -92,6 +92,7 @@ ACTIONS = [
         "program = cp.CodeRunner('c')(code=question).stdout; "
         "cp.run(cp.System('s', outputs={'y': program}), {'question': 'print(1)'})",
     ),
+    ("ray", "from compound.cluster.ray_transport import RayTransport; RayTransport()"),
     ("mcp", "cp.Tool.from_mcp(command=['server'])"),
     ("opentelemetry", "cp.trace_with()"),
     ("mlflow", "optimize(llm(), 'random', engines=lm, trackers=('mlflow',))"),

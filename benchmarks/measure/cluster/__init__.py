@@ -1,0 +1,1 @@
+"""Measure what running examples on other machines costs and gains."""

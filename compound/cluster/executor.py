@@ -1,0 +1,230 @@
+"""An executor that runs whole examples on workers, with results equal to those of one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TypeVar, cast
+
+from compound.cluster.fleet import RESUME, Fleet
+from compound.cluster.handshake import SAME, WorkerMismatch
+from compound.cluster.messages import Document, Start
+from compound.cluster.messages import Fork as ForkMessage
+from compound.cluster.services import Job
+from compound.cluster.wire import CallCodec, values_to_wire
+from compound.errors import CompoundError
+from compound.execution.budget import Meter
+from compound.execution.cache import Cache
+from compound.execution.executor import Executor, RunState
+from compound.execution.forks import Fork, make_fork
+from compound.execution.sender import Engines
+from compound.execution.trace import Call, Trace
+from compound.graph.system import System
+from compound.storage.artifacts import is_reference
+
+T = TypeVar("T")
+
+
+class RemoteExecutor(Executor):
+    """Runs the examples of one system on workers, and everything else in this process.
+
+    Cache, budget, admission to servers, metrics and proposal requests are those of this process. A run that
+    workers cannot rebuild is made in this process, too: one of a part of the system, or of a configuration
+    that refers to stored folders.
+
+    Args:
+        engines: see `Executor`.
+        base: the system that workers rebuild, bound to any configuration.
+        open_fleet: returns the workers; called in the event loop of the first run.
+        cache: see `Executor`.
+        meter: see `Executor`.
+        seed: see `Executor`.
+        on_call: called with each call of a run when the run is finished.
+        folder: see `Executor`.
+        on_notice: receives one-line notices, such as the loss of a worker.
+    """
+
+    def __init__(
+        self,
+        engines: Engines,
+        base: System,
+        open_fleet: Callable[[], Fleet],
+        *,
+        cache: Cache | None = None,
+        meter: Meter | None = None,
+        seed: int = 0,
+        on_call: Callable[[Call], None] | None = None,
+        folder: Path | None = None,
+        on_notice: Callable[[str], object] | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        super().__init__(
+            engines, cache=cache, meter=meter, seed=seed, on_call=on_call, sleep=sleep, folder=folder,
+            on_notice=on_notice,
+        )  # fmt: skip
+        self._base = base.identity
+        self._workers = _Workers(open_fleet)
+
+    async def execute(self, run: RunState, inputs: Mapping[str, object]) -> Trace:
+        """Execute a validated run on a worker."""
+        if run.listener is not None or not self._can_send(run.system):
+            return await super().execute(run, inputs)
+        codec = self._workers.codec(run.system)
+        start = self._start(
+            run.system, run.example, run.sample, run.seed, bypass=run.bypass,
+            inputs=values_to_wire(inputs, codec.inputs(), "inputs"),
+            settings={name: _plain(values, name) for name, values in run.settings.items()},
+            samples=dict(run.samples),
+            fork=None if run.fork is None else _fork(codec, run.fork),
+        )  # fmt: skip
+        found = await self._run(run.system, codec, start)
+        known = Trace(run.example, "", run.seed, run.sample, dict(inputs), ())
+        trace = _read(lambda: codec.trace_from_wire(found, known))
+        _check(trace, run.system)
+        if self._on_call is not None:
+            for call in trace.calls:
+                self._on_call(call)
+        return trace
+
+    async def resample_call(
+        self,
+        system: System,
+        trace: Trace,
+        address: str,
+        *,
+        settings: Mapping[str, object] | None = None,
+        sample: int = 0,
+    ) -> Call:
+        """Resample one call of a trace on a worker; see `Executor.resample_call`."""
+        if not self._can_send(system):
+            return await super().resample_call(system, trace, address, settings=settings, sample=sample)
+        make_fork(system, trace, address, None, sample, settings)
+        codec = self._workers.codec(system)
+        changed = ForkMessage(
+            calls=[codec.to_wire(trace.call(address))], address=address, resample=sample,
+            settings=_plain(settings or {}, address),
+        )  # fmt: skip
+        start = self._start(
+            system, trace.example, trace.sample, trace.seed, bypass=False, inputs={}, settings={}, samples={},
+            fork=changed, alone=True,
+        )  # fmt: skip
+        found = await self._run(system, codec, start)
+        return _read(lambda: codec.from_wire(found))
+
+    async def aclose(self) -> None:
+        """End the workers, and close the engines of this process."""
+        await self._workers.aclose()
+        await super().aclose()
+
+    def _can_send(self, system: System) -> bool:
+        """Return whether workers can rebuild a system."""
+        return system.identity == self._base and not any(map(is_reference, system.configuration.values()))
+
+    def _start(
+        self,
+        system: System,
+        example: str,
+        sample: int,
+        seed: int,
+        *,
+        bypass: bool,
+        inputs: Document,
+        settings: Mapping[str, Document],
+        samples: Mapping[str, int],
+        fork: ForkMessage | None,
+        alone: bool = False,
+    ) -> Start:
+        return Start(
+            job=self._workers.fleet.next_job(),
+            configuration=system.configuration.to_json(),
+            inputs=inputs,
+            example=example,
+            sample=sample,
+            seed=seed,
+            bypass=bypass,
+            caches=self._caller.caches,
+            settings=dict(settings),
+            samples=dict(samples),
+            priced=self.meter.budget.cost is not None,
+            fork=fork,
+            alone=alone,
+        )
+
+    async def _run(self, system: System, codec: CallCodec, start: Start) -> Document:
+        future: asyncio.Future[Document] = asyncio.get_running_loop().create_future()
+        job = Job(start, system, codec, self._caller, self.meter, future)
+        async with self.meter.deadline():
+            return await self._workers.fleet.run(job)
+
+
+class _Workers:
+    """The workers of an executor, shared by its copies with other budgets."""
+
+    def __init__(self, open_fleet: Callable[[], Fleet]) -> None:
+        self._open_fleet = open_fleet
+        self._fleet: Fleet | None = None
+        self._codecs: dict[str, CallCodec] = {}
+
+    @property
+    def fleet(self) -> Fleet:
+        """The workers, made on first use."""
+        if self._fleet is None:
+            self._fleet = self._open_fleet()
+        return self._fleet
+
+    def codec(self, system: System) -> CallCodec:
+        """Return the codec of a system; its ports are the same for every configuration."""
+        if system.identity not in self._codecs:
+            self._codecs[system.identity] = CallCodec(system)
+        return self._codecs[system.identity]
+
+    async def aclose(self) -> None:
+        fleet, self._fleet = self._fleet, None
+        if fleet is not None:
+            await fleet.aclose()
+
+
+def _fork(codec: CallCodec, fork: Fork) -> ForkMessage:
+    component = fork.kept[fork.address].component
+    outputs = fork.outputs
+    if outputs is not None:
+        outputs = values_to_wire(outputs, codec.outputs_of(component), fork.address)
+    return ForkMessage(
+        calls=[codec.to_wire(call) for call in fork.kept.values()],
+        address=fork.address,
+        outputs=outputs,
+        resample=fork.resample,
+        settings=_plain(fork.settings, fork.address),
+    )
+
+
+def _plain(settings: Mapping[str, object], where: str) -> Document:
+    """Return settings as JSON types, or raise if they are anything else."""
+
+    def undeclared(name: str) -> object:
+        raise KeyError(name)
+
+    sent = values_to_wire(settings, undeclared, where)
+    return {name: cast("list[object]", item)[0] for name, item in sent.items()}
+
+
+def _read(decode: Callable[[], T]) -> T:
+    try:
+        return decode()
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise _mismatch(f"{type(error).__name__}: {error}") from error
+
+
+def _check(trace: Trace, system: System) -> None:
+    """Reject a trace of anything else than what was asked for."""
+    if trace.system != system.identity:
+        raise _mismatch("it is of another system")
+    if trace.configuration != system.configuration.digest:
+        raise _mismatch("it is of another configuration")
+
+
+def _mismatch(what: str) -> CompoundError:
+    return WorkerMismatch(
+        f"a worker returned a trace that does not fit the system: {what}", hint=f"{SAME}; {RESUME}"
+    )

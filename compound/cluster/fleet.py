@@ -1,0 +1,317 @@
+"""The driver's side of the workers: start them, send them jobs, and send a lost worker's jobs again."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from contextlib import suppress
+
+import compound.errors
+from compound.cluster.handshake import SAME, WorkerMismatch, compare
+from compound.cluster.messages import (
+    Cancel,
+    Document,
+    Done,
+    Facts,
+    Failed,
+    Hello,
+    Notice,
+    ProtocolError,
+    Ready,
+    Refused,
+    ToDriver,
+    for_driver,
+)
+from compound.cluster.services import Job, JobServices
+from compound.cluster.transport import Connection, Outbox, Transport, WorkerLost
+from compound.errors import CompoundError
+
+MAX_LOSSES = 5  # workers that may be lost while they run one example
+RESUME = "run the same command to resume; finished calls are recorded"
+
+
+class WorkersLost(CompoundError):
+    """Too many workers were lost."""
+
+
+class _Worker:
+    """A worker that has passed the handshake.
+
+    Args:
+        number: number of the worker.
+        connection: the driver's end of its connection.
+        notify: receives one-line notices.
+    """
+
+    def __init__(self, number: int, connection: Connection, notify: Callable[[str], object]) -> None:
+        self.name = f"worker {number}"
+        self.connection = connection
+        self.jobs: dict[int, JobServices] = {}
+        self.outbox = Outbox(connection)
+        self.tasks: list[asyncio.Task[None]] = []
+        self._notify = notify
+
+    def start(self, job: Job) -> None:
+        """Send a job."""
+        number = job.start.job
+        self.jobs[number] = JobServices(job, self.outbox.post)
+        self.outbox.post(job.start.model_copy(update={"done": job.done}) if job.done else job.start)
+
+    def cancel(self, number: int) -> None:
+        """Stop a job."""
+        services = self.jobs.pop(number, None)
+        if services is not None:
+            services.close()
+            self.outbox.post(Cancel(job=number))
+
+    def handle(self, message: ToDriver) -> None:
+        """Act on a message; those of jobs that have ended are dropped.
+
+        Raises:
+            ProtocolError: the worker sent it out of turn, or it does not fit the system.
+        """
+        if isinstance(message, Notice):
+            self._notify(message.text)
+            return
+        if isinstance(message, Ready | Refused):
+            raise ProtocolError("a second handshake")
+        services = self.jobs.get(message.job)
+        if services is None:
+            return
+        if not isinstance(message, Done | Failed):
+            try:
+                services.handle(message)
+            except (KeyError, TypeError, ValueError, IndexError) as error:
+                raise ProtocolError(f"{message.type}: {type(error).__name__}: {error}") from error
+            return
+        del self.jobs[message.job]
+        services.close()
+        job = services.job
+        if isinstance(message, Failed):
+            job.fail(_error(message, self.name))
+        elif not job.result.done():
+            job.meter.incidents.update(message.incidents)
+            job.result.set_result(message.result)
+
+    def release(self) -> list[Job]:
+        """Return the jobs of a lost worker, after cancelling what it had in work."""
+        found = [services.job for services in self.jobs.values()]
+        for services in self.jobs.values():
+            services.close()
+        self.jobs.clear()
+        return found
+
+
+class Fleet:
+    """Workers that run jobs.
+
+    Args:
+        transport: starts workers.
+        workers: number of workers.
+        hello: first message to each worker.
+        facts: what must be equal on each worker.
+        notify: receives one-line notices.
+        start_seconds: maximum time in which a worker must start and rebuild the system.
+        max_restarts: number of lost workers that are replaced.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        workers: int,
+        hello: Hello,
+        facts: Facts,
+        notify: Callable[[str], object],
+        *,
+        start_seconds: float = 120.0,
+        max_restarts: int = 20,
+    ) -> None:
+        self._transport, self._count, self._hello, self._facts = transport, workers, hello, facts
+        self._notify = notify
+        self._start_seconds, self._restarts_left = start_seconds, max_restarts
+        self._workers: list[_Worker] = []
+        self._waiting: list[Job] = []
+        self._replacing: set[asyncio.Task[None]] = set()
+        self._opening = asyncio.Lock()
+        self._opened = False
+        self._numbers = itertools.count(1)
+        self._broken: CompoundError | None = None
+
+    def next_job(self) -> int:
+        """Return the number of a new job."""
+        return next(self._numbers)
+
+    async def open(self) -> None:
+        """Start all workers, once; nothing is sent to any of them unless all pass the handshake.
+
+        Raises:
+            CompoundError: a worker cannot be started, or differs from the driver.
+        """
+        async with self._opening:
+            if self._opened:
+                return
+            started = [asyncio.create_task(self._started(number + 1)) for number in range(self._count)]
+            found = await asyncio.gather(*started, return_exceptions=True)
+            self._workers = [worker for worker in found if isinstance(worker, _Worker)]
+            errors = [error for error in found if isinstance(error, BaseException)]
+            if errors:
+                await self.aclose()
+                raise errors[0]
+            for worker in self._workers:
+                self._attach(worker)
+            self._opened = True
+
+    async def run(self, job: Job) -> Document:
+        """Run a job on the worker with the fewest jobs, on another one if it is lost, and return its result.
+
+        Raises:
+            CompoundError: the job failed, or too many workers were lost.
+        """
+        await self.open()
+        self._assign(job)
+        try:
+            return await job.result
+        finally:
+            if job in self._waiting:
+                self._waiting.remove(job)
+            for worker in self._workers:
+                worker.cancel(job.start.job)
+
+    async def aclose(self) -> None:
+        """End all workers."""
+        tasks = [*self._replacing, *(task for worker in self._workers for task in worker.tasks)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        workers, self._workers, self._opened = self._workers, [], False
+        await asyncio.gather(*(worker.connection.aclose() for worker in workers), return_exceptions=True)
+        await self._transport.aclose()
+
+    def _assign(self, job: Job) -> None:
+        if self._broken is not None:
+            job.fail(self._broken)
+        elif not self._workers:
+            self._waiting.append(job)
+        else:
+            min(self._workers, key=lambda worker: len(worker.jobs)).start(job)
+
+    async def _started(self, number: int) -> _Worker:
+        """Start a worker and complete the handshake."""
+        connection = await self._transport.connect(number)
+        worker = _Worker(number, connection, self._notify)
+        try:
+            async with asyncio.timeout(self._start_seconds):
+                await self._shake_hands(worker)
+        except BaseException as error:
+            await connection.aclose()
+            if isinstance(error, TimeoutError):
+                raise WorkersLost(
+                    f"{worker.name} did not start within {self._start_seconds:g} s",
+                    hint="check that the cluster has a free place for it, or raise start_seconds",
+                ) from None
+            raise
+        return worker
+
+    async def _shake_hands(self, worker: _Worker) -> None:
+        worker.outbox.post(self._hello)
+        sending = asyncio.create_task(worker.outbox.run())
+        try:
+            messages = for_driver(await worker.connection.receive())
+        except WorkerLost as error:
+            raise WorkersLost(f"{worker.name} ended while it started: {error}", hint=SAME) from error
+        except ProtocolError as error:
+            raise WorkerMismatch(f"{worker.name} cannot be used: {error.message}", hint=SAME) from error
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+        match messages:
+            case [Ready(facts=facts)]:
+                compare(self._facts, facts, worker.name)
+            case [Refused(message=message, hint=hint)]:
+                raise WorkerMismatch(f"{worker.name} cannot load the system: {message}", hint=hint or SAME)
+            case _:
+                raise WorkerMismatch(f"{worker.name} cannot be used: it did not answer", hint=SAME)
+
+    def _attach(self, worker: _Worker) -> None:
+        """Exchange messages with a worker until it is lost."""
+        worker.tasks = [
+            asyncio.create_task(self._send(worker)),
+            asyncio.create_task(self._listen(worker)),
+        ]
+
+    @staticmethod
+    async def _send(worker: _Worker) -> None:
+        with suppress(WorkerLost):  # the listener is told, too
+            await worker.outbox.run()
+
+    async def _listen(self, worker: _Worker) -> None:
+        try:
+            while True:
+                for message in for_driver(await worker.connection.receive()):
+                    worker.handle(message)
+        except WorkerLost as error:
+            self._lose(worker, str(error))
+        except ProtocolError as error:
+            self._break(WorkerMismatch(f"{worker.name} sent {error.message}", hint=f"{SAME}; {RESUME}"))
+
+    def _lose(self, worker: _Worker, reason: str) -> None:
+        """Replace a lost worker, and send its jobs to others."""
+        self._workers.remove(worker)
+        worker.tasks[0].cancel()
+        jobs = worker.release()
+        self._notify(f"{worker.name} was lost ({reason}); {len(jobs)} examples are sent again")
+        if self._restarts_left == 0:
+            self._break(WorkersLost(f"{worker.name} was lost, and max_restarts is used up", hint=RESUME))
+        else:
+            self._restarts_left -= 1
+            task = asyncio.create_task(self._replace(worker))
+            self._replacing.add(task)
+            task.add_done_callback(self._replacing.discard)
+        for job in jobs:
+            job.losses += 1
+            if job.losses >= MAX_LOSSES:
+                example = job.start.example
+                job.fail(
+                    WorkersLost(
+                        f"{job.losses} workers were lost while they ran example {example!r}",
+                        hint=f"it may use too much memory; {RESUME}",
+                    )
+                )
+            else:
+                self._assign(job)
+
+    async def _replace(self, lost: _Worker) -> None:
+        await asyncio.gather(lost.connection.aclose(), return_exceptions=True)
+        try:
+            worker = await self._started(int(lost.name.removeprefix("worker ")))
+        except CompoundError as error:
+            if self._workers or len(self._replacing) > 1:
+                self._notify(f"{lost.name} cannot be replaced: {error.message}")
+            else:
+                self._break(
+                    WorkersLost(f"no worker is left: {error.message}", hint=f"{error.hint}; {RESUME}")
+                )
+            return
+        self._workers.append(worker)
+        self._attach(worker)
+        waiting, self._waiting = self._waiting, []
+        for job in waiting:
+            self._assign(job)
+
+    def _break(self, error: CompoundError) -> None:
+        """End all jobs, now and later, with an error."""
+        self._broken = error
+        for job in [*self._waiting, *(job for worker in self._workers for job in worker.release())]:
+            job.fail(error)
+
+
+def _error(message: Failed, worker: str) -> CompoundError:
+    """Return the error that ended a job, of the class that a run in this process raises."""
+    found = getattr(compound.errors, message.error, None)
+    if isinstance(found, type) and issubclass(found, CompoundError):
+        error = found.__new__(found)
+        Exception.__init__(error, message.message)
+        error.message, error.hint = message.message, message.hint
+        return error
+    return CompoundError(f"{worker}: {message.message}", hint=message.hint)

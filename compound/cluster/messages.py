@@ -1,0 +1,331 @@
+"""Messages between the driver and its workers: typed, as JSON, and never code or pickles.
+
+A batch of messages travels as one JSON text. Each message of a job carries the job's number, and each
+question of a worker an id, which the `Reply` repeats.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from compound.errors import CompoundError
+
+VERSION = 1
+T = TypeVar("T")
+Document = dict[str, object]
+Numbers = tuple[int, int, int, float, int]  # the fields of a `Usage`
+
+
+class ProtocolError(CompoundError):
+    """A process sent something that is no message of this version."""
+
+
+class Message(BaseModel):
+    """Base of all messages."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Source(Message):
+    """The file of a system, from which a worker rebuilds it.
+
+    Attributes:
+        text: content of the file.
+        path: its absolute path; code and data that it names are searched beside it.
+        overrides: entries of the file that are replaced.
+        allow_import: whether the file may name code.
+        trust: servers and keys that the file may use.
+    """
+
+    text: str
+    path: str
+    overrides: tuple[tuple[str, str], ...] = ()
+    allow_import: bool = True
+    trust: tuple[str, ...] = ()
+
+
+class Facts(Message):
+    """What must be equal on the driver and on every worker.
+
+    Attributes:
+        protocol: version of these messages.
+        compound: version of the package.
+        source: digest of the package's source files.
+        python: version of Python, major and minor.
+        system: identity of the rebuilt system.
+        components: version of each component, which covers its code and data.
+        modules: digest of each module imported from the folder of the file.
+    """
+
+    protocol: int
+    compound: str
+    source: str
+    python: str
+    system: str
+    components: dict[str, str]
+    modules: dict[str, str]
+
+
+# From the driver to a worker
+
+
+class Hello(Message):
+    """First message to a worker.
+
+    Attributes:
+        program: the file of the system.
+        seed: seed of all random streams.
+        folder: base of relative paths of stored folders.
+    """
+
+    type: Literal["hello"] = "hello"
+    program: Source
+    seed: int
+    folder: str | None = None
+
+
+class Fork(Message):
+    """What a job changes in a recorded trace; see `Executor.fork`."""
+
+    calls: list[Document]
+    address: str
+    outputs: Document | None = None
+    resample: int = 0
+    settings: Document = {}
+
+
+class Start(Message):
+    """Run an example.
+
+    Attributes:
+        configuration: the values that the system is bound to.
+        inputs: a value for each input.
+        seed: seed of the random streams; a fork has that of its trace.
+        bypass: whether cached results are ignored.
+        caches: whether the driver has a cache.
+        settings: by component, settings that override its own.
+        samples: by component, sample indices that override ``sample``.
+        priced: whether the cost is limited, so that models without a price are rejected.
+        fork: what to change in a recorded trace; None for a new run.
+        alone: whether to run only the changed call of the fork.
+        done: results of calls that a lost worker finished, by address.
+    """
+
+    type: Literal["start"] = "start"
+    job: int
+    configuration: Document
+    inputs: Document
+    example: str
+    sample: int
+    seed: int
+    bypass: bool
+    caches: bool
+    settings: dict[str, Document]
+    samples: dict[str, int]
+    priced: bool
+    fork: Fork | None = None
+    alone: bool = False
+    done: dict[str, Document] = {}
+
+
+class Cancel(Message):
+    """Stop a job; nothing about it is sent any more."""
+
+    type: Literal["cancel"] = "cancel"
+    job: int
+
+
+class Reply(Message):
+    """Answer to a question of a worker."""
+
+    type: Literal["reply"] = "reply"
+    id: int
+    value: Document
+
+
+class Stop(Message):
+    """End the worker."""
+
+    type: Literal["stop"] = "stop"
+
+
+# From a worker to the driver
+
+
+class Ready(Message):
+    """The system is rebuilt."""
+
+    type: Literal["ready"] = "ready"
+    facts: Facts
+
+
+class Refused(Message):
+    """The system cannot be rebuilt."""
+
+    type: Literal["refused"] = "refused"
+    message: str
+    hint: str
+
+
+class Claim(Message):
+    """Ask for the result of a cached call, or for the right to execute it."""
+
+    type: Literal["claim"] = "claim"
+    job: int
+    id: int
+    key: str
+    component: str
+
+
+class Finished(Message):
+    """A call was executed; ``id`` is that of its claim and ``key`` its cache key, 0 and "" without one."""
+
+    type: Literal["finished"] = "finished"
+    job: int
+    id: int
+    key: str
+    address: str
+    component: str
+    result: Document
+
+
+class Enter(Message):
+    """Ask for a turn to send a request to a model's server; see `Throttle.turn`."""
+
+    type: Literal["enter"] = "enter"
+    job: int
+    id: int
+    lm: str
+    seed: int
+    patience: float
+
+
+class Leave(Message):
+    """End a turn; ``answered`` if the server answered."""
+
+    type: Literal["leave"] = "leave"
+    job: int
+    turn: int
+    answered: bool
+
+
+class Rejected(Message):
+    """The server rejected the request of a turn because of its rate limit; see `Throttle.refuse`."""
+
+    type: Literal["rejected"] = "rejected"
+    job: int
+    id: int
+    turn: int
+    retry_after: float | None
+
+
+class Withdraw(Message):
+    """Take back a question, or the right to execute a call, because its asker was cancelled."""
+
+    type: Literal["withdraw"] = "withdraw"
+    job: int
+    id: int
+
+
+class Reserve(Message):
+    """Reserve the worst case of a request; see `Meter.reserve`."""
+
+    type: Literal["reserve"] = "reserve"
+    job: int
+    id: int
+    worst: Numbers
+
+
+class Settle(Message):
+    """Charge what was used of a reservation."""
+
+    type: Literal["settle"] = "settle"
+    job: int
+    lease: int
+    used: list[Numbers]
+
+
+class Done(Message):
+    """A job is finished: the trace of a run, or the one call of a job that resamples a call."""
+
+    type: Literal["done"] = "done"
+    job: int
+    result: Document
+    incidents: dict[str, int]
+
+
+class Failed(Message):
+    """A job ended with an error that ends the evaluation, such as a missing library."""
+
+    type: Literal["failed"] = "failed"
+    job: int
+    error: str
+    message: str
+    hint: str
+
+
+class Notice(Message):
+    """One line for the user."""
+
+    type: Literal["notice"] = "notice"
+    text: str
+
+
+ToWorker = Annotated[Hello | Start | Cancel | Reply | Stop, Field(discriminator="type")]
+ToDriver = Annotated[
+    Ready
+    | Refused
+    | Claim
+    | Finished
+    | Enter
+    | Leave
+    | Rejected
+    | Withdraw
+    | Reserve
+    | Settle
+    | Done
+    | Failed
+    | Notice,
+    Field(discriminator="type"),
+]
+_TO_WORKER: TypeAdapter[list[ToWorker]] = TypeAdapter(list[ToWorker])
+_TO_DRIVER: TypeAdapter[list[ToDriver]] = TypeAdapter(list[ToDriver])
+
+
+def encode(messages: Sequence[Message]) -> str:
+    """Return messages as one text."""
+    # the standard library writes NaN and lone surrogates in a form that it reads back
+    return json.dumps([dict(message) for message in messages], default=dict)
+
+
+def for_worker(text: str) -> list[ToWorker]:
+    """Parse messages to a worker.
+
+    Raises:
+        ProtocolError: the text holds anything else.
+    """
+    return _parse(_TO_WORKER, text)
+
+
+def for_driver(text: str) -> list[ToDriver]:
+    """Parse messages to the driver.
+
+    Raises:
+        ProtocolError: the text holds anything else.
+
+    >>> for_driver(encode([Leave(job=1, turn=2, answered=True)]))
+    [Leave(type='leave', job=1, turn=2, answered=True)]
+    """
+    return _parse(_TO_DRIVER, text)
+
+
+def _parse(adapter: TypeAdapter[list[T]], text: str) -> list[T]:
+    try:
+        return adapter.validate_python(json.loads(text))
+    except (ValidationError, ValueError, RecursionError) as error:
+        reason = str(error).splitlines()
+        raise ProtocolError(f"a message cannot be read: {' '.join(reason[:3])[:300]}") from None

@@ -1,0 +1,248 @@
+"""Calls of a job on a worker: cached, admitted and paid by the driver, executed here.
+
+The driver has the only cache, the only budget and the only admission control of each server. A worker asks it
+before it executes a cached call, sends a request to a server, or spends anything, and reports each executed
+call at once. A call that is finished is therefore not repeated if the worker dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Self, cast
+
+from compound.cluster.messages import (
+    Claim,
+    Document,
+    Enter,
+    Finished,
+    Leave,
+    Message,
+    Rejected,
+    Reply,
+    Reserve,
+    Settle,
+    Start,
+    Withdraw,
+)
+from compound.cluster.transport import Outbox
+from compound.cluster.wire import Types, result_from_wire, result_to_wire, usage_to_wire
+from compound.engine import NO_USAGE, Engine, Usage
+from compound.execution.budget import Budget, Meter
+from compound.execution.caller import Attempt, Caller
+from compound.execution.outcomes import CallResult
+from compound.execution.sender import Engines, Notify, Sender
+from compound.execution.throttle import Gate, NeverAdmitted, Refusal, Turn
+
+
+class Questions:
+    """Questions to the driver that wait for a reply.
+
+    Args:
+        outbox: where messages are queued.
+    """
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._ids = itertools.count(1)
+        self._open: dict[int, asyncio.Future[Document]] = {}
+
+    def post(self, message: Message) -> None:
+        """Send a message that has no reply."""
+        self._outbox.post(message)
+
+    async def ask(self, job: int, make: Callable[[int], Message]) -> tuple[int, Document]:
+        """Send a question and return its id and the reply; take it back if this is cancelled."""
+        number = next(self._ids)
+        future = self._open[number] = asyncio.get_running_loop().create_future()
+        self.post(make(number))
+        try:
+            return number, await future
+        except asyncio.CancelledError:
+            self.post(Withdraw(job=job, id=number))
+            raise
+        finally:
+            del self._open[number]
+
+    def answer(self, reply: Reply) -> None:
+        """Pass a reply on; one to a question that was taken back is dropped."""
+        future = self._open.get(reply.id)
+        if future is not None and not future.done():
+            future.set_result(reply.value)
+
+
+@dataclass(frozen=True)
+class JobLink:
+    """The driver's services for one job."""
+
+    start: Start
+    questions: Questions
+
+    @property
+    def job(self) -> int:
+        """Number of the job."""
+        return self.start.job
+
+    async def claim(self, key: str, component: str) -> tuple[int, Document | None]:
+        """Return the id of the claim, and the result of the call unless it is to be executed here."""
+        number, value = await self.questions.ask(
+            self.job, lambda number: Claim(job=self.job, id=number, key=key, component=component)
+        )
+        return number, cast("Document | None", value["result"])
+
+    def finish(self, claim: int, key: str, attempt: Attempt, result: Document) -> None:
+        """Report an executed call."""
+        address, component = attempt.address, attempt.component.name
+        self.questions.post(
+            Finished(job=self.job, id=claim, key=key, address=address, component=component, result=result)
+        )
+
+    def withdraw(self, claim: int) -> None:
+        """Give up a call that was claimed and not finished."""
+        self.questions.post(Withdraw(job=self.job, id=claim))
+
+
+@dataclass(slots=True)
+class RemoteTurn(Turn):
+    """A turn that the driver has granted."""
+
+    id: int = 0
+    answered: bool = False
+
+
+@dataclass(frozen=True)
+class RemoteGate:
+    """The driver's admission control of one engine; see `compound.execution.throttle.Gate`."""
+
+    lm: str
+    link: JobLink
+
+    def turn(self, seed: int = 0, patience: float = float("inf")) -> AbstractAsyncContextManager[Turn]:
+        """Wait for a turn and hold it."""
+        return self._turn(seed, patience)
+
+    @asynccontextmanager
+    async def _turn(self, seed: int, patience: float) -> AsyncIterator[Turn]:
+        job, ask = self.link.job, self.link.questions.ask
+        number, value = await ask(
+            job, lambda number: Enter(job=job, id=number, lm=self.lm, seed=seed, patience=patience)
+        )
+        if not value["admitted"]:
+            raise NeverAdmitted
+        turn = RemoteTurn(cast("int", value["round"]), cast("float", value["waited"]), number)
+        try:
+            yield turn
+        finally:
+            self.link.questions.post(Leave(job=job, turn=number, answered=turn.answered))
+
+    def speed_up(self, turn: Turn) -> None:
+        """Record the answer to the request of a turn."""
+        cast("RemoteTurn", turn).answered = True
+
+    async def refuse(self, turn: Turn, retry_after: float | None) -> Refusal:
+        """Record that the request of a turn was rejected because of the rate limit."""
+        job, held = self.link.job, cast("RemoteTurn", turn).id
+        _, value = await self.link.questions.ask(
+            job, lambda number: Rejected(job=job, id=number, turn=held, retry_after=retry_after)
+        )
+        return Refusal(cast("float", value["ahead"]), bool(value["first"]), cast("int", value["in_flight"]))
+
+
+class RemoteMeter(Meter):
+    """The driver's budget, for one job.
+
+    Args:
+        link: the driver's services.
+    """
+
+    def __init__(self, link: JobLink) -> None:
+        # any limit of the cost makes models without a price an error; the driver has the amount
+        super().__init__(Budget(cost=float("inf") if link.start.priced else None))
+        self._link = link
+
+    @asynccontextmanager
+    async def reserve(self, worst: Usage) -> AsyncIterator[list[Usage]]:
+        """Reserve ``worst`` while a request is in flight; see `Meter.reserve`."""
+        job, questions = self._link.job, self._link.questions
+        # also without a limit: the driver charges what is in flight when the worker is lost
+        lease, _ = await questions.ask(
+            job, lambda number: Reserve(job=job, id=number, worst=usage_to_wire(worst))
+        )
+        used: list[Usage] = []
+        try:
+            yield used
+        finally:
+            spent = [usage_to_wire(item) for item in used or [worst]]
+            questions.post(Settle(job=job, lease=lease, used=spent))
+
+
+class WorkerSender(Sender):
+    """Sends the requests of a job; those to servers when the driver admits them."""
+
+    link: JobLink | None = None
+
+    def for_job(self, link: JobLink) -> Self:
+        """Return a sender of a job, which shares the engines."""
+        other = copy.copy(self)
+        other.link = link
+        return other
+
+    def _gate(self, lm: str, engine: Engine) -> Gate:
+        assert self.link is not None
+        # a model in this process has a queue of its own; a server is shared with all workers
+        return RemoteGate(lm, self.link) if engine.remote else self.throttle(engine)
+
+
+class WorkerCaller(Caller):
+    """Executes the calls of a job that the driver does not have.
+
+    Args:
+        engines: model name -> engine.
+        notify: receives one-line notices.
+    """
+
+    _link: JobLink
+
+    def __init__(self, engines: Engines, meter: Meter, notify: Notify) -> None:
+        super().__init__(engines, None, meter, asyncio.sleep, None, notify)
+        self._own_sender = WorkerSender(engines, asyncio.sleep, notify)
+        self._sender = self._own_sender
+
+    def for_job(self, link: JobLink, meter: Meter) -> Self:
+        """Return a caller of a job, which shares engines and connections."""
+        other = self.with_meter(meter)
+        other._link = link
+        other._sender = self._own_sender.for_job(link)
+        other.caches = link.start.caches
+        return other
+
+    async def _call(self, attempt: Attempt) -> CallResult:
+        component, link, key = attempt.component, self._link, self.key(attempt)
+        types = _types(attempt)
+        if (known := link.start.done.get(attempt.address)) is not None:
+            return result_from_wire(known, types, key)
+        if not key:
+            result = await self._recorded(attempt, "")
+            if result.usage != NO_USAGE:  # free calls can be repeated
+                link.finish(0, "", attempt, result_to_wire(result, types, attempt.address))
+            return result
+        claim, found = await link.claim(key, component.name)
+        if found is not None:
+            return result_from_wire(found, types, key)
+        try:
+            result = await self._recorded(attempt, key)
+            made = result_to_wire(result, types, attempt.address)
+        except BaseException:
+            link.withdraw(claim)
+            raise
+        link.finish(claim, key, attempt, made)
+        return result
+
+
+def _types(attempt: Attempt) -> Types:
+    ports: Mapping[str, object] = {name: port.type for name, port in attempt.component.outputs.items()}
+    return lambda name: ports[name]

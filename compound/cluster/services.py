@@ -1,0 +1,217 @@
+"""The driver's services for one job on one worker: cache, budget, and admission to servers.
+
+Each question is answered by a task that uses the driver's own caller and meter, so equal calls, reservations
+and rate limits are treated exactly as in one process. If the worker is lost, tasks whose outcome has arrived
+complete, and the others are cancelled: a call in flight counts as not made, and its reservation is charged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from compound.cluster.messages import (
+    Claim,
+    Document,
+    Enter,
+    Finished,
+    Leave,
+    Message,
+    Rejected,
+    Reply,
+    Reserve,
+    Settle,
+    Start,
+    Withdraw,
+)
+from compound.cluster.wire import CallCodec, result_from_wire, result_to_wire, usage_from_wire
+from compound.engine import NO_USAGE, Usage
+from compound.execution.budget import Meter
+from compound.execution.caller import Caller
+from compound.execution.outcomes import CallResult
+from compound.execution.throttle import NeverAdmitted, Throttle, Turn
+from compound.graph.component import Component
+from compound.graph.system import System
+
+T = TypeVar("T")
+Question = Claim | Finished | Enter | Leave | Rejected | Withdraw | Reserve | Settle
+
+
+@dataclass(eq=False)
+class Job:
+    """A run that the driver waits for.
+
+    Attributes:
+        start: the message that starts it, without the calls that a lost worker finished.
+        system: the system, bound to the configuration of the run.
+        codec: converts its calls.
+        caller: cache and admission control of the driver.
+        meter: the budget.
+        result: the trace or the call, as JSON types.
+        done: results of the calls that were executed and paid, by address.
+        losses: number of workers that were lost during the job.
+    """
+
+    start: Start
+    system: System
+    codec: CallCodec
+    caller: Caller
+    meter: Meter
+    result: asyncio.Future[Document]
+    done: dict[str, Document] = field(default_factory=dict)
+    losses: int = 0
+
+    def fail(self, error: BaseException) -> None:
+        """End the job with an error."""
+        if not self.result.done():
+            self.result.set_exception(error)
+
+
+@dataclass(eq=False)
+class _Open(Generic[T]):
+    """A question in work: its task, and the outcome that the worker reports."""
+
+    outcome: asyncio.Future[T]
+    task: asyncio.Task[None] | None = None
+    granted: bool = False
+
+    def close(self) -> bool:
+        """Cancel the task unless its outcome has arrived; return whether a granted one was cancelled."""
+        if self.outcome.done() or self.task is None or self.task.done():
+            return False
+        self.task.cancel()
+        return self.granted
+
+
+class JobServices:
+    """Answers the questions of a job.
+
+    Args:
+        job: the job.
+        reply: sends a message to the worker.
+    """
+
+    def __init__(self, job: Job, reply: Callable[[Message], None]) -> None:
+        self.job = job
+        self._reply = reply
+        self._claims: dict[int, _Open[CallResult]] = {}
+        self._turns: dict[int, _Open[bool]] = {}
+        self._held: dict[int, tuple[Throttle, Turn]] = {}
+        self._leases: dict[int, _Open[list[Usage]]] = {}
+
+    def handle(self, message: Question) -> None:
+        """Act on a message about the job; errors of the driver's own checks end the job.
+
+        Raises:
+            KeyError: it names something that the system or the job does not have.
+        """
+        match message:
+            case Claim():
+                component = self.job.system.components[message.component]
+                self._begin(self._claims, message.id, lambda open_: self._claim(message, component, open_))
+            case Finished():
+                self._finish(message)
+            case Enter():
+                self._begin(self._turns, message.id, lambda open_: self._enter(message, open_))
+            case Leave():
+                self._end(self._turns, message.turn, message.answered)
+            case Rejected():
+                held = self._held[message.turn]
+                self._begin({}, message.id, lambda _: self._reject(message, *held))
+            case Reserve():
+                self._begin(self._leases, message.id, lambda open_: self._reserve(message, open_))
+            case Settle():
+                self._end(self._leases, message.lease, list(map(usage_from_wire, message.used)))
+            case Withdraw():
+                self._withdraw(message.id)
+
+    def close(self) -> None:
+        """Cancel what is in work, because the worker is lost or the job has ended."""
+        for claim in self._claims.values():
+            claim.close()
+        for turn in self._turns.values():
+            turn.close()
+        self.job.meter.incidents["lost"] += sum(lease.close() for lease in self._leases.values())
+
+    def _begin(
+        self,
+        kind: dict[int, _Open[T]],
+        number: int,
+        work: Callable[[_Open[T]], Coroutine[object, object, None]],
+    ) -> None:
+        opened: _Open[T] = _Open(asyncio.get_running_loop().create_future())
+        kind[number] = opened
+        opened.task = asyncio.create_task(self._guarded(kind, number, lambda: work(opened)))
+
+    async def _guarded(
+        self, kind: dict[int, _Open[T]], number: int, work: Callable[[], Coroutine[object, object, None]]
+    ) -> None:
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 - such as an exhausted budget; it is raised by the job
+            self.job.fail(error)
+        finally:
+            kind.pop(number, None)
+
+    @staticmethod
+    def _end(kind: dict[int, _Open[T]], number: int, outcome: T) -> None:
+        opened = kind.get(number)
+        if opened is not None and not opened.outcome.done():
+            opened.outcome.set_result(outcome)
+
+    def _answer(self, number: int, value: Document) -> None:
+        self._reply(Reply(id=number, value=value))
+
+    async def _claim(self, message: Claim, component: Component, opened: _Open[CallResult]) -> None:
+        async def execute() -> CallResult:
+            opened.granted = True
+            self._answer(message.id, {"result": None})
+            return await opened.outcome
+
+        result = await self.job.caller.share(message.key, component, execute)
+        if not opened.granted:
+            types = self.job.codec.outputs_of(message.component)
+            self._answer(message.id, {"result": result_to_wire(result, types, message.component)})
+
+    def _finish(self, message: Finished) -> None:
+        """Keep the result of a paid call, and pass it to those who wait for an equal one."""
+        self.job.done[message.address] = message.result
+        types = self.job.codec.outputs_of(message.component)
+        self._end(self._claims, message.id, result_from_wire(message.result, types, message.key))
+
+    async def _enter(self, message: Enter, opened: _Open[bool]) -> None:
+        throttle = self.job.caller.throttle(message.lm)
+        try:
+            async with throttle.turn(message.seed, message.patience) as turn:
+                opened.granted = True
+                self._held[message.id] = throttle, turn
+                try:
+                    self._answer(message.id, {"admitted": True, "round": turn.round, "waited": turn.waited})
+                    if await opened.outcome:
+                        throttle.speed_up()
+                finally:
+                    del self._held[message.id]
+        except NeverAdmitted:
+            self._answer(message.id, {"admitted": False})
+
+    async def _reject(self, message: Rejected, throttle: Throttle, turn: Turn) -> None:
+        found = await throttle.refuse(turn, message.retry_after)
+        self._answer(message.id, {"ahead": found.ahead, "first": found.first, "in_flight": found.in_flight})
+
+    async def _reserve(self, message: Reserve, opened: _Open[list[Usage]]) -> None:
+        async with self.job.meter.reserve(usage_from_wire(message.worst)) as used:
+            opened.granted = True
+            self._answer(message.id, {})
+            used.extend(await opened.outcome)
+
+    def _withdraw(self, number: int) -> None:
+        for kind in (self._claims, self._turns):
+            if (opened := kind.get(number)) is not None:
+                opened.close()
+        lease = self._leases.get(number)
+        if lease is not None and not lease.outcome.done():
+            lease.outcome.set_result([NO_USAGE])  # it was not sent
+            if not lease.granted and lease.task is not None:
+                lease.task.cancel()

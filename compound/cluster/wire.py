@@ -1,0 +1,228 @@
+"""Values, calls, results and traces as JSON, which read back as equal values or are refused.
+
+Plain JSON values travel as they are. Values of classes (pydantic models, dataclasses, enums, images) travel
+in their JSON form and are converted by the declared types of their ports, as in the cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import astuple
+from enum import Enum
+from typing import cast
+
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+from compound.cluster.messages import Document, Numbers
+from compound.engine import TokenRecord, TokenRow, Usage
+from compound.errors import DeclarationError
+from compound.execution.exchange import Exchange, ExchangeDocument
+from compound.execution.outcomes import CallResult
+from compound.execution.trace import Call, Failure, FailureRow, Trace
+from compound.graph.system import System
+from compound.graph.types import convert, format_type
+
+Types = Callable[[str], object]  # the declared type of a value, by name
+
+
+def usage_to_wire(usage: Usage) -> Numbers:
+    """Return the fields of a usage."""
+    return astuple(usage)
+
+
+def usage_from_wire(numbers: Numbers) -> Usage:
+    """Parse the output of `usage_to_wire`."""
+    return Usage(*numbers)
+
+
+def values_to_wire(values: Mapping[str, object], types: Types, where: str) -> Document:
+    """Return values by name as JSON types, those of classes marked.
+
+    Args:
+        values: the values.
+        types: returns the declared type of each.
+        where: the owner of the values, for messages.
+
+    Raises:
+        DeclarationError: a value does not read back as an equal one.
+    """
+    return {name: _to_wire(value, types, name, where) for name, value in values.items()}
+
+
+def values_from_wire(document: Document, types: Types) -> dict[str, object]:
+    """Parse the output of `values_to_wire`."""
+    return {name: _from_wire(cast("list[object]", item), types, name) for name, item in document.items()}
+
+
+def _to_wire(value: object, types: Types, name: str, where: str) -> list[object]:
+    if _is_plain(value):
+        return [value]
+    try:
+        found = json.loads(json.dumps(value, default=_json))
+        if convert(types(name), found) == value:
+            return [found, True]
+    except (TypeError, ValueError, KeyError, AttributeError):
+        pass
+    raise DeclarationError(
+        f"{where}: the value of {name!r}, {type(value).__name__} {value!r:.80}, cannot be sent between "
+        "processes",
+        hint="declare it as JSON types, a pydantic model, a dataclass or an enum; or remove optimize.runner",
+    )
+
+
+def _from_wire(item: list[object], types: Types, name: str) -> object:
+    return convert(types(name), item[0]) if len(item) > 1 else item[0]
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a value consists of JSON types only, exactly."""
+    kind = type(value)
+    if kind in (str, int, float, bool, type(None)):
+        return True
+    if kind is list:
+        return all(map(_is_plain, cast("list[object]", value)))
+    if kind is dict:
+        items = cast("dict[object, object]", value)
+        return all(type(key) is str for key in items) and all(map(_is_plain, items.values()))
+    return False
+
+
+def _json(value: object) -> object:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return to_jsonable_python(value)
+    raise TypeError(f"{format_type(type(value))} has no JSON form")
+
+
+def result_to_wire(result: CallResult, types: Types, where: str) -> Document:
+    """Return the result of a call as JSON types."""
+    return {
+        "outputs": values_to_wire(result.outputs, types, where),
+        "failure": _failure_row(result.failure),
+        "usage": usage_to_wire(result.usage),
+        "tokens": [record.row for record in result.tokens],
+        "attempts": result.attempts,
+        "reused": result.reused,
+        "exchanges": [exchange.to_json() for exchange in result.exchanges],
+    }
+
+
+def result_from_wire(data: Document, types: Types, key: str) -> CallResult:
+    """Parse the output of `result_to_wire`."""
+    return CallResult(
+        outputs=values_from_wire(cast("Document", data["outputs"]), types),
+        failure=_failure(data["failure"]),
+        usage=usage_from_wire(cast("Numbers", data["usage"])),
+        tokens=tuple(map(TokenRecord.from_row, cast("list[TokenRow]", data["tokens"]))),
+        attempts=cast("int", data["attempts"]),
+        reused=bool(data["reused"]),
+        key=key,
+        exchanges=tuple(map(Exchange.from_json, cast("list[ExchangeDocument]", data["exchanges"]))),
+    )
+
+
+class CallCodec:
+    """Converts the calls and traces of one system.
+
+    Args:
+        system: the system, whose ports convert values.
+    """
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._inputs = {node.name: node.inputs for node in system.all_nodes()}
+
+    def outputs_of(self, component: str) -> Types:
+        """Return the types of a component's outputs."""
+        ports = self._system.components[component].outputs
+        return lambda name: ports[name].type
+
+    def inputs(self) -> Types:
+        """Return the types of the system's inputs."""
+        return lambda name: self._system.inputs[name]
+
+    def to_wire(self, call: Call) -> Document:
+        """Return a call as JSON types."""
+        ports = self._inputs[call.node]
+        result = CallResult(
+            call.outputs, call.failure, call.usage, call.tokens, call.attempts, call.reused, call.key,
+            call.exchanges,
+        )  # fmt: skip
+        return {
+            **result_to_wire(result, self.outputs_of(call.component), call.address),
+            "inputs": values_to_wire(call.inputs, lambda name: ports[name].type, call.address),
+            "address": call.address,
+            "node": call.node,
+            "component": call.component,
+            "parents": list(call.parents),
+            "seconds": call.seconds,
+            "sample": call.sample,
+            "invocation": call.invocation,
+            "counted": call.counted,
+            "key": call.key,
+        }
+
+    def from_wire(self, data: Document) -> Call:
+        """Parse the output of `to_wire`."""
+        ports = self._inputs[str(data["node"])]
+        found = result_from_wire(data, self.outputs_of(str(data["component"])), str(data["key"]))
+        return Call(
+            address=str(data["address"]),
+            node=str(data["node"]),
+            component=str(data["component"]),
+            parents=tuple(cast("list[str]", data["parents"])),
+            inputs=values_from_wire(cast("Document", data["inputs"]), lambda name: ports[name].type),
+            outputs=found.outputs,
+            failure=found.failure,
+            usage=found.usage,
+            seconds=cast("float", data["seconds"]),
+            sample=cast("int", data["sample"]),
+            invocation=cast("int", data["invocation"]),
+            reused=found.reused,
+            counted=bool(data["counted"]),
+            attempts=found.attempts,
+            tokens=found.tokens,
+            key=found.key,
+            exchanges=found.exchanges,
+        )
+
+    def trace_to_wire(self, trace: Trace) -> Document:
+        """Return an unscored trace as JSON types, without its inputs, which the driver has."""
+        outputs = self._system.outputs
+        return {
+            "system": trace.system,
+            "configuration": trace.configuration,
+            "calls": [self.to_wire(call) for call in trace.calls],
+            "outputs": values_to_wire(trace.outputs, lambda name: outputs[name].type, "outputs"),
+            "failure": _failure_row(trace.failure),
+            "ends": None if trace.ends is None else list(trace.ends),
+        }
+
+    def trace_from_wire(self, data: Document, run: Trace) -> Trace:
+        """Parse the output of `trace_to_wire`; ``run`` has the fields that the driver knows."""
+        outputs, ends = self._system.outputs, cast("list[str] | None", data["ends"])
+        return dataclasses.replace(
+            run,
+            system=str(data["system"]),
+            configuration=str(data["configuration"]),
+            calls=tuple(self.from_wire(call) for call in cast("list[Document]", data["calls"])),
+            outputs=values_from_wire(cast("Document", data["outputs"]), lambda name: outputs[name].type),
+            failure=_failure(data["failure"]),
+            ends=None if ends is None else tuple(ends),
+        )
+
+
+def _failure_row(failure: Failure | None) -> FailureRow | None:
+    return None if failure is None else failure.row
+
+
+def _failure(row: object) -> Failure | None:
+    return None if row is None else Failure(*cast("FailureRow", row))

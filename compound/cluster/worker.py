@@ -1,0 +1,204 @@
+"""A worker: rebuilds a system from its file, and runs examples that the driver sends."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from pathlib import Path
+
+from compound.cluster.handshake import facts_of, rebuild
+from compound.cluster.messages import (
+    Cancel,
+    Document,
+    Done,
+    Failed,
+    Hello,
+    Notice,
+    Ready,
+    Refused,
+    Reply,
+    Start,
+    Stop,
+    for_worker,
+)
+from compound.cluster.remote_calls import JobLink, Questions, RemoteMeter, WorkerCaller
+from compound.cluster.transport import Connection, Outbox, WorkerLost
+from compound.cluster.wire import CallCodec, values_from_wire
+from compound.errors import CompoundError
+from compound.execution.budget import Meter
+from compound.execution.executor import Executor, RunState
+from compound.execution.forks import Fork
+from compound.execution.trace import Call, Trace
+from compound.graph.configuration import canonical_json
+from compound.graph.system import System
+from compound.registry.engines import for_system
+
+KEPT = 32  # configurations that stay bound
+
+
+async def serve(connection: Connection) -> None:
+    """Run examples until the driver stops the worker or its connection is lost."""
+    outbox = Outbox(connection)
+    sending = asyncio.create_task(outbox.run())
+    worker = Worker(outbox)
+    try:
+        while not worker.stopped:
+            for message in for_worker(await connection.receive()):
+                await worker.handle(message)
+    except WorkerLost:
+        pass
+    finally:
+        sending.cancel()
+        await worker.aclose()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+class Worker:
+    """The state of a worker.
+
+    Args:
+        outbox: where messages to the driver are queued.
+
+    Attributes:
+        stopped: whether the driver has ended the worker.
+    """
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.stopped = False
+        self._outbox = outbox
+        self._questions = Questions(outbox)
+        self._program: Rebuilt | None = None
+        self._jobs: dict[int, asyncio.Task[None]] = {}
+
+    async def handle(self, message: Hello | Start | Cancel | Reply | Stop) -> None:
+        """Act on a message of the driver."""
+        match message:
+            case Hello():
+                self._rebuild(message)
+            case Start():
+                task = asyncio.create_task(self._run(message))
+                self._jobs[message.job] = task
+                task.add_done_callback(lambda _: self._jobs.pop(message.job, None))
+            case Cancel():
+                if (running := self._jobs.get(message.job)) is not None:
+                    running.cancel()
+            case Reply():
+                self._questions.answer(message)
+            case Stop():
+                self.stopped = True
+
+    def _rebuild(self, hello: Hello) -> None:
+        try:
+            self._program = Rebuilt(hello, self._questions)
+            self._outbox.post(Ready(facts=self._program.facts))
+        except CompoundError as error:
+            self._outbox.post(Refused(message=error.message, hint=error.hint))
+        except Exception as error:  # noqa: BLE001 - code that the file names may raise anything
+            self._outbox.post(Refused(message=f"{type(error).__name__}: {error}", hint=""))
+
+    async def _run(self, start: Start) -> None:
+        assert self._program is not None
+        link = JobLink(start, self._questions)
+        meter = RemoteMeter(link)
+        try:
+            result = await self._program.run(start, link, meter)
+        except CompoundError as error:
+            self._fail(start.job, type(error).__name__, error.message, error.hint)
+        except Exception as error:  # noqa: BLE001 - the driver reports it; a worker outlives its jobs
+            where = traceback.format_exception(error)
+            self._fail(start.job, "", f"{type(error).__name__}: {error}", "".join(where)[-2000:])
+        else:
+            self._outbox.post(Done(job=start.job, result=result, incidents=dict(+meter.incidents)))
+
+    def _fail(self, job: int, error: str, message: str, hint: str) -> None:
+        self._outbox.post(Failed(job=job, error=error, message=message, hint=hint))
+
+    async def aclose(self) -> None:
+        """Cancel all jobs and close the engines."""
+        jobs = list(self._jobs.values())
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        if self._program is not None:
+            await self._program.aclose()
+
+
+class Rebuilt:
+    """A system rebuilt from its file, with its engines.
+
+    Args:
+        hello: what to rebuild.
+        questions: the driver.
+
+    Attributes:
+        facts: what must be equal on the driver.
+    """
+
+    def __init__(self, hello: Hello, questions: Questions) -> None:
+        program = rebuild(hello.program)
+        self._system = program.system
+        self.facts = facts_of(program.system, program.folder)
+        engines = for_system(program.find_engine, program.system)
+        folder = None if hello.folder is None else Path(hello.folder)
+        self._executor = Executor(engines, seed=hello.seed, folder=folder)
+        self._caller = WorkerCaller(engines, Meter(), lambda text: questions.post(Notice(text=text)))
+        self._caller.folder = folder
+        self._bound: dict[str, tuple[System, CallCodec]] = {}
+
+    async def run(self, start: Start, link: JobLink, meter: RemoteMeter) -> Document:
+        """Run a job and return its trace, or the one call that it resamples."""
+        system, codec = self._bind(start.configuration)
+        executor = self._executor.with_caller(self._caller.for_job(link, meter), meter)
+        if start.alone:
+            return codec.to_wire(await _resample(executor, system, codec, start))
+        run = RunState(
+            system, start.example, start.sample, start.seed, start.bypass, start.settings,
+            _fork(codec, start), start.samples,
+        )  # fmt: skip
+        return codec.trace_to_wire(
+            await executor.execute(run, values_from_wire(start.inputs, codec.inputs()))
+        )
+
+    def _bind(self, configuration: Document) -> tuple[System, CallCodec]:
+        """Return the system bound to a configuration, the same object for an equal one."""
+        name = canonical_json(configuration)
+        if name not in self._bound:
+            while len(self._bound) >= KEPT:
+                del self._bound[next(iter(self._bound))]
+            system = self._system.bind(configuration)
+            self._bound[name] = system, CallCodec(system)
+        return self._bound[name]
+
+    async def aclose(self) -> None:
+        """Close the engines."""
+        await self._caller.aclose()
+
+
+async def _resample(executor: Executor, system: System, codec: CallCodec, start: Start) -> Call:
+    """Resample the one call of a job."""
+    assert start.fork is not None
+    calls = tuple(map(codec.from_wire, start.fork.calls))
+    trace = Trace(
+        start.example,
+        system.configuration.digest,
+        start.seed,
+        start.sample,
+        {},
+        calls,
+        system=system.identity,
+    )
+    changed = start.fork
+    return await executor.resample_call(
+        system, trace, changed.address, settings=changed.settings, sample=changed.resample
+    )
+
+
+def _fork(codec: CallCodec, start: Start) -> Fork | None:
+    """Return the fork of a job."""
+    if start.fork is None:
+        return None
+    kept = {call.address: call for call in map(codec.from_wire, start.fork.calls)}
+    outputs = start.fork.outputs
+    if outputs is not None:
+        outputs = values_from_wire(outputs, codec.outputs_of(kept[start.fork.address].component))
+    return Fork(kept, start.fork.address, outputs, start.fork.resample, start.fork.settings)

@@ -1,0 +1,48 @@
+"""Tables of the benchmark of Ray workers."""
+
+from __future__ import annotations
+
+from tables.data import markdown, results
+
+
+def ray_overhead() -> str:
+    """Tabulate the time per example in this process and on one worker."""
+    rows = []
+    for in_flight in (64, 1):
+        found = results("ray_overhead")["overhead"][f"in_flight_{in_flight}"]
+        low, high = found["ms_added_range"]
+        rows.append([
+            str(in_flight),
+            f"{found['ms_per_example_here']:.2f} ms",
+            f"{found['ms_per_example_on_worker']:.2f} ms",
+            f"+{found['ms_added_median']:.2f} ms ({low:.2f} to {high:.2f})",
+        ])  # fmt: skip
+    return markdown(["examples in flight", "this process", "one worker", "difference (range)"], rows)
+
+
+def ray_scaling() -> str:
+    """Tabulate the throughput of 1 and 8 workers with a model of fixed latency."""
+    found = results("ray_overhead")["scaling"]
+    low, high = found["ratio_range"]
+    ratios = {"1": "1 ×", "8": f"{found['ratio_8_to_1_median']:.2f} × ({low:.2f} to {high:.2f})"}
+    rows = [
+        [
+            workers,
+            f"{found['examples_per_second'][workers]:.1f}",
+            f"{found['bound_examples_per_second'][workers]:.1f}",
+            ratios[workers],
+        ]
+        for workers in ("1", "8")
+    ]
+    return markdown(["workers", "examples per second", "bound", "relative (range)"], rows)
+
+
+def ray_memory() -> str:
+    """Tabulate the driver's resident memory during a long evaluation."""
+    found = results("ray_overhead")["memory"]
+    fifth = found["examples"] // 5
+    rows = [[f"{fifth * (i + 1):,}", f"{mb:.1f} MB"] for i, mb in enumerate(found["driver_mb"])]
+    return markdown(["examples", "resident memory of the driver"], rows)
+
+
+TABLES = (ray_overhead, ray_scaling, ray_memory)

@@ -1,0 +1,164 @@
+"""The setting `optimize.runner`: equal results from commands and Python, and refusals before anything is spent."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import compound as cp
+from clusters.program import FILE, requests, write_program
+from clusters.transports import LocalTransport
+from compound.api import runners
+from compound.api.optimize import optimize
+from compound.errors import CompoundError, DeclarationError, MissingExtra, SpecError
+from compound.settings.common import RaySettings, RunnerSettings
+from compound.settings.optimize import OptimizeSettings
+from compound.spec.program import load, loads
+from compound.testing import ScriptedLM
+
+TEXT = (
+    FILE
+    + """
+data: {path: data, train: train, valid: valid, test: test}
+metric: {custom: {call: "parts:score", bounds: [0, 1]}}
+optimize:
+  method: random
+  iterations: 2
+  candidates: 3
+  minibatch: 4
+  valid_size: 6
+  concurrency: 6
+  budget: {system_runs: 60}
+"""
+).replace("temperature: 1.0}, in: {text", "temperature: {float: [0.5, 1.5], value: 1.0}}, in: {text")
+RUNNER = ("optimize.runner", "{ray: {workers: 3, address: nowhere}}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_program(tmp_path, TEXT)
+    for split, start in (("train", 0), ("valid", 20), ("test", 40)):
+        rows = [
+            {"id": f"e{i}", "topic": f"topic {i}", "kind": f"kind {i % 4}", "answer": ""}
+            for i in range(start, start + 12)
+        ]
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+@pytest.fixture
+def transports(monkeypatch: pytest.MonkeyPatch) -> list[LocalTransport]:
+    """Transports that take the place of Ray's; the first worker of each is killed."""
+    made: list[LocalTransport] = []
+
+    def local(address: str, cpus: float) -> LocalTransport:
+        assert (address, cpus) == ("nowhere", 1.0)
+        made.append(LocalTransport([(4, False)]))
+        return made[-1]
+
+    monkeypatch.setattr(runners, "RayTransport", local)
+    return made
+
+
+def test_evaluate_gives_equal_results(folder: Path, transports: list[LocalTransport]) -> None:
+    program = load(folder / "system.yaml")
+    assert program.data is not None
+    assert program.metric is not None
+    expected = cp.evaluate(
+        program.system, program.data, program.metric, cache=False, engines=program.find_engine
+    )
+    remote = load(folder / "system.yaml", overrides=[RUNNER])
+    found = cp.evaluate(remote.system, program.data, program.metric, cache=False, settings=remote.optimize)
+    assert found.rows == expected.rows
+    assert transports[0].started == 4  # three, and one that replaced the lost one
+
+
+@pytest.mark.parametrize("method", ["random", "search", "coordinate", "optimas"])
+def test_methods_make_the_same_decisions_on_workers(
+    folder: Path, tmp_path: Path, method: str, transports: list[LocalTransport]
+) -> None:
+    def optimized(name: str, *overrides: tuple[str, str]) -> tuple[object, ...]:
+        program = load(folder / "system.yaml", overrides=[("optimize.method", method), *overrides])
+        assert program.data is not None
+        assert program.metric is not None
+        result = optimize(
+            program.system, program.data, program.metric, program.optimize, run_dir=tmp_path / name,
+            engines=program.find_engine, folder=program.folder, text=program.text,
+        )  # fmt: skip
+        events = [json.loads(line) for line in (tmp_path / name / "events.jsonl").read_text().splitlines()]
+        kept = [{k: v for k, v in each.items() if k not in ("at", "checksum", "spent")} for each in events]
+        return (
+            result.best.to_json(),
+            result.accepted,
+            [each for each in kept if each["event"] in ("job", "decision")],
+        )
+
+    here = optimized("here")
+    there = optimized("there", RUNNER)
+    assert there == here
+    assert transports
+
+
+def test_ray_that_is_not_installed_is_reported_before_anything_is_spent(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    settings = OptimizeSettings(runner=RunnerSettings(ray=RaySettings()))
+    program = load(folder / "system.yaml")
+    with pytest.raises(MissingExtra, match="optimize.runner.ray needs ray"):
+        runners.executor_opener(settings, program.system, program.find_engine)
+    assert requests(folder) == 0
+
+
+def refused(system: cp.System, engines: object, **settings: object) -> CompoundError:
+    given = OptimizeSettings(runner=RunnerSettings(ray=RaySettings()))
+    with pytest.raises(DeclarationError) as error:
+        runners.executor_opener(given, system, engines, **settings)  # type: ignore[arg-type]
+    assert "remove optimize.runner" in error.value.hint
+    return error.value
+
+
+def test_engines_given_as_objects_are_refused(folder: Path) -> None:
+    system = load(folder / "system.yaml").system
+    error = refused(system, {"simulated": ScriptedLM(["x"])})
+    assert "given as Python objects" in error.message
+
+
+def test_external_agents_are_refused() -> None:
+    program = loads("""
+system: outside
+lm: smollm2
+inputs: {question: str}
+components:
+  agent: {external_agent: {command: [python, agent.py]}, in: {question: $question}}
+outputs: {answer: $agent}
+""")
+    assert "component 'agent' is an external agent" in refused(program.system, program.find_engine).message
+
+
+def test_methods_that_train_weights_are_refused() -> None:
+    from compound.optimizers import methods
+
+    program = loads("""
+system: trained
+lm: smollm2
+inputs: {question: str}
+components:
+  answerer: {llm: {prompt: {tune: Answer.}, weights: {lora: {rank: 4}}}, in: {question: $question}}
+outputs: {answer: $answerer}
+""")
+    method = methods.method("mmgrpo", program.system, OptimizeSettings(method="mmgrpo"))
+    error = refused(program.system, program.find_engine, methods=[method])
+    assert "trains answerer.weights in this process" in error.message
+
+
+def test_a_file_that_may_not_import_cannot_name_a_cluster(folder: Path) -> None:
+    text = (
+        (folder / "system.yaml").read_text().replace("method: random", "method: random\n  runner: {ray: {}}")
+    )
+    with pytest.raises(SpecError, match="sends examples to a cluster, and imports are not allowed"):
+        loads(text, path=folder / "system.yaml", allow_import=False)

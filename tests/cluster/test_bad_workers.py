@@ -1,0 +1,187 @@
+"""Workers with other versions, code or data, that break the protocol, or that cannot be started or replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusters.program import evaluated, examples, remote_executor, requests, write_program
+from clusters.transports import LocalTransport
+from compound.cluster.fleet import WorkersLost
+from compound.cluster.handshake import WorkerMismatch, rebuild
+from compound.cluster.messages import ProtocolError, Source, for_driver
+from compound.cluster.transport import Connection
+from compound.errors import CompoundError, DeclarationError
+from compound.execution.cache import MemoryCache
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return write_program(tmp_path)
+
+
+def run(source: Source, transport: LocalTransport, workers: int = 2, **settings: float) -> object:
+    executor = remote_executor(source, transport, workers, cache=MemoryCache(), **settings)  # type: ignore[arg-type]
+    return asyncio.run(evaluated(executor, rebuild(source).system))
+
+
+def nothing_spent(source: Source) -> bool:
+    return requests(Path(source.path).parent) == 0
+
+
+def changed(field: str, value: object) -> Callable[[str], str]:
+    """Return an edit of the facts that a worker reports."""
+
+    def edit(text: str) -> str:
+        messages = json.loads(text)
+        for message in messages:
+            if message["type"] == "ready":
+                message["facts"][field] = value
+        return json.dumps(messages)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("protocol", 99, "it has protocol 99, but the driver has 1"),
+        ("compound", "0.0.1", "it has compound 0.0.1, but the driver has"),
+        ("python", "3.99", "it has Python 3.99, but the driver has"),
+        ("source", "0123", "its source of compound .* differs from the driver's"),
+        ("modules", {"parts": "0123"}, "its module 'parts' differs"),
+        ("components", {}, "its component 'sorter' differs from the driver's in code or data"),
+        ("system", "0123", "it has rebuilt another system"),
+    ],
+)
+def test_a_worker_that_differs_is_refused_before_anything_is_spent(
+    source: Source, field: str, value: object, message: str
+) -> None:
+    with pytest.raises(WorkerMismatch, match=f"worker . cannot be used: {message}") as error:
+        run(source, LocalTransport(edit=changed(field, value)))
+    assert "install the same versions" in error.value.hint
+    assert nothing_spent(source)
+
+
+def test_a_worker_without_the_code_is_refused(source: Source) -> None:
+    other = source.model_copy(update={"path": source.path.replace("system.yaml", "elsewhere/system.yaml")})
+    executor = remote_executor(source, LocalTransport(), 2)
+    executor._workers.fleet._hello = executor._workers.fleet._hello.model_copy(update={"program": other})
+    with pytest.raises(WorkerMismatch, match="cannot load the system: .*no module 'parts'"):
+        asyncio.run(evaluated(executor, rebuild(source).system))
+    assert nothing_spent(source)
+
+
+def test_a_worker_that_lies_about_its_version_is_found_by_its_first_trace(source: Source) -> None:
+    def other_system(text: str) -> str:
+        return re.sub(r'"system": "[0-9a-f]{64}", "configuration"', '"system": "0123", "configuration"', text)
+
+    with pytest.raises(WorkerMismatch, match="a trace that does not fit the system: it is of another system"):
+        run(source, LocalTransport(edit=other_system))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"type": "claim"', '"type": "clam"'),
+        ('"component": "writer"', '"component": "reader"'),
+        ('"outputs": {"output": ["', '"outputs": {"text": [["'),
+        ("[{", "{["),
+    ],
+)
+def test_a_message_of_another_version_ends_the_run_with_a_clear_error(
+    source: Source, old: str, new: str
+) -> None:
+    def edit(text: str) -> str:
+        return text if '"ready"' in text else text.replace(old, new)
+
+    with pytest.raises(CompoundError) as error:
+        run(source, LocalTransport(edit=edit))
+    assert isinstance(error.value, WorkerMismatch)
+
+
+def test_a_message_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(ProtocolError, match="a message cannot be read"):
+        for_driver('[{"type": "leave", "job": "x"}]')
+
+
+def test_a_worker_that_does_not_start_is_reported(source: Source) -> None:
+    class Silent(LocalTransport):
+        async def connect(self, number: int) -> Connection:
+            connection = await super().connect(number)
+            connection.serving.cancel()  # type: ignore[attr-defined]
+            return connection
+
+    with pytest.raises(WorkersLost, match=r"worker \d did not start within 0.05 s"):
+        run(source, Silent(), start_seconds=0.05)
+    assert nothing_spent(source)
+
+
+def test_a_cluster_that_loses_too_many_workers_ends_the_run(source: Source) -> None:
+    with pytest.raises(WorkersLost, match="workers were lost while they ran example 'e0'") as error:
+        run(source, LocalTransport([(1, False)] * 50), 1)
+    assert "run the same command to resume" in error.value.hint
+
+
+def test_a_worker_that_cannot_be_replaced_ends_the_run_only_if_none_is_left(source: Source) -> None:
+    class Full(LocalTransport):
+        async def connect(self, number: int) -> Connection:
+            if self.started == 2:
+                raise CompoundError("the cluster is full", hint="add a machine")
+            return await super().connect(number)
+
+    expected = run(source, LocalTransport())
+    assert run(source, Full([(2, False)])) == expected
+    with pytest.raises(WorkersLost, match="no worker is left: the cluster is full"):
+        run(source, Full([(2, False), (3, False)]))
+
+
+def test_errors_that_end_a_run_are_those_of_a_run_in_this_process(tmp_path: Path) -> None:
+    source = write_program(tmp_path)
+    with (tmp_path / "parts.py").open("a") as file:
+        file.write(
+            """
+    async def generate(self, request):
+        from compound.errors import QuotaExhausted
+        raise QuotaExhausted("no credit", hint="add some")
+"""
+        )
+    with pytest.raises(CompoundError, match="no credit") as error:
+        run(source, LocalTransport())
+    assert type(error.value).__name__ == "QuotaExhausted"
+    assert error.value.hint == "add some"
+
+
+def test_values_that_cannot_travel_are_refused_by_name(tmp_path: Path) -> None:
+    source = write_program(tmp_path)
+    code = (tmp_path / "parts.py").read_text()
+    code = code.replace("-> Verdict:\n    return", "-> tuple:\n    return").replace(
+        "verdict: Verdict) -> str", "verdict: tuple) -> str"
+    )
+    code = code.replace("Verdict(text.split()[0], len(text))", "({1, 2}, text)").replace(
+        'f"{verdict.word}{verdict.length}"', "str(len(verdict))"
+    )
+    (tmp_path / "parts.py").write_text(code)
+    with pytest.raises(DeclarationError, match=r"the value of .*cannot be sent between processes"):
+        run(source, LocalTransport())
+
+
+def test_a_failing_batch_leaves_no_task_behind(source: Source) -> None:
+    executor = remote_executor(source, LocalTransport(), 2)
+
+    async def work() -> int:
+        system = rebuild(source).system
+        task = asyncio.create_task(executor.run(system, examples(1)[0].inputs))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await executor.aclose()
+        await asyncio.sleep(0)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(work()) == 1

@@ -1,0 +1,238 @@
+"""Laws of runs on workers: results equal those of one process, whatever dies, and nothing paid is repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clusters.program import (
+    evaluated,
+    examples,
+    local_executor,
+    local_result,
+    remote_executor,
+    requests,
+    write_program,
+)
+from clusters.transports import LocalTransport, PipeTransport
+from compound.cluster.handshake import rebuild
+from compound.cluster.messages import Source
+from compound.errors import BudgetExhausted
+from compound.execution.budget import Budget
+from compound.execution.cache import MemoryCache
+from compound.execution.executor import Executor
+from compound.execution.trace import Trace
+from compound.graph.component import Output
+from compound.graph.system import System
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return write_program(tmp_path_factory.mktemp("program"))
+
+
+def folder(source: Source) -> Path:
+    return Path(source.path).parent
+
+
+def sent(source: Source) -> int:
+    return requests(folder(source))
+
+
+@pytest.mark.parametrize("workers", [1, 3, 8])
+def test_every_number_of_workers_gives_the_results_of_one_process(source: Source, workers: int) -> None:
+    start = sent(source)
+    evaluations, traces, meter = local_result(source)
+    alone = sent(source) - start
+    executor = remote_executor(source, LocalTransport(), workers, cache=MemoryCache())
+    found = asyncio.run(evaluated(executor, rebuild(source).system))
+    assert found == (evaluations, traces)
+    assert sent(source) - start == 2 * alone  # equal calls are shared between workers
+    assert executor.meter.usage.calls == meter.usage.calls
+    assert executor.meter.usage.cost == pytest.approx(meter.usage.cost)
+    assert executor.meter.system_runs == meter.system_runs
+
+
+@settings(max_examples=25)
+@given(
+    workers=st.integers(1, 4),
+    deaths=st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=4),
+    concurrency=st.integers(1, 8),
+    cached=st.booleans(),
+)
+def test_no_schedule_of_deaths_changes_a_result(
+    source: Source, workers: int, deaths: list[tuple[int, bool]], concurrency: int, cached: bool
+) -> None:
+    def cache() -> MemoryCache | None:
+        return MemoryCache() if cached else None
+
+    system, sizes = rebuild(source).system, {"count": 5, "concurrency": concurrency}
+    here = local_executor(source, cache=cache())
+    expected = asyncio.run(evaluated(here, system, **sizes))
+    start, notices = sent(source), list[str]()
+    executor = remote_executor(source, LocalTransport(deaths), workers, cache=cache(), notify=notices.append)
+    assert asyncio.run(evaluated(executor, system, **sizes)) == expected
+    assert executor.meter.system_runs == here.meter.system_runs
+    # an example makes one request at a time: no more than that one is repeated, and all are charged
+    made = sent(source) - start
+    resent = sum(int(re.findall(r"(\d+) examples are sent again", notice)[0]) for notice in notices)
+    assert 0 <= made - here.meter.usage.calls <= resent
+    assert executor.meter.usage.calls >= made
+
+
+def test_killed_processes_change_nothing(tmp_path: Path) -> None:
+    source = write_program(tmp_path, seconds=0.02)
+    evaluations, traces, _ = local_result(source)
+    transport = PipeTransport()
+    executor = remote_executor(source, transport, 2, cache=MemoryCache())
+    killed = list[asyncio.subprocess.Process]()
+
+    async def kill() -> None:
+        while len(killed) < 3:
+            await asyncio.sleep(0.01)
+            alive = [process for process in transport.processes if process.returncode is None]
+            if sent(source) > 80 + 15 * len(killed) and alive and alive[0] not in killed:
+                killed.append(alive[0])
+                alive[0].send_signal(signal.SIGKILL)
+
+    async def both() -> object:
+        killing = asyncio.create_task(kill())
+        try:
+            return await evaluated(executor, rebuild(source).system)
+        finally:
+            killing.cancel()
+
+    assert asyncio.run(both()) == (evaluations, traces)
+    assert killed
+    assert len(transport.processes) > 2
+
+
+def test_forks_and_resampled_calls_are_equal(source: Source) -> None:
+    system = rebuild(source).system
+
+    async def work(executor: Executor) -> list[object]:
+        example = examples(3)[1]
+        try:
+            trace = await executor.run(system, example.inputs, example=example.id)
+            forks = [
+                await executor.fork(system, trace, "writer", outputs={"output": "another text"}),
+                await executor.fork(system, trace, "writer", resample=3, settings={"max_tokens": 2}),
+                await executor.fork(
+                    system, trace, "judged", outputs=dict(trace.call("judged").outputs), sample=4
+                ),
+            ]
+            call = await executor.resample_call(system, trace, "closer", sample=9)
+        finally:
+            await executor.aclose()
+        return [_untimed(each) for each in (trace, *forks)] + [call.outputs, call.usage, call.sample]
+
+    def _untimed(trace: Trace) -> Trace:
+        for call in trace.calls:
+            call.seconds = 0.0
+        return trace
+
+    expected = asyncio.run(work(local_executor(source)))
+    assert asyncio.run(work(remote_executor(source, LocalTransport(), 2))) == expected
+
+
+@pytest.mark.parametrize(
+    "budget", [Budget(calls=20), Budget(tokens=900), Budget(cost=0.9)], ids=["calls", "tokens", "cost"]
+)
+def test_limits_hold_across_workers_and_deaths(source: Source, budget: Budget) -> None:
+    start = sent(source)
+    executor = remote_executor(source, LocalTransport([(3, True), (4, False)]), 3, budget=budget)
+    with pytest.raises(BudgetExhausted):
+        asyncio.run(evaluated(executor, rebuild(source).system))
+    used = executor.meter.usage
+    assert sent(source) - start <= used.calls
+    for name in ("calls", "tokens", "cost"):
+        limit = getattr(budget, name)
+        assert limit is None or getattr(used, name) <= limit + 1e-9
+
+
+def test_a_budget_that_suffices_in_one_process_suffices_on_workers(source: Source) -> None:
+    evaluations, traces, meter = local_result(source)
+    budget = Budget(calls=meter.usage.calls)
+    executor = remote_executor(source, LocalTransport(), 3, cache=MemoryCache(), budget=budget)
+    assert asyncio.run(evaluated(executor, rebuild(source).system)) == (evaluations, traces)
+
+
+def test_the_minutes_end_a_run_on_workers(tmp_path: Path) -> None:
+    source = write_program(tmp_path, seconds=30)
+    executor = remote_executor(source, LocalTransport(), 2, budget=Budget(minutes=0.01))
+    with pytest.raises(BudgetExhausted, match="in flight were cancelled"):
+        asyncio.run(evaluated(executor, rebuild(source).system))
+
+
+def test_the_concurrency_of_a_server_holds_over_all_workers(tmp_path: Path) -> None:
+    """Workers of one process share a counter in the module of the engine."""
+    source = write_program(tmp_path, seconds=0.001, limit=3)
+    with (tmp_path / "parts.py").open("a") as file:
+        file.write(
+            """
+    IN_FLIGHT, MOST = [0], [0]
+
+    async def generate(self, request):
+        self.IN_FLIGHT[0] += 1
+        self.MOST[0] = max(self.MOST[0], self.IN_FLIGHT[0])
+        try:
+            return await super().generate(request)
+        finally:
+            self.IN_FLIGHT[0] -= 1
+"""
+        )
+    program = rebuild(source)
+    executor = remote_executor(source, LocalTransport(), 4)
+    asyncio.run(evaluated(executor, program.system, concurrency=16))
+    engine = program.find_engine("simulated")
+    assert engine.MOST == [3]  # type: ignore[attr-defined]
+
+
+def test_rate_limits_pause_all_workers_as_they_pause_one_process(tmp_path: Path) -> None:
+    source = write_program(tmp_path)
+    with (tmp_path / "parts.py").open("a") as file:
+        file.write(
+            """
+    REJECTED = []
+
+    async def generate(self, request):
+        if len(self.REJECTED) < 2:
+            self.REJECTED.append(1)
+            raise RateLimited("slow down", retry_after=0.01)
+        return await super().generate(request)
+"""
+        )
+    program, notices = rebuild(source), list[str]()
+    executor = remote_executor(source, LocalTransport(), 2, cache=MemoryCache(), notify=notices.append)
+    found = asyncio.run(evaluated(executor, program.system))
+    assert found[0] == local_result(source)[0]  # after the two rejections
+    assert executor.meter.incidents["rate_limited"] == 2
+    assert any("rate limit: waiting" in notice for notice in notices)
+
+
+def test_models_in_the_process_of_a_worker_have_a_queue_per_worker(tmp_path: Path) -> None:
+    source = write_program(tmp_path, local=True, limit=1)
+    evaluations, traces, _ = local_result(source)
+    executor = remote_executor(source, LocalTransport(), 3, cache=MemoryCache())
+    assert asyncio.run(evaluated(executor, rebuild(source).system)) == (evaluations, traces)
+
+
+def test_parts_of_a_system_run_in_this_process(source: Source) -> None:
+    system, transport = rebuild(source).system, LocalTransport()
+    part = System("pair", {"text": Output(system.nodes["writer"], "output")}, lm="simulated")
+
+    async def once(executor: Executor) -> object:
+        try:
+            return (await executor.run(part, examples(2)[1].inputs)).outputs
+        finally:
+            await executor.aclose()
+
+    found = asyncio.run(once(remote_executor(source, transport, 2)))
+    assert found == asyncio.run(once(local_executor(source)))
+    assert transport.started == 0

@@ -1,0 +1,139 @@
+"""The laws of `tests/cluster` on a real cluster, with workers killed by Ray and by the system."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import compound as cp
+from clusters.program import evaluated, local_result, remote_executor, requests, write_program
+from compound.cluster.fleet import WorkersLost
+from compound.cluster.handshake import WorkerMismatch, rebuild
+from compound.cluster.messages import Source
+from compound.cluster.ray_transport import ClusterUnavailable, RayTransport
+from compound.cluster.transport import Connection
+from compound.execution.cache import MemoryCache
+from compound.settings.common import RaySettings, RunnerSettings
+
+pytestmark = [
+    pytest.mark.usefixtures("cluster"),
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning"
+    ),
+]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return write_program(tmp_path, seconds=0.01)
+
+
+class Watched(RayTransport):
+    """Keeps the connections, so that a test can kill actors."""
+
+    def __init__(self) -> None:
+        super().__init__("auto", 1.0)
+        self.connections: list[Connection] = []
+
+    async def connect(self, number: int) -> Connection:
+        self.connections.append(await super().connect(number))
+        return self.connections[-1]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_every_number_of_workers_gives_the_results_of_one_process(source: Source, workers: int) -> None:
+    evaluations, traces, meter = local_result(source)
+    alone = requests(Path(source.path).parent)
+    executor = remote_executor(source, RayTransport(), workers, cache=MemoryCache())
+    assert asyncio.run(evaluated(executor, rebuild(source).system)) == (evaluations, traces)
+    assert requests(Path(source.path).parent) == 2 * alone
+    assert executor.meter.usage.calls == meter.usage.calls
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_killed_workers_change_nothing(source: Source, workers: int) -> None:
+    folder = Path(source.path).parent
+    evaluations, traces, meter = local_result(source)
+    alone = requests(folder)
+    transport, notices = Watched(), list[str]()
+    executor = remote_executor(source, transport, workers, cache=MemoryCache(), notify=notices.append)
+
+    async def kill() -> None:
+        for number in range(2):
+            while requests(folder) < alone + 15 + 20 * number:  # noqa: ASYNC110 - other processes write it
+                await asyncio.sleep(0.005)
+            await transport.connections[number].aclose()
+
+    async def both() -> object:
+        killing = asyncio.create_task(kill())
+        try:
+            return await evaluated(executor, rebuild(source).system)
+        finally:
+            killing.cancel()
+
+    assert asyncio.run(both()) == (evaluations, traces)
+    assert any("was lost" in notice for notice in notices)
+    assert executor.meter.usage.calls >= requests(folder) - alone
+    assert executor.meter.system_runs == meter.system_runs
+
+
+def test_a_worker_that_ends_its_process_is_replaced(tmp_path: Path) -> None:
+    source = write_program(tmp_path)
+    expected = local_result(source)[:2]
+    code = (tmp_path / "parts.py").read_text()
+    (tmp_path / "parts.py").write_text(
+        code.replace(
+            "def answer(message, rng):",
+            f"def answer(message, rng):\n    if os.getpid() != {os.getpid()} and 'topic 7' in message:\n"
+            "        try:\n            os.mkdir(LOG + '.died')\n"
+            f"            os.kill(os.getpid(), {int(signal.SIGKILL)})\n"
+            "        except FileExistsError:\n            pass",
+        )
+    )
+    notices = list[str]()
+    executor = remote_executor(source, RayTransport(), 2, cache=MemoryCache(), notify=notices.append)
+    assert asyncio.run(evaluated(executor, rebuild(source).system)) == expected
+    assert any("was lost" in notice for notice in notices)
+
+
+def test_a_worker_without_the_code_is_refused_before_anything_is_spent(
+    source: Source, tmp_path: Path
+) -> None:
+    other = source.model_copy(update={"path": str(tmp_path / "elsewhere" / "system.yaml")})
+    executor = remote_executor(source, RayTransport(), 2)
+    executor._workers.fleet._hello = executor._workers.fleet._hello.model_copy(update={"program": other})
+    with pytest.raises(WorkerMismatch, match="cannot load the system"):
+        asyncio.run(evaluated(executor, rebuild(source).system))
+    assert requests(tmp_path) == 0
+
+
+def test_a_cluster_without_a_free_place_is_reported(source: Source, tmp_path: Path) -> None:
+    executor = remote_executor(source, RayTransport("auto", 100.0), 1, start_seconds=2)
+    with pytest.raises(WorkersLost, match="did not start within 2 s"):
+        asyncio.run(evaluated(executor, rebuild(source).system))
+    assert requests(tmp_path) == 0
+
+
+def test_a_dead_address_is_reported(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = RayTransport("127.0.0.1:1")
+    monkeypatch.setattr(transport._ray, "is_initialized", lambda: False)
+
+    def init(**_: object) -> None:
+        raise ConnectionError("Could not connect to 127.0.0.1:1")
+
+    monkeypatch.setattr(transport._ray, "init", init)
+    with pytest.raises(ClusterUnavailable, match="no Ray cluster at address '127.0.0.1:1'"):
+        asyncio.run(evaluated(remote_executor(source, transport, 1), rebuild(source).system))
+
+
+def test_evaluate_runs_a_file_on_the_cluster(source: Source, tmp_path: Path) -> None:
+    system = cp.load_system(source.path)
+    rows = [{"topic": f"topic {i}", "kind": "k", "answer": f"word{i % 5} 1"} for i in range(8)]
+    metric = cp.exact_match("answer")
+    expected = cp.evaluate(system, rows, metric, cache=False)
+    settings = cp.OptimizeSettings(runner=RunnerSettings(ray=RaySettings(workers=2)))
+    assert cp.evaluate(system, rows, metric, cache=False, settings=settings).rows == expected.rows

@@ -1,0 +1,1 @@
+"""A program, evaluations and transports for tests of clusters."""
