@@ -1,7 +1,9 @@
 """The catalogue of an invented shop, and questions about it.
 
-A question asks for the price of some pieces of one or two products, so that an answer takes a search for each
-product and a calculation.
+Questions of the kind ``single`` take one tool: a search for a price, or a calculation. Those of the kind
+``totals`` ask for the price of some pieces of one or two products, which takes searches and a calculation.
+
+    python -m compound.benchmarks.agents.catalogue FOLDER [single|totals]
 """
 
 from __future__ import annotations
@@ -10,12 +12,15 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 
-MATERIALS = ("oak", "brass", "linen", "glass", "cork", "slate", "birch", "copper")
+Kind = Literal["single", "totals"]
+
+MATERIALS = ("oak", "brass", "linen", "glass", "cork", "slate", "birch", "copper", "maple", "steel")
 THINGS = ("lamp", "chair", "shelf", "mirror", "vase", "clock", "stool", "tray")
-SIZES = {"train": 32, "dev": 24, "test": 64}
+SIZES = {"train": 24, "dev": 40, "test": 64}
 
 
 def products() -> dict[str, int]:
@@ -75,14 +80,17 @@ def _total(number: int, rng: np.random.Generator) -> tuple[str, int]:
     return f"How many dollars do {wanted} cost?", total
 
 
-def main(folder: str) -> None:
+def main(folder: str, kind: str = "single") -> None:
     """Write the splits as JSON lines."""
+    chosen = next((known for known in get_args(Kind) if known == kind), None)
+    if chosen is None:
+        raise SystemExit(f"{kind!r} is no kind of questions; possible: {', '.join(get_args(Kind))}")
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     for split in SIZES:
-        rows = "".join(json.dumps(row) + "\n" for row in questions(split))
+        rows = "".join(json.dumps(row) + "\n" for row in questions(split, chosen))
         (target / f"{split}.jsonl").write_text(rows, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
