@@ -112,9 +112,9 @@ class Agent(Composite):
         self._check()
         fields = output if isinstance(output, Mapping) else {"output": output}
         self.model = LLM(
-            f"{name}_turn", prompt, output, demos=demos, lm=lm, temperature=temperature, max_tokens=max_tokens,
-            stop=tuple(stop), format="text" if len(fields) == 1 else "json", enforce=enforce, reasks=reasks,
-            weights=weights, system=system, timeout=timeout, retries=retries,
+            f"{name}_turn", prompt, output, demos=demos, lm=lm, temperature=temperature,
+            max_tokens=max_tokens, stop=tuple(stop), format="text" if len(fields) == 1 else "json",
+            enforce=enforce, reasks=reasks, weights=weights, system=system, timeout=timeout, retries=retries,
         )  # fmt: skip
         start = self.model.demos.value if isinstance(self.model.demos, Demos) else self.model.demos
         if problem := problem_of(start):

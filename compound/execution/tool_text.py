@@ -6,7 +6,8 @@ enforce where they can (`Request.format`):
 - ``{"tool": "search", "arguments": {"query": "tallest mountain"}}`` calls a tool.
 - ``{"answer": "K2"}`` is the final answer: a text, or the JSON value that `Request.format` asks for.
 
-Earlier answers of the model are shown in the same form, and results of tools as messages of the user. An answer that is no such object is a final answer.
+Earlier answers of the model are shown in the same form, and results of tools as messages of the user. An
+answer that is no such object is a final answer.
 """
 
 from __future__ import annotations
@@ -77,6 +78,16 @@ def from_text(request: Request, completion: Completion) -> Completion:
         return completion
     call = ToolCall(CALL_ID, name, arguments if isinstance(arguments, str) else _json(arguments))
     return replace(completion, finish_reason="tool_calls", tool_calls=(call,))
+
+
+def is_call(text: str) -> bool:
+    """Return whether an answer is a tool call in text.
+
+    >>> is_call('{"tool": "now", "arguments": {}}'), is_call("The tool is new.")
+    (True, False)
+    """
+    found = _object(text.strip())
+    return found is not None and TOOL in found
 
 
 def _instructions(tools: tuple[ToolSpec, ...]) -> str:

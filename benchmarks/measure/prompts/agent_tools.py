@@ -186,7 +186,12 @@ def main() -> None:
         measured.score("after search", best)
         after, step = measured.trained(best)
         measured.score("after one training step", after)
-        found = {"questions": len(measured.test), "stages": measured.stages, "search": search, "training": step}
+        found = {
+            "questions": len(measured.test),
+            "stages": measured.stages,
+            "search": search,
+            "training": step,
+        }
     OUTPUT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
