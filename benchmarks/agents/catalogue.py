@@ -44,8 +44,8 @@ def questions(split: str, kind: Kind = "single") -> Iterator[dict[str, str]]:
 
     Args:
         split: ``train``, ``dev`` or ``test``.
-        kind: ``single``: each takes one tool, in turn a search for a price and a calculation; ``totals``: each
-            takes a search for one or two products, and then a calculation.
+        kind: ``single``: each takes one tool, in turn a search for a price and a calculation;
+            ``totals``: each takes a search for one or two products, and then a calculation.
     """
     rng = np.random.default_rng(11)
     make = _single if kind == "single" else _total

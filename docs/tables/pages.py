@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from tables import (
     acceptance,
+    agents,
     decoding,
     gateway,
     interchange,
@@ -37,10 +38,11 @@ PAGES = tuple(
         "guides/serving.md",
         "guides/imports.md",
         "guides/existing_agents.md",
+        "guides/agents.md",
     )
 )
 MODULES = (
-    acceptance, decoding, gateway, interchange, intervals, local_rewards, reliability, serving, sweeps,
+    acceptance, agents, decoding, gateway, interchange, intervals, local_rewards, reliability, serving, sweeps,
     systems, training, training_speed,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {

@@ -42,7 +42,7 @@ def _scores(summary: Mapping[str, Any]) -> str:
 
 
 def real_runs() -> str:
-    """Mean test scores by method and system runs, over all systems that have the same seeds of all methods."""
+    """Mean test scores by method and system runs, over all systems with the same seeds of all methods."""
     rows = []
     for name in SYSTEMS:
         found = results(f"searches/{name}")["runs"]

@@ -1,10 +1,10 @@
-"""Optimize an agent with two MCP servers in its prompt, worked examples and tool texts, and train it one step.
+"""Optimize an agent with two MCP servers in its texts and worked examples, and train it one step.
 
     nice -n 5 python -m compound.benchmarks.measure.prompts.agent_tools
 
 Writes ``benchmarks/data/agent_tools.json``: the score of each stage of ``benchmarks/agent.yaml`` on the same
-test questions, with its 95 % interval, by kind of question (a search in the catalogue, a calculation), and the
-controls: the best constant answer, and one direct call of the model without tools.
+test questions, with its 95 % interval, by kind of question (a search in the catalogue, a calculation), and
+the controls: the best constant answer, and one direct call of the model without tools.
 
 1. The agent without worked examples.
 2. As declared, with a worked example of each tool.
@@ -119,7 +119,7 @@ class Measurement:
         frozen = {key: value for key, value in system.parameters.items() if "weights" not in key}
         started = time.process_time()
         result = cp.optimize(
-            system, data, self.metric, settings=self.program.optimize, engines=self.program.engines,
+            system, data, self.metric, settings=self.program.optimize, engines=self.program.find_engine,
             run_dir=self.folder / "search", progress=False,
         )  # fmt: skip
         best = system.bind({**system.configuration, **{key: result.best[key] for key in frozen}})
@@ -140,8 +140,7 @@ class Measurement:
         settings = make_settings(STEP)
         made = method("mmgrpo", system, settings)
         executor = self.executor()
-        engines = dict(self.program.engines)
-        problem = Problem(system, self.train, (), (), self.metric, settings, made, engines)
+        problem = Problem(system, self.train, (), (), self.metric, settings, made, self.program.find_engine)
         context = JobContext(executor, self.metric, problem.rules, self.memory)
         started = time.process_time()
         try:
@@ -169,7 +168,8 @@ class Measurement:
 
 
 def _interval(found: Evaluation) -> dict[str, float]:
-    return {name: float(value) for name, value in found.interval.to_json().items()}
+    interval = found.interval
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high}
 
 
 def main() -> None:

@@ -71,13 +71,18 @@ class TestDemonstrations:
         found = survey(system, RunLimits([cp.Example("e", {"question": "Twice 5?"})], lms=("m",)))
         lm = ScriptedLM(['{"answer": 10}'], native_tools=True)
         cp.run(system, {"question": "Twice 5?"}, engines={"m": lm})
-        bound = found.uses["agent_turn"].requests[0]
+        bounds = found.uses["agent_turn"].requests
+        assert bounds
+        bound = bounds[0]
         request = lm.requests[0]
         assert request.size <= bound.prompt.bytes + bound.prompt.tokens
         assert len(request.messages) <= bound.messages
 
     def test_other_demonstrations_are_rejected(self) -> None:
-        wrong = {"inputs": {"question": "Twice 4?"}, "outputs": {"output": 8}}
+        wrong: Mapping[str, Mapping[str, object]] = {
+            "inputs": {"question": "Twice 4?"},
+            "outputs": {"output": 8},
+        }
         with pytest.raises(DeclarationError, match="the inputs of a demonstration have no 'task'"):
             cp.Agent("agent", [double], demos=[wrong])
 
