@@ -42,8 +42,8 @@ PAGES = tuple(
     )
 )
 MODULES = (
-    acceptance, agents, decoding, gateway, interchange, intervals, local_rewards, reliability, serving, sweeps,
-    systems, training, training_speed,
+    acceptance, agents, decoding, gateway, interchange, intervals, local_rewards, reliability, serving,
+    sweeps, systems, training, training_speed,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {
     table.__name__: table for module in MODULES for table in module.TABLES
