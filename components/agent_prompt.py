@@ -10,12 +10,12 @@ from typing import cast
 
 from compound.engine import Adapter, Completion, Forward, Request
 from compound.errors import CallError, DeclarationError, TransientError
+from compound.gateway.conversation import read_messages, read_tools
 from compound.gateway.documents import (
     TextSlot,
     answer_format,
     as_document,
     number,
-    plain_messages,
     readable_messages,
     stop_strings,
     text_of,
@@ -209,8 +209,9 @@ class AgentPrompt(Operation):
         forwards = call.forwards(lm)
         weights = values["weights"]
         temperature = number(document, "temperature")
+        tools, choice = ((), "auto") if forwards else read_tools(document, lm)
         request = Request(
-            messages=readable_messages(route, document) if forwards else plain_messages(route, document, lm),
+            messages=readable_messages(route, document) if forwards else read_messages(route, document, lm),
             max_tokens=int(number(document, *FIELDS[route]) or LIMIT),
             temperature=1.0 if temperature is None else float(temperature),
             stop=stop_strings(document),
@@ -218,11 +219,21 @@ class AgentPrompt(Operation):
             adapter=Adapter(**weights) if is_reference(weights) else None,
             want_tokens=self.weights is not None,
             format=answer_format(route, document),
+            tools=tools,
+            tool_choice=choice,
             forward=Forward(route, json.dumps(document), stream) if forwards else None,
         )
         if exchange is not None:
             exchange.raw = forwards
-        completion = await call.generate(lm, request, exchange.put if exchange and stream else None)
+        # a tool call in text must not reach the agent as text
+        on_text = exchange.put if exchange and stream and not request.uses_tools else None
+        try:
+            completion = await call.generate(lm, request, on_text)
+        except DeclarationError as error:
+            if not any(message.images for message in request.messages):
+                raise
+            # the agent, not the system, asks for what the model does not take
+            raise CallError(error.message, hint=error.hint, kind="unsupported") from error
         return _response(route, lm, completion, 0 if exchange is None else exchange.number)
 
 

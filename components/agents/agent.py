@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from compound.components.agents.conversation import HISTORY, LAST, MESSAGE, TASK, TOOL_CALLS, problem_of
 from compound.components.agents.tool_runner import CUT, Record, ToolRunner
 from compound.components.agents.tool_texts import check_names, setting_name, tool_text
-from compound.components.agents.turn import HISTORY, LAST, MESSAGE, RESERVED, TASK, TOOL_CALLS, AgentTurn
+from compound.components.agents.turn import RESERVED, AgentTurn
 from compound.components.flow import Map
 from compound.components.llm import LLM, labelled
 from compound.components.tools.tool import Tool
@@ -16,7 +17,7 @@ from compound.errors import CallError, DeclarationError, suggest_name
 from compound.graph.bounds import CHARACTER, Extent, extent_of_setting
 from compound.graph.component import Input, Value, check_name, merge_addresses
 from compound.graph.composite import Composite, RunBody
-from compound.graph.space import Choice, Float, Int, Text, Weights
+from compound.graph.space import Choice, Demo, Demos, Float, Int, Text, Weights
 from compound.graph.system import System
 from compound.graph.types import Port
 
@@ -40,6 +41,8 @@ class Agent(Composite):
         tools: what the model can call; see `Tool`.
         prompt: the instruction.
         output: one type (field ``output``), or types by field name, as in `LLM`.
+        demos: demonstrations, shown as earlier conversations; as `Demos`, those that optimizers take from
+            successful runs.
         lm: the model's name; ``None`` uses the system's model.
         temperature: sampling temperature; 0 is greedy.
         max_tokens: maximum length of the model's text in one turn.
@@ -84,6 +87,7 @@ class Agent(Composite):
         *,
         prompt: str | Text = "",
         output: object = str,
+        demos: Demos | Sequence[Demo] = (),
         lm: str | Choice | None = None,
         temperature: float | Float | Choice = 0.0,
         max_tokens: int | Int | Choice = 512,
@@ -108,10 +112,15 @@ class Agent(Composite):
         self._check()
         fields = output if isinstance(output, Mapping) else {"output": output}
         self.model = LLM(
-            f"{name}_turn", prompt, output, lm=lm, temperature=temperature, max_tokens=max_tokens,
-            stop=tuple(stop), format="text" if len(fields) == 1 else "json", enforce=enforce, reasks=reasks,
-            weights=weights, system=system, timeout=timeout, retries=retries,
+            f"{name}_turn", prompt, output, demos=demos, lm=lm, temperature=temperature,
+            max_tokens=max_tokens, stop=tuple(stop), format="text" if len(fields) == 1 else "json",
+            enforce=enforce, reasks=reasks, weights=weights, system=system, timeout=timeout, retries=retries,
         )  # fmt: skip
+        start = self.model.demos.value if isinstance(self.model.demos, Demos) else self.model.demos
+        if problem := problem_of(start):
+            raise DeclarationError(
+                f"agent {name!r}: {problem}", hint="take demonstrations from records of the turns that answer"
+            )
         if taken := [field for field in fields if field in RESERVED]:
             raise DeclarationError(f"agent {name!r}: {taken[0]!r} cannot be the name of an output")
         self.body = self._make_body()
@@ -149,6 +158,8 @@ class Agent(Composite):
     def _make_body(self) -> System:
         turns = int(extent_of_setting(self.max_turns).largest)
         messages = 4 + (turns - 1) * (1 + self.max_calls) + 2 * self.model.most_reasks
+        demos = self.model.demos
+        messages *= 1 + (demos.max if isinstance(demos, Demos) else len(demos))
         component = AgentTurn(
             f"{self.name}_turn",
             self.model,

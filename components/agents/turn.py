@@ -7,18 +7,44 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from compound.components.agents.conversation import (
+    HISTORY,
+    LAST,
+    MESSAGE,
+    TASK,
+    TOOL_CALLS,
+    recorded_message,
+    shown_task,
+    shown_turns,
+)
 from compound.components.agents.tool_runner import Record
 from compound.components.agents.tool_texts import declarations, setting_name
 from compound.components.fields import answer_note, format_inputs, parse, take_images
-from compound.components.llm import BLOCK_BYTES, LLM, correction, with_cause, written_extent
+from compound.components.llm import (
+    BLOCK_BYTES,
+    LLM,
+    MAX_DEMO_CHARACTERS,
+    correction,
+    with_cause,
+    written_extent,
+)
 from compound.components.tools.tool import Tool
-from compound.engine import Adapter, Completion, Message, Request, ToolCall, ToolSpec, format_bytes
+from compound.engine import (
+    ESCAPED,
+    TOOL_OVERHEAD,
+    Adapter,
+    Completion,
+    Message,
+    Request,
+    ToolSpec,
+    format_bytes,
+)
 from compound.errors import DeclarationError, ParseError
 from compound.execution.tool_text import OVERHEAD
 from compound.graph.bounds import CHARACTER, CallBound, Extent, Limits, Reach, extent_of_setting
 from compound.graph.component import CallContext, Operation
 from compound.graph.configuration import digest
-from compound.graph.space import Text
+from compound.graph.space import Demos, Text, as_demos
 from compound.graph.types import Port, as_declared, union
 from compound.image import Image
 from compound.narrowing import entry
@@ -26,8 +52,6 @@ from compound.storage.artifacts import is_reference
 
 AGENT_FORMAT = 1  # version of the messages; increment it when the same settings give other messages
 LAST_TURN = "You cannot call further tools. Give the final answer now."
-TASK, HISTORY, LAST = "task", "history", "last_turn"
-MESSAGE, TOOL_CALLS = "message", "tool_calls"
 RESERVED = (MESSAGE, TOOL_CALLS)
 MAX_ERROR = 500 * CHARACTER  # bytes of an error that a re-ask shows
 
@@ -75,8 +99,14 @@ class AgentTurn(Operation):
 
     @property
     def settings(self) -> Mapping[str, object]:  # noqa: D102
-        model = {name: value for name, value in self.model.settings.items() if name != "demos"}
+        model = dict(self.model.settings)
+        if not model["demos"]:
+            del model["demos"]
         return {**model, **self.texts}
+
+    def is_demonstration(self, outputs: Mapping[str, object]) -> bool:
+        """Only the turn that answers: it shows the turns before it, too."""
+        return not outputs[TOOL_CALLS]
 
     @cached_property
     def version(self) -> str:  # noqa: D102
@@ -99,11 +129,15 @@ class AgentTurn(Operation):
         """Return the messages of a request."""
         shown, images = take_images(self._task(inputs))
         prompt = entry(values, "prompt", str) if values["prompt"] else ""
-        blocks = [prompt.strip(), answer_note(self.model.outputs, self.model.layout), format_inputs(shown)]
-        text = "\n\n".join(filter(None, blocks))
-        head = (Message("system", self.model.system),) if self.model.system else ()
-        history = [_message(record) for record in entry(inputs, HISTORY, list)]
-        last = (Message("user", LAST_TURN),) if history and inputs[LAST] else ()
+        blocks = [prompt.strip(), answer_note(self.model.outputs, self.model.layout)]
+        demos = as_demos(values.get("demos") or ())
+        tasks = [*map(format_inputs, map(shown_task, demos)), format_inputs(shown)]
+        *shots, text = ["\n\n".join(filter(None, [*blocks, tasks[0]])), *tasks[1:]]
+        head = [Message("system", self.model.system)] if self.model.system else []
+        for shot, demo in zip(shots, demos, strict=True):
+            head += [Message("user", shot), *shown_turns(demo)]
+        history = [recorded_message(record) for record in entry(inputs, HISTORY, list)]
+        last = [Message("user", LAST_TURN)] if history and inputs[LAST] else []
         return (*head, Message("user", (text, *images) if images else text), *history, *last)
 
     def _task(self, inputs: Mapping[str, object]) -> dict[str, object]:
@@ -221,15 +255,21 @@ class AgentTurn(Operation):
             key = f"{self.name}.{name}"
             text = limits.text(key, own) if isinstance(own, Text) else Extent(len(own.encode()))
             total = total + text.times(2)
-        return total
+        return total + self._demos(limits)
 
-
-def _message(record: Mapping[str, Any]) -> Message:
-    """Return a message of an earlier turn."""
-    if record["role"] == "tool":
-        return Message("tool", record["text"], tool_call_id=record["id"])
-    calls = tuple(ToolCall(call["id"], call["name"], call["arguments"]) for call in record["calls"])
-    return Message("assistant", record["text"], calls)
+    def _demos(self, limits: Limits) -> Extent:
+        """Bound the demonstrations: their JSON, escaped again in tool calls, and what is around messages."""
+        declared = self.model.demos
+        most = declared.max if isinstance(declared, Demos) else 0
+        found = most * ESCAPED * CHARACTER * MAX_DEMO_CHARACTERS + most * self.max_messages * TOOL_OVERHEAD
+        value = declared.value if isinstance(declared, Demos) else declared
+        start = as_demos(limits.value(f"{self.name}.demos", value) or ())
+        own = [
+            len(format_inputs(shown_task(demo)).encode())
+            + sum(message.size + TOOL_OVERHEAD for message in shown_turns(demo))
+            for demo in start
+        ]
+        return Extent(max(found, sum(own)))
 
 
 def _is_image(value: object) -> bool:

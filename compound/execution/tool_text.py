@@ -6,7 +6,8 @@ enforce where they can (`Request.format`):
 - ``{"tool": "search", "arguments": {"query": "tallest mountain"}}`` calls a tool.
 - ``{"answer": "K2"}`` is the final answer: a text, or the JSON value that `Request.format` asks for.
 
-Results of tools are sent as messages of the user. An answer that is no such object is a final answer.
+Earlier answers of the model are shown in the same form, and results of tools as messages of the user. An
+answer that is no such object is a final answer.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from compound.errors import ParseError
 
 TOOL, ARGUMENTS, ANSWER = "tool", "arguments", "answer"
 CALL_ID = "call_1"  # an answer calls one tool
+LITERAL = ("enum", "const", "default", "examples")  # keys of a schema that hold values
 OVERHEAD = 512  # bytes of the instructions around the descriptions of the tools
 
 
@@ -41,7 +43,7 @@ def to_text(request: Request) -> Request:
     Half of 8?
     """
     offered = request.tools if request.tool_choice == "auto" else ()
-    messages = _merged([_plain(message, request.messages) for message in request.messages])
+    messages = _merged([_plain(message, request) for message in request.messages])
     messages[0] = _prefixed(messages[0], _instructions(request.tools))  # equal in all turns of an agent
     return replace(
         request,
@@ -78,6 +80,16 @@ def from_text(request: Request, completion: Completion) -> Completion:
     return replace(completion, finish_reason="tool_calls", tool_calls=(call,))
 
 
+def is_call(text: str) -> bool:
+    """Return whether an answer is a tool call in text.
+
+    >>> is_call('{"tool": "now", "arguments": {}}'), is_call("The tool is new.")
+    (True, False)
+    """
+    found = _object(text.strip())
+    return found is not None and TOOL in found
+
+
 def _instructions(tools: tuple[ToolSpec, ...]) -> str:
     if not tools:
         return f'Reply with one JSON object and nothing else: {{"{ANSWER}": <the final answer>}}'
@@ -89,20 +101,36 @@ def _instructions(tools: tuple[ToolSpec, ...]) -> str:
     ]
     for tool in tools:
         lines.append(f"- {tool.name}: {tool.description}")
-        lines.append(f"  Arguments: {json.dumps(json.loads(tool.parameters), sort_keys=True)}")
+        lines.append(f"  Arguments: {json.dumps(_untitled(json.loads(tool.parameters)), sort_keys=True)}")
     return "\n".join(lines)
 
 
-def _plain(message: Message, messages: tuple[Message, ...]) -> Message:
+def _untitled(schema: Any) -> Any:  # noqa: ANN401 - JSON
+    """Remove the titles of a schema, which repeat the names; an argument may be named ``title``."""
+    if isinstance(schema, list):
+        return [_untitled(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: value if key in LITERAL else _untitled(value)
+        for key, value in schema.items()
+        if key != "title" or not isinstance(value, str)
+    }
+
+
+def _plain(message: Message, request: Request) -> Message:
     """Return a message without tool calls, in the roles of a plain chat."""
     if message.role == "tool":
-        names = {call.id: call.name for earlier in messages for call in earlier.tool_calls}
+        names = {call.id: call.name for earlier in request.messages for call in earlier.tool_calls}
         name = names.get(message.tool_call_id, "the tool")
         return Message("user", f"Result of {name}:\n{message.text}")
     if message.tool_calls:
         first = message.tool_calls[0]
         shown = message.text or _json({TOOL: first.name, ARGUMENTS: _value(first.arguments)})
         return Message("assistant", shown)
+    if message.role == "assistant":
+        is_json = request.format is not None and bool(request.format.schema)
+        return replace(message, content=_json({ANSWER: _value(message.text) if is_json else message.text}))
     return message
 
 
@@ -140,6 +168,8 @@ def _format(offered: tuple[ToolSpec, ...], answer: AnswerFormat | None) -> Answe
 
 def _call_schema(tool: ToolSpec, number: int, definitions: dict[str, Any]) -> dict[str, Any]:
     arguments = _hoisted(json.loads(tool.parameters), f"t{number}_", definitions)
+    if isinstance(arguments.get("properties"), dict):  # small models invent arguments where they may
+        arguments = {"additionalProperties": False, **arguments}
     return _fields({TOOL: {"type": "string", "enum": [tool.name]}, ARGUMENTS: arguments})
 
 
@@ -173,7 +203,7 @@ def _hoisted(schema: Any, prefix: str, definitions: dict[str, Any]) -> Any:  # n
                 definitions[prefix + name] = _hoisted(part, prefix, definitions)
         elif key == "$ref" and isinstance(value, str):
             found[key] = f"#/$defs/{prefix}{value.rpartition('/')[2]}"
-        elif key in ("enum", "const", "default", "examples"):
+        elif key in LITERAL:
             found[key] = value
         else:
             found[key] = _hoisted(value, prefix, definitions)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
-from compound.engine import AnswerFormat, Completion, Message, Role
-from compound.errors import CallError
+from compound.engine import AnswerFormat, Completion, Message, Role, ToolCall
+from compound.execution.tool_text import is_call
 from compound.gateway.exchange import Document, Route
 
 ROLES: Mapping[str, Role] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant",
 }  # fmt: skip
 TEXT_PARTS = ("text", "input_text", "output_text")
-UNKNOWN = "the engine {lm!r} answers plain texts only, but the request of the agent has {what}"
-HINT = "use an engine of kind openai for tools, images and other fields: it forwards requests as they are"
 
 
 @dataclass
@@ -67,39 +65,15 @@ def _slot(role: str, message: Document) -> TextSlot | None:
     content = message.get("content")
     if isinstance(content, str):
         return TextSlot(role, content, message, "content")
-    parts = [part for part in content or [] if _is_text(part)] if isinstance(content, list) else []
+    parts = [part for part in content or [] if is_text(part)] if isinstance(content, list) else []
     if len(parts) != 1:
         return None
     return TextSlot(role, str(parts[0].get("text", "")), parts[0], "text")
 
 
-def _is_text(part: object) -> bool:
+def is_text(part: object) -> bool:
+    """Return whether a part of a message's content is a text."""
     return isinstance(part, dict) and part.get("type") in TEXT_PARTS
-
-
-def plain_messages(route: Route, document: Document, lm: str) -> tuple[Message, ...]:
-    """Return the messages of a request for an engine that takes texts only.
-
-    Raises:
-        CallError: the request has tools, images or other content.
-    """
-    if document.get("tools") or document.get("functions"):
-        raise _unknown(lm, "tools")
-    if document.get("n", 1) != 1:
-        raise _unknown(lm, "several answers (n)")
-    if document.get("previous_response_id") or document.get("conversation"):
-        raise _unknown(lm, "a reference to an earlier response, which is not stored")
-    messages: list[Message] = []
-    instructions = document.get("instructions")
-    if isinstance(instructions, str) and instructions:
-        messages.append(Message("system", instructions))
-    given = document.get("messages" if route == "chat/completions" else "input")
-    if isinstance(given, str):
-        return (*messages, Message("user", given))
-    if not isinstance(given, list) or not given:
-        raise CallError("the request has no messages")
-    messages += [_message(item, lm) for item in given]
-    return tuple(messages)
 
 
 def readable_messages(route: Route, document: Document) -> tuple[Message, ...]:
@@ -115,26 +89,6 @@ def readable_messages(route: Route, document: Document) -> tuple[Message, ...]:
         role = str(item.get("role")) if isinstance(item, dict) else "user"
         found.append(Message(ROLES.get(role, "user"), text))
     return tuple(found)
-
-
-def _message(item: object, lm: str) -> Message:
-    if not isinstance(item, dict) or str(item.get("role")) not in ROLES:
-        kind = item.get("type") or item.get("role") if isinstance(item, dict) else type(item).__name__
-        raise _unknown(lm, f"a message of kind {kind!r}")
-    content = item.get("content")
-    if isinstance(content, list):
-        other = next((part for part in content if not _is_text(part)), None)
-        if other is not None:
-            kind = other.get("type") if isinstance(other, dict) else other
-            raise _unknown(lm, f"content of kind {kind!r}")
-        content = "".join(str(part.get("text", "")) for part in content)
-    if item.get("tool_calls") or not isinstance(content, str):
-        raise _unknown(lm, "a message without text")
-    return Message(ROLES[str(item["role"])], content)
-
-
-def _unknown(lm: str, what: str) -> CallError:
-    return CallError(UNKNOWN.format(lm=lm, what=what), hint=HINT, kind="unsupported")
 
 
 def answer_format(route: Route, document: Document) -> AnswerFormat | None:
@@ -173,26 +127,39 @@ def number(document: Document, *names: str) -> float | None:
 
 def as_document(route: Route, model: str, completion: Completion, number_: int) -> Document:
     """Return a completion in the format of a route; it holds nothing that differs between equal runs."""
-    usage = completion.usage
+    usage, calls = completion.usage, [_numbered(call, number_) for call in completion.tool_calls]
+    # a call of the text protocol is the whole text
+    text = "" if is_call(completion.text) and calls else completion.text
     if route == "chat/completions":
-        choice = {
-            "index": 0, "message": {"role": "assistant", "content": completion.text},
-            "finish_reason": completion.finish_reason,
-        }  # fmt: skip
+        message: Document = {"role": "assistant", "content": text or (None if calls else "")}
+        if calls:
+            message["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                for c in calls
+            ]
+        choice = {"index": 0, "message": message, "finish_reason": completion.finish_reason}
         counts = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
         return {
             "id": f"chatcmpl-gateway-{number_}", "object": "chat.completion", "created": 0, "model": model,
             "choices": [choice], "usage": {**counts, "total_tokens": usage.tokens},
         }  # fmt: skip
-    part = {"type": "output_text", "text": completion.text, "annotations": [], "logprobs": []}
-    item = {
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    item: Document = {
         "id": f"msg-gateway-{number_}", "type": "message", "role": "assistant", "status": "completed",
         "content": [part],
     }  # fmt: skip
+    called: list[Document] = [
+        {
+            "id": f"fc-{c.id}", "type": "function_call", "call_id": c.id, "name": c.name,
+            "arguments": c.arguments, "status": "completed",
+        }
+        for c in calls
+    ]  # fmt: skip
+    output = [item, *called] if text or not calls else called
     cut = completion.finish_reason == "length"
     return {
         "id": f"resp-gateway-{number_}", "object": "response", "created_at": 0, "model": model,
-        "status": "incomplete" if cut else "completed", "output": [item], "error": None,
+        "status": "incomplete" if cut else "completed", "output": output, "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "instructions": None, "metadata": {}, "parallel_tool_calls": True, "temperature": None,
         "tool_choice": "auto", "tools": [], "top_p": None,
@@ -202,6 +169,11 @@ def as_document(route: Route, model: str, completion: Completion, number_: int) 
             "total_tokens": usage.tokens,
         },
     }  # fmt: skip
+
+
+def _numbered(call: ToolCall, number_: int) -> ToolCall:
+    """Return a tool call with an identifier that no other request of the run has."""
+    return replace(call, id=f"{call.id}_{number_}")
 
 
 def text_of(document: Document) -> str:

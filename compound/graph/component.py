@@ -270,6 +270,10 @@ class Component(ABC):
         """Return whether equal inputs and ``values`` give equal outputs for every seed."""
         return True
 
+    def is_demonstration(self, outputs: Mapping[str, object]) -> bool:
+        """Return whether a successful call with these outputs may be shown as a demonstration."""
+        return True
+
     def __repr__(self) -> str:
         parameters = format_names(self.parameters) if self.parameters else ""
         outputs = format_names(self.outputs)

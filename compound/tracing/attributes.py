@@ -128,7 +128,7 @@ def request_attributes(engine: Engine, lm: str, request: Request, *, content: bo
     }
     if request.stop:
         found["gen_ai.request.stop_sequences"] = list(request.stop)
-    return found | _server(engine) | (_messages(request) if content else {})
+    return found | server_attributes(engine) | (_messages(request) if content else {})
 
 
 def completion_attributes(completion: Completion, *, content: bool) -> Attributes:
@@ -153,7 +153,7 @@ def _usage(usage: Usage) -> Attributes:
     return {f"compound.usage.{name}": value for name, value in named.items()}
 
 
-def _server(engine: Engine) -> Attributes:
+def server_attributes(engine: Engine) -> dict[str, str | int]:
     """Return host and port of a server; never the user information or the path of its address."""
     address = getattr(engine, "api_base", None)
     if not isinstance(address, str):
@@ -163,7 +163,7 @@ def _server(engine: Engine) -> Attributes:
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     except ValueError:
         return {}
-    found: Attributes = {"server.address": parts.hostname} if parts.hostname else {}
+    found: dict[str, str | int] = {"server.address": parts.hostname} if parts.hostname else {}
     return found | ({"server.port": port} if found and port else {})
 
 

@@ -1,9 +1,10 @@
-"""Switch OpenTelemetry tracing on and off."""
+"""Switch OpenTelemetry spans and metrics on and off."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -12,16 +13,19 @@ from compound.errors import DeclarationError, MissingExtra
 from compound.execution.observers.spans import Tracer, activate, active_tracer
 from compound.extras import raise_missing_extra
 from compound.security.sanitize import remember_environment
+from compound.tracing.exporters import chosen_exporter, meter_provider, resource
+from compound.tracing.metrics import CombinedTracer, MetricRecorder
 from compound.tracing.spans import SpanRecorder
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.sdk.metrics import MeterProvider as SdkMeterProvider
     from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import TracerProvider
 
 CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 EXPORTER, PROTOCOL = "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
-ANY_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 WITH_CONTENT = ("true", "1", "span_only", "span_and_event")
 FLUSH_MILLISECONDS = 10_000
 
@@ -31,23 +35,34 @@ class Tracing:
 
     Attributes:
         provider: the tracer provider that receives the spans.
+        meters: the meter provider that receives the metrics, if they are on.
         content: whether spans contain messages, inputs and outputs.
     """
 
-    def __init__(self, provider: TracerProvider, *, content: bool, owned: SdkTracerProvider | None) -> None:
-        self.provider, self.content = provider, content
-        self._owned = owned
+    def __init__(
+        self,
+        provider: TracerProvider,
+        meters: MeterProvider | None,
+        *,
+        content: bool,
+        owned: Sequence[SdkTracerProvider | SdkMeterProvider],
+    ) -> None:
+        self.provider, self.meters, self.content = provider, meters, content
+        self._owned = tuple(owned)
         self._tracer: Tracer = SpanRecorder(provider.get_tracer("compound", _version()), content=content)
+        if meters is not None:
+            metrics = MetricRecorder(meters.get_meter("compound", _version()))
+            self._tracer = CombinedTracer(self._tracer, metrics)
         self._previous = activate(self._tracer)
 
     def close(self) -> None:
-        """End tracing and send the remaining spans; return to the tracing that was active before."""
+        """End tracing, send what remains, and return to the tracing that was active before."""
         if active_tracer() is self._tracer:
             activate(self._previous)
-        if self._owned is not None:
-            self._owned.force_flush(FLUSH_MILLISECONDS)
-            self._owned.shutdown()
-            self._owned = None
+        for provider in self._owned:
+            provider.force_flush(FLUSH_MILLISECONDS)
+            provider.shutdown()
+        self._owned = ()
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +74,11 @@ class Tracing:
 
 
 def trace_with(
-    provider: TracerProvider | None = None, *, endpoint: str | None = None, content: bool | None = None
+    provider: TracerProvider | None = None,
+    *,
+    endpoint: str | None = None,
+    content: bool | None = None,
+    metrics: MeterProvider | bool | None = None,
 ) -> Tracing:
     """Record OpenTelemetry spans of every run, component call and model request of this process.
 
@@ -72,6 +91,9 @@ def trace_with(
         endpoint: base address of an OTLP/HTTP receiver, such as ``http://localhost:4318``.
         content: whether spans contain messages, inputs, outputs and error messages; default: the variable
             ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT``, and otherwise no.
+        metrics: a meter provider that receives metrics; ``True`` sends them where the spans go: to the
+            endpoint, the application's global meter provider, or as the variables ``OTEL_*`` state. Default:
+            whether ``OTEL_METRICS_EXPORTER`` names an exporter.
 
     Returns:
         The active tracing, which can be used as a context manager. Spans that are not sent yet are sent when
@@ -93,10 +115,12 @@ def trace_with(
     try:
         found = provider or (_global_provider() if endpoint is None else None)
         owned = _new_provider(endpoint) if found is None else None
+        meters, own_meters = meter_provider(metrics, endpoint)
     except ImportError as error:
         raise_missing_extra(error, "tracing")
         raise
-    return Tracing(found or _present(owned), content=content, owned=owned)
+    own = [provider for provider in (owned, own_meters) if provider is not None]
+    return Tracing(found or _present(owned), meters, content=content, owned=own)
 
 
 def _version() -> str | None:
@@ -122,15 +146,10 @@ def _global_provider() -> TracerProvider | None:
 
 def _new_provider(endpoint: str | None) -> SdkTracerProvider:
     """Return a provider that exports as the environment states."""
-    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider as SdkProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    # arguments would replace the service name of the environment
-    named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get(
-        "OTEL_RESOURCE_ATTRIBUTES", ""
-    )
-    made = SdkProvider(resource=Resource.create({} if named else {"service.name": "compound"}))
+    made = SdkProvider(resource=resource())
     exporter = _exporter(endpoint)
     if exporter is not None:
         made.add_span_processor(BatchSpanProcessor(exporter))
@@ -143,24 +162,13 @@ def _exporter(endpoint: str | None) -> SpanExporter | None:
     Raises:
         DeclarationError: the environment names an exporter or protocol that is not supported.
     """
-    chosen = os.environ.get(EXPORTER, "otlp").strip().lower() if endpoint is None else "otlp"
+    chosen = chosen_exporter(EXPORTER, PROTOCOL, endpoint)
     if chosen == "none":
         return None
     if chosen == "console":
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
         return ConsoleSpanExporter(out=sys.stderr)  # results go to stdout
-    if chosen != "otlp":
-        raise DeclarationError(
-            f"{EXPORTER}={chosen} is not supported; possible: otlp, console, none",
-            hint="for another exporter, pass a tracer provider to compound.trace_with",
-        )
-    protocol = os.environ.get(PROTOCOL) or os.environ.get(ANY_PROTOCOL) or "http/protobuf"
-    if endpoint is None and protocol != "http/protobuf":
-        raise DeclarationError(
-            f"{PROTOCOL}={protocol} is not supported; possible: http/protobuf",
-            hint="for another protocol, pass a tracer provider to compound.trace_with",
-        )
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     if endpoint is None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from tables import (
     acceptance,
+    agents,
     cluster,
     decoding,
     fleet,
@@ -42,11 +43,12 @@ PAGES = tuple(
         "guides/imports.md",
         "guides/existing_agents.md",
         "guides/vllm.md",
+        "guides/agents.md",
     )
 )
 MODULES = (
-    acceptance, cluster, decoding, fleet, gateway, interchange, intervals, local_rewards, real_systems,
-    reliability, serving, sweeps, systems, training, training_speed,
+    acceptance, agents, cluster, decoding, fleet, gateway, interchange, intervals, local_rewards,
+    real_systems, reliability, serving, sweeps, systems, training, training_speed,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {
     table.__name__: table for module in MODULES for table in module.TABLES

@@ -352,25 +352,6 @@ def test_the_events_of_an_upstream_pass_unchanged() -> None:
     assert (trace.usage.prompt_tokens, trace.usage.completion_tokens) == (4, 2)
 
 
-@pytest.mark.parametrize("field", ["tools", "image", "n", "previous_response_id"])
-def test_an_engine_for_texts_names_what_it_cannot_take(field: str) -> None:
-    def agent(question: str, base_url: str, api_key: str) -> str:
-        import httpx
-
-        headers = {"Authorization": f"Bearer {api_key}"}
-        content: Any = [{"type": "image_url", "image_url": {"url": "data:"}}] if field == "image" else "?"
-        body: Any = {"messages": [{"role": "user", "content": content}]}
-        more: Any = {"tools": [{"type": "function"}], "n": 2, "previous_response_id": "resp-1"}
-        body |= {field: more[field]} if field in more else {}
-        answer = httpx.post(f"{base_url}/chat/completions", json=body, headers=headers, trust_env=False)
-        return str(answer.status_code) + answer.text
-
-    trace = run(system(agent, prompts=[]))
-    assert str(trace.outputs["answer"]).startswith("502")
-    assert "plain texts only" in str(trace.outputs["answer"])
-    assert "kind openai" in str(trace.outputs["answer"])
-
-
 def test_outputs_are_checked_and_converted() -> None:
     def agent(question: str, base_url: str) -> dict[str, str]:
         return {"answer": "Lima", "count": "three"}

@@ -15,7 +15,8 @@ import compound as cp
 from compound.errors import DeclarationError
 from compound.execution.observers.spans import active_tracer
 from compound.testing import ScriptedLM
-from compound.tracing.setup import ANY_PROTOCOL, CONTENT, EXPORTER, PROTOCOL
+from compound.tracing.exporters import ANY_PROTOCOL
+from compound.tracing.setup import CONTENT, EXPORTER, PROTOCOL
 from otlp_collector import Collector, collector
 
 VARIABLES = (

@@ -14,6 +14,7 @@ from compound.spec.kinds.kind import DumpContext, Kind, MakeContext, is_same, ma
 from compound.spec.kinds.tools import TAGS, ToolEntry, dump_tools, make_tools
 from compound.spec.schema.settings import (
     CountSetting,
+    DemosSetting,
     FloatSetting,
     IntSetting,
     LabelSetting,
@@ -33,6 +34,8 @@ class AgentSettings(Model):
     """The tools: each a function, an operation of an HTTP interface, an MCP server, or the sandbox."""
     prompt: TextSetting = ""
     """The instruction."""
+    demos: DemosSetting = Field(default=[])
+    """Demonstrations, shown as earlier conversations: records of turns that answered."""
     lm: LabelSetting | None = None
     """The model; the file's `lm` by default."""
     temperature: FloatSetting = 0.0
@@ -80,6 +83,8 @@ def _make(entry: AgentEntry, context: MakeContext) -> Agent | None:
     file, inside = context.file, (*context.address, "agent")
     tools = make_tools(entry.agent.tools, file, (*inside, "tools"))
     given = make_settings({key: value for key, value in entry.agent.given.items() if key != "tools"})
+    if isinstance(entry.agent.demos, list):
+        given["demos"] = tuple(demo.model_dump() for demo in entry.agent.demos)
     lm = given.get("lm")
     if lm is not None:
         file.check_models(lm.options if isinstance(lm, Choice) else [lm], (*inside, "lm"))
@@ -95,7 +100,7 @@ def _dump(agent: Agent, context: DumpContext) -> Tree:
     turn = replace(context, name=agent.model.name)
     model, plain = agent.model, AgentSettings(tools=[])
     given: Tree = {"tools": dump_tools(agent)}
-    for name in ("prompt", "lm", "temperature", "max_tokens", "weights"):
+    for name in ("prompt", "demos", "lm", "temperature", "max_tokens", "weights"):
         value = getattr(model, name)
         if not is_same(value, getattr(plain, name)):
             given[name] = turn.setting(name, value)

@@ -54,7 +54,7 @@ def bootstrap(
     best = max((score for score, _ in scored), default=1.0)
     demos: dict[str, WeightedDemo] = {}
     for score, call in sorted(scored, key=lambda pair: -pair[0]):
-        if call.failure is None:
+        if call.failure is None and component.is_demonstration(call.outputs):
             inputs = {n: v for n, v in call.inputs.items() if n not in component.settings}
             try:
                 demo = {"inputs": to_json_values(inputs), "outputs": to_json_values(call.outputs)}

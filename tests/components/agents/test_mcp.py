@@ -17,7 +17,7 @@ import pytest
 
 import compound as cp
 from compound.benchmarks.agents.arithmetic import evaluate
-from compound.benchmarks.agents.catalogue import pages, products, questions
+from compound.benchmarks.agents.catalogue import Kind, pages, products, questions
 from compound.components.tools.mcp_server import MCPServer
 from compound.concurrency.sessions import Sessions
 from compound.errors import CompoundError, DeclarationError, TransientError
@@ -284,9 +284,15 @@ class TestBenchmark:
         with pytest.raises(ValueError, match="possible|expression|large|zero"):
             evaluate(text)
 
-    def test_every_question_has_its_pages(self) -> None:
+    @pytest.mark.parametrize("kind", ["single", "totals"])
+    def test_every_question_has_its_pages(self, kind: Kind) -> None:
         titles = {page["title"] for page in pages()}
-        rows = [row for split in ("train", "dev", "test") for row in questions(split)]
+        rows = [row for split in ("train", "dev", "test") for row in questions(split, kind)]
         assert len({row["question"] for row in rows}) == len(rows)
         for row in rows:
-            assert any(title in row["question"] for title in titles)
+            is_product = "times" in row["question"]
+            assert any(title in row["question"] for title in titles) != is_product
+
+    def test_questions_of_one_tool_alternate(self) -> None:
+        for split in ("train", "dev", "test"):
+            assert ["times" in row["question"] for row in questions(split)][:4] == [False, True] * 2
