@@ -43,6 +43,7 @@ PAGES = tuple(
         "guides/imports.md",
         "guides/existing_agents.md",
         "guides/vllm.md",
+        "guides/cluster.md",
         "guides/agents.md",
     )
 )

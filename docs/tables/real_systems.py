@@ -10,7 +10,7 @@ from compound.benchmarks.measure.searches.compare import summarize
 from compound.evaluation.statistics import UNIT, interval_of_means
 from tables.data import markdown, results, spread
 
-SYSTEMS = ("relay", "atlas", "pubmedqa", "amazon", "hotpotqa")
+SYSTEMS = ("relay", "atlas", "pubmedqa", "amazon")
 BUDGETS = ("100", "200", "400")
 FEWEST_SEEDS = 3  # for an interval over seeds
 
