@@ -84,7 +84,7 @@ GROUPS = {
     "Data and metrics": "Dataset Example Score exact_match token_f1 accuracy regex_match numeric_match "
     "json_match rouge semantic_similarity mrr recall_at_k pass_at_k rubric pairwise custom agreement "
     "Agreement",
-    "Engines": "LiteLLM OpenAI Transformers VLLM",
+    "Engines": "Fleet LiteLLM OpenAI Transformers VLLM",
     "Values": "Configuration Trace Usage Component Operation CompoundError RunFailed",
     "Extend": "optimizer method recipe Settings State Optimizer Task Job Method Progress Proposal JobBound "
     "Outlook Scheduler Recipe Engine Request Completion Message ToolCall ToolSpec Metric CallContext Port",

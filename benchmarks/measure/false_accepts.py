@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from compound.benchmarks.simulated.acceptance import WORLDS, accepted
-from compound.benchmarks.simulated.gains import NONE, SOME, Vector
+from compound.benchmarks.simulated.acceptance.gains import NONE, SOME, Vector
+from compound.benchmarks.simulated.acceptance.worlds import WORLDS, accepted
 from compound.evaluation.paired_tests import bounded_p, student_p
 from compound.evaluation.statistics import UNIT
 from compound.execution.rng import generator

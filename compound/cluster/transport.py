@@ -1,4 +1,4 @@
-"""How texts travel between the driver and a worker: by Ray, and in tests by pipes or in one process."""
+"""Interfaces to send texts between driver and worker: by Ray, and in tests by pipes or in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What evaluations need of an executor: to run systems and to fork traces, here or on other machines."""
+"""Interface of executors for evaluations: run systems and fork traces, here or on other machines."""
 
 from __future__ import annotations
 

@@ -24,11 +24,11 @@ def real_system(name: str) -> str:
         [f"control: {control}", f"{score:.3f}" if score is not None else "–", "", ""]
         for control, score in found["controls"].items()
     ]
-    for method, runs in found["runs"].items():
+    for method, runs in sorted(found["runs"].items()):
         for budget in (budget for budget in BUDGETS if runs.get(budget)):
             summary = summarize(list(runs[budget].values()), found["start"])
             rows.append([
-                f"`{method}`, {budget} runs", _scores(summary), spread(summary["gain"], signed=True),
+                f"`{method}`, {budget} runs", _scores(summary), _gain(summary),
                 f"{sum(count > 0 for count in summary['accepted'])} of {len(summary['accepted'])}",
             ])  # fmt: skip
     return markdown(["", "test score", "gain over the start", "runs with an accepted change"], rows)
@@ -39,6 +39,10 @@ def _scores(summary: Mapping[str, Any]) -> str:
     if len(scores) >= FEWEST_SEEDS:
         return spread(summary["mean"])
     return f"{fmean(scores):.3f} ({', '.join(f'{score:.3f}' for score in scores)})"
+
+
+def _gain(summary: Mapping[str, Any]) -> str:
+    return spread(summary["gain"], signed=True) if any(summary["accepted"]) else "0"
 
 
 def real_runs() -> str:

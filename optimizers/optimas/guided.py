@@ -28,10 +28,10 @@ from compound.optimizers.optimas.candidates import first_candidates, has_more, n
 from compound.optimizers.optimas.evaluation_table import Conditions, FitCritic
 from compound.optimizers.optimas.guided_race import GuidedRace, GuidedRacer, RaceMemory
 from compound.optimizers.optimas.part import Part, part_of
-from compound.optimizers.optimas.reserve import ReservingScorer
 from compound.optimizers.optimas.rewarding import RunRewards, shared_backbone, tunable
 from compound.optimizers.search.prompts import PromptSearch, RaceProgress, split
 from compound.optimizers.search.racing import race
+from compound.optimizers.search.reserve import ReservingScorer
 from compound.rewards.buffer import Entry
 from compound.rewards.gains.critic import fit_critic
 from compound.rewards.model import RewardModel

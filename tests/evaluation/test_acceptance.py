@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from compound.benchmarks.simulated.acceptance import WORLDS, accepted
+from compound.benchmarks.simulated.acceptance.worlds import WORLDS, accepted
 from compound.components.function import Function
 from compound.evaluation.metrics.custom import custom
 from compound.example import Example

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from compound.benchmarks.simulated.acceptance import DECISIONS, WORLDS, problem
+from compound.benchmarks.simulated.acceptance.worlds import DECISIONS, WORLDS, problem
 from compound.benchmarks.simulated.relays import Relay
 from compound.components.function import Function
 from compound.evaluation.metrics.custom import custom

@@ -16,11 +16,12 @@ from compound.optimizers.baselines.mipro.optimizer import Mipro
 from compound.optimizers.baselines.opro import OPRO
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.baselines.textgrad import TextGrad
+from compound.optimizers.optimas.segment_search import SegmentSearch
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.prompts import PromptSearch
 from compound.optimizers.search.sampling import NumberSearch
 from compound.testing import OptimizerKit
-from optimas_settings import cloning_search, guided_search, offline_rewards, optimas
+from optimas_settings import cloning_search, guided_search, learning, offline_rewards, optimas
 
 REWARDS = optimas(
     model="none",
@@ -160,6 +161,16 @@ class TestGuidedSearchByReward(TestGuidedSearch):
 
     def keys(self) -> Sequence[str]:
         return ("first.prompt",)
+
+
+class TestSegmentSearch(OptimizerKit):
+    checkpoints = 3
+
+    def make(self) -> Optimizer:
+        return SegmentSearch(learning(REWARDS))
+
+    def keys(self) -> Sequence[str]:
+        return ("second.temperature", "second.max_tokens")
 
 
 class TestCloning(OptimizerKit):

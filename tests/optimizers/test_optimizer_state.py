@@ -41,6 +41,7 @@ from compound.optimizers.optimas.local import LocalProgress, Phase
 from compound.optimizers.optimas.local_scoring import Gain, Scoring
 from compound.optimizers.optimas.offline import Collecting
 from compound.optimizers.optimas.rewarding import Adapter, RewardMemory
+from compound.optimizers.optimas.segment_search import SegmentProgress, SegmentSearch
 from compound.optimizers.search.joint import Candidate as JointCandidate
 from compound.optimizers.search.joint import JointProgress, JointSearch
 from compound.optimizers.search.memory_part import MemoryPart
@@ -51,7 +52,7 @@ from compound.optimizers.search.trials import Trial, TrialPlan, TrialSearch
 from compound.optimizers.weights.learner.saved import TrainingState
 from compound.storage.state import State, StateError
 from compound.testing import PlainMemory, ScriptedLM
-from optimas_settings import cloning_search, offline_rewards, optimas
+from optimas_settings import cloning_search, learning, offline_rewards, optimas
 
 DEMO = {"inputs": {"question": "q"}, "outputs": {"output": "a"}}
 VALUES: dict[str, object] = {
@@ -133,6 +134,7 @@ STATES: list[State] = [
         iteration=2, candidates=[VALUES], round=1, guided=GUIDED, scored=[SCORED], best=VALUES, gain=0.25,
         before=0.5, policies=[VALUES], race=RACE,
     ),
+    SegmentProgress(iteration=1, levels={"a.k": [1, 2]}, runs=None, candidates=[VALUES], race=GUIDED),
 ]  # fmt: skip
 
 
@@ -321,6 +323,9 @@ OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...], type[State]]] = {
     "textgrad": (TextGrad(), TEXTS, Descent),
     "gepa": (GEPA(GEPASettings(iterations=6)), TEXTS, Evolution),
     "llm_selector": (LLMSelector(), ("first.max_tokens", "second.max_tokens"), Selection),
+    "segment": (
+        SegmentSearch(learning(REWARDS)), ("second.temperature", "second.max_tokens"), SegmentProgress,
+    ),
     "offline": (offline_rewards(REWARDS, PROMPTS), (*SECOND, "first.prompt"), Collecting),
     "local": (cloning_search(REWARDS, PROMPTS), ("second.temperature", "second.max_tokens"), LocalProgress),
     "together": (cloning_search(REWARDS, PROMPTS), SECOND, LocalProgress),

@@ -11,8 +11,8 @@ from scipy import stats
 
 from compound.benchmarks.measure import false_accepts
 from compound.benchmarks.measure.false_accepts import LEVELS, NAMES, all_flips_p, drawn, exact, flips_p, limit
-from compound.benchmarks.simulated.acceptance import WORLDS
-from compound.benchmarks.simulated.gains import NONE, SOME
+from compound.benchmarks.simulated.acceptance.gains import NONE, SOME
+from compound.benchmarks.simulated.acceptance.worlds import WORLDS
 from compound.evaluation.paired_tests import sign_flip_p
 
 RECORDED: dict[str, Any] = json.loads(false_accepts.OUTPUT.read_text(encoding="utf-8"))

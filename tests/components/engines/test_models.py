@@ -133,11 +133,10 @@ def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_the_faster_format_is_the_one_that_measures_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(loading, "device", lambda: "cpu")
     for fast, slow in (("float32", "bfloat16"), ("bfloat16", "float32")):
         seconds = {getattr(torch, fast): 1.0, getattr(torch, slow): 2.0}
         monkeypatch.setattr(loading, "_product_seconds", seconds.__getitem__)
-        assert loading.fastest_dtype.__wrapped__() == fast
+        assert loading.fastest_dtype.__wrapped__("cpu") == fast
 
 
 @pytest.mark.slow

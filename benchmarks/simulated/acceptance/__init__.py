@@ -1,0 +1,1 @@
+"""Simulated gains and systems by which acceptance tests are measured."""
