@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
+# pytest rewrites scipy/stats/_page_trend_test.py like a test, and Python 3.11 fails at times to parse it in a
+# worker thread, so it is imported here.
+import scipy.stats  # noqa: F401
 from hypothesis import HealthCheck, settings
 
 from compound.cli import main
