@@ -15,9 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from compound.benchmarks.simulated.relays import answer_of, symbol
+from compound.benchmarks.simulated.relays import Questions, answer_of, symbol
 from compound.components.function import Function
-from compound.example import Example, Score
 from compound.execution.rng import generator
 from compound.graph.component import CallContext, Input, Operation, Output
 from compound.graph.space import Choice
@@ -56,7 +55,7 @@ def document(question: str, seed: int) -> list[list[list[str]]]:
 
 
 @dataclass(frozen=True)
-class Head:
+class Head(Questions):
     """System with a tuned head, and its metric.
 
     Attributes:
@@ -72,7 +71,6 @@ class Head:
     seed: int = 0
 
     name = "head"
-    bounds = (0.0, 1.0)
 
     def system(self) -> System:
         """Return the system with its initial values: whole paragraphs, all of them."""
@@ -91,18 +89,6 @@ class Head:
     def _split(self, question: str, unit: Unit) -> list[str]:
         """Split the document of a question into paragraphs or sentences, the most relevant ones first."""
         return _split(document(question, self.seed), unit)
-
-    def examples(self, n: int, split: str = "train") -> list[Example]:
-        """Return examples."""
-        questions = [f"{split} {i}" for i in range(n)]
-        return [
-            Example(f"{split}-{i}", {"question": q}, {"answer": answer_of(q, self.seed)})
-            for i, q in enumerate(questions)
-        ]
-
-    def score(self, outputs: Mapping[str, object], example: Example) -> Score:
-        """Score the last symbol, which makes this object a metric."""
-        return Score(float(outputs["answer"] == example.gold["answer"]))
 
     def value(self, options: Options) -> float:
         """Return the expected score of a configuration, by parameter without the component's name."""

@@ -86,8 +86,31 @@ def _lucky(chance: float) -> float:
     return chance + (1 - chance) / SYMBOLS
 
 
+class Questions:
+    """Examples and metric of the systems that look for the answer to a question.
+
+    Attributes:
+        seed: the seed of the answers.
+    """
+
+    seed: int
+    bounds = (0.0, 1.0)
+
+    def examples(self, n: int, split: str = "train") -> list[Example]:
+        """Return examples."""
+        questions = [f"{split} {i}" for i in range(n)]
+        return [
+            Example(f"{split}-{i}", {"question": q}, {"answer": answer_of(q, self.seed)})
+            for i, q in enumerate(questions)
+        ]
+
+    def score(self, outputs: Mapping[str, object], example: Example) -> Score:
+        """Score the last symbol, which makes this object a metric."""
+        return Score(float(outputs["answer"] == example.gold["answer"]))
+
+
 @dataclass(frozen=True)
-class Relay:
+class Relay(Questions):
     """Relay and its metric.
 
     Attributes:
@@ -115,7 +138,6 @@ class Relay:
     seed: int = 0
 
     name = "relay"
-    bounds = (0.0, 1.0)
 
     @property
     def names(self) -> list[str]:
@@ -143,18 +165,6 @@ class Relay:
             found = node
         assert found is not None
         return System(f"relay{self.length}", outputs={"answer": found})
-
-    def examples(self, n: int, split: str = "train") -> list[Example]:
-        """Return examples."""
-        questions = [f"{split} {i}" for i in range(n)]
-        return [
-            Example(f"{split}-{i}", {"question": q}, {"answer": answer_of(q, self.seed)})
-            for i, q in enumerate(questions)
-        ]
-
-    def score(self, outputs: Mapping[str, object], example: Example) -> Score:
-        """Score the last symbol, which makes this object a metric."""
-        return Score(float(outputs["answer"] == example.gold["answer"]))
 
     def value(self, options: Mapping[str, int]) -> float:
         """Return the expected score of a configuration."""

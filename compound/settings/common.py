@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from compound.execution.budget import Budget
 from compound.settings.base import Settings
@@ -68,12 +69,18 @@ class BudgetSettings(Settings):
         return Budget(None, reserve.calls, reserve.tokens, reserve.cost, reserve.minutes)
 
 
+def _check_cluster(address: str) -> str:
+    if not re.fullmatch(r"auto|local|[A-Za-z0-9._-]+:[0-9]{1,5}", address):
+        raise ValueError(f"must be auto, local or HOST:PORT, but got {address!r}")
+    return address
+
+
 class RaySettings(Settings):
     """Workers on a Ray cluster."""
 
-    address: str = "auto"
+    address: Annotated[str, AfterValidator(_check_cluster)] = "auto"
     """Address of the cluster: `auto` (the one that this machine belongs to), `local` (one that is started on
-    this machine for the run), or `host:port`."""
+    this machine for the run), or `host:port`, which needs your consent if a file names it."""
     workers: int = Field(default=1, ge=1)
     """Number of workers. Each is a process with engines of its own."""
     cpus: float = Field(default=1.0, ge=0)

@@ -61,6 +61,32 @@ def check_fleet_consent(
         _check_server(context, model, url, key, (address, address))
 
 
+def check_cluster_consent(context: Context, cluster: str, address: Address) -> None:
+    """Report the address of a cluster that the user has not trusted, even if it is on this machine.
+
+    A cluster receives the examples, and its answers can execute code in this process. ``auto`` is the cluster
+    that the user's own environment names, and ``local`` is one that the run starts.
+
+    Args:
+        context: the context of the file.
+        cluster: the address, as in `compound.settings.common.RaySettings`.
+        address: the address of the setting in the file.
+
+    Raises:
+        ConfigurationError: the user's configuration file cannot be read.
+    """
+    if cluster in ("auto", "local") or context.document.is_override(address):
+        return
+    try:
+        trust = Trust.of_user(context.trusted, strict=not context.allow_import)
+        refused = refusal(trust, "", f"http://{cluster}", None, sends="examples", only_listed=True)
+    except DeclarationError as error:
+        context.document.report_error(address, error)
+        return
+    if refused is not None:
+        context.document.report(address, *refused)
+
+
 def _check_server(
     context: Context, model: str, server: str | None, key: str | None, places: tuple[Address, Address]
 ) -> None:

@@ -35,7 +35,7 @@ from compound.settings.references import references
 from compound.settings.sections import UserSections, optimize_model, own_sections
 from compound.spec.build import Graph
 from compound.spec.chat_template import with_template
-from compound.spec.consent import check_consent, check_fleet_consent
+from compound.spec.consent import check_cluster_consent, check_consent, check_fleet_consent
 from compound.spec.context import OUTSIDE, Context, is_outside
 from compound.spec.file import (
     ClassEngine,
@@ -342,6 +342,8 @@ def _optimize(context: Context, own: UserSections) -> OptimizeSettings:
     if settings.runner is not None and not context.allow_import:
         reason = "the file sends examples to a cluster, and imports are not allowed"
         context.document.report((*address, "runner"), reason, "remove it, or allow imports")
+    elif settings.runner is not None:
+        check_cluster_consent(context, settings.runner.ray.address, (*address, "runner", "ray", "address"))
     return settings
 
 

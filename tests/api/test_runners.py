@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ optimize:
   budget: {system_runs: 60}
 """
 ).replace("temperature: 1.0}, in: {text", "temperature: {float: [0.5, 1.5], value: 1.0}}, in: {text")
-RUNNER = ("optimize.runner", "{ray: {workers: 3, address: nowhere}}")
+RUNNER = ("optimize.runner", "{ray: {workers: 3, address: 'nowhere:1'}}")
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def transports(monkeypatch: pytest.MonkeyPatch) -> list[LocalTransport]:
     made: list[LocalTransport] = []
 
     def local(address: str, cpus: float) -> LocalTransport:
-        assert (address, cpus) == ("nowhere", 1.0)
+        assert (address, cpus) == ("nowhere:1", 1.0)
         made.append(LocalTransport([(4, False)]))
         return made[-1]
 
@@ -162,3 +163,47 @@ def test_a_file_that_may_not_import_cannot_name_a_cluster(folder: Path) -> None:
     )
     with pytest.raises(SpecError, match="sends examples to a cluster, and imports are not allowed"):
         loads(text, path=folder / "system.yaml", allow_import=False)
+
+
+class TestConsent:
+    """The address of a cluster in a file: what it answers can execute code in this process."""
+
+    FILE = """
+system: s
+inputs: {q: str}
+components: {a: {function: {call: "builtins:str"}, in: {object: $q}}}
+outputs: {y: $a}
+optimize: {runner: {ray: {address: ADDRESS}}}
+"""
+
+    @pytest.fixture(autouse=True)
+    def _no_configuration(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("COMPOUND_CONFIG", str(tmp_path / "config.toml"))
+        monkeypatch.delenv("COMPOUND_TRUST", raising=False)
+
+    def problem(self, address: str, **how: Any) -> str:
+        try:
+            loads(self.FILE.replace("ADDRESS", address), path="f.yaml", **how)
+        except SpecError as error:
+            return str(error)
+        return ""
+
+    @pytest.mark.parametrize("address", ["head:6379", "127.0.0.1:6379", "localhost:6379"])
+    def test_an_address_needs_it(self, address: str) -> None:
+        found = self.problem(address)
+        assert "optimize.runner.ray.address: the file sends examples to" in found
+        assert f"--trust http://{address}" in found
+
+    def test_it_is_given_for_one_address(self) -> None:
+        assert "which you have not trusted" not in self.problem("head:6379", trust=["http://head:6379"])
+        assert "which you have not trusted" in self.problem("head:6380", trust=["http://head:6379"])
+
+    def test_the_command_line_and_the_users_own_clusters_need_none(self) -> None:
+        for name in ("auto", "local"):
+            assert "trust" not in self.problem(name)
+        override = ("optimize.runner", "{ray: {address: 'head:6379'}}")
+        assert "trust" not in self.problem("other:6379", overrides=[override])
+
+    @pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:6379/x", "user@head:6379"])
+    def test_other_forms_are_rejected(self, address: str) -> None:
+        assert "optimize.runner.ray.address: must be auto, local or HOST:PORT" in self.problem(f'"{address}"')

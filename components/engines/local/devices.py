@@ -7,15 +7,27 @@ anything is spent.
 from __future__ import annotations
 
 import importlib.util
+import re
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from compound.errors import DeclarationError, MissingExtra
 
-DeviceName = Annotated[str, Field(pattern=r"^(auto|cpu|mps|(cuda|xpu)(:\d+)?)$")]
+_DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:[0-9]+)?")
+
+
+def _check_name(name: str) -> str:
+    if not _DEVICE.fullmatch(name):
+        raise ValueError(f"must be auto, cpu, mps, cuda, cuda:N, xpu or xpu:N, but got {name!r}")
+    return name
+
+
+DeviceName = Annotated[
+    str, AfterValidator(_check_name), Field(json_schema_extra={"pattern": f"^({_DEVICE.pattern})$"})
+]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Attention = Literal["auto", "eager", "sdpa", "flash_attention_2"]
 Quantization = Literal["none", "8bit", "4bit"]

@@ -211,3 +211,20 @@ def test_memory_of_a_gpu_is_asked_of_its_driver(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "mem_get_info", info)
     assert footprint.free_memory("cuda:1") == 5
     assert asked == [torch.device("cuda:1")]
+
+
+def test_a_wrong_name_of_a_device_is_explained() -> None:
+    from compound.errors import SpecError
+    from compound.spec import loads
+
+    text = """
+system: s
+lm: smollm2
+inputs: {q: str}
+components:
+  a: {llm: {prompt: {tune: x}, weights: {lora: {rank: 2}}}, in: {q: $q}}
+outputs: {y: $a}
+optimize: {method: mmgrpo, mmgrpo: {base: {device: gpu}}}
+"""
+    with pytest.raises(SpecError, match=r"base\.device: must be auto, cpu, mps, cuda, cuda:N.*got 'gpu'"):
+        loads(text)
