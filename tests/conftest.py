@@ -125,6 +125,16 @@ TEMPLATE = (
 )
 
 
+@pytest.fixture
+def smollm2() -> str:
+    """The name of the embedded model; skips the test if its weights are not installed."""
+    from compound.components.engines import models
+
+    if models.list_models()[0].state == "absent":
+        pytest.skip("the weights of smollm2 are not installed")
+    return "smollm2"
+
+
 @pytest.fixture(scope="session")
 def make_model() -> Callable[..., Path]:
     """Return a function that saves a tiny random Llama and a byte-level tokenizer with a chat template."""

@@ -168,7 +168,7 @@ def test_what_an_engine_cannot_take_is_named(more: dict[str, object], why: str) 
     assert "kind openai" in answer
 
 
-def test_the_embedded_model_makes_valid_calls_only() -> None:
+def test_the_embedded_model_makes_valid_calls_only(smollm2: str) -> None:
     pytest.importorskip("llguidance")
     seen: list[Any] = []
 
@@ -180,12 +180,15 @@ def test_the_embedded_model_makes_valid_calls_only() -> None:
         seen.extend(made.choices[0].message.tool_calls or ())
         return str(made.choices[0].message.content)
 
-    system_lm = "smollm2"
     helper = cp.ExternalAgent("helper", call=lambda question, base_url, api_key: agent(
         openai.OpenAI(base_url=base_url, api_key=api_key)
     ))  # fmt: skip
-    system = cp.System("s", {"answer": helper(question=cp.Input("question"))}, lm=system_lm)
+    system = cp.System("s", {"answer": helper(question=cp.Input("question"))}, lm=smollm2)
     trace = cp.run(system, {"question": "?"})
     assert trace.failure is None
-    assert all(set(json.loads(call.function.arguments)) == {"a"} for call in seen)
-    assert "{" not in str(trace.outputs["answer"])  # an answer is no JSON of the protocol
+    answer = str(trace.outputs["answer"])
+    assert len(seen) + (answer != "None") == 1  # which of the two depends on the processor's number format
+    for call in seen:
+        assert call.function.name == "double"
+        assert [type(value) for value in json.loads(call.function.arguments).values()] == [int]
+    assert "{" not in answer  # an answer is no JSON of the protocol

@@ -735,15 +735,6 @@ def test_an_answer_of_no_tokens_is_refused(folder: Path) -> None:
 # -- the real model -------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def smollm2() -> str:
-    from compound.components.engines import models
-
-    if models.list_models()[0].state == "absent":
-        pytest.skip("the weights of smollm2 are not installed")
-    return "smollm2"
-
-
 QUESTIONS = ["What is the capital of France?", "Which planet is the largest?", "What do bees make?"]
 
 
