@@ -46,6 +46,7 @@ HARMLESS = {
     ),
     *("torch_dtype", "truncation_side", "use_cache", "use_fast", "use_safetensors"),
 }
+KERNELS = (None, "", "eager", "sdpa", "grouped_mm", "batched_mm")  # those that are part of transformers
 MODULES = ("Transformer", "Pooling", "Normalize", "Dense", "Dropout", "LayerNorm", "StaticEmbedding")
 _MODULE = re.compile(rf"sentence_transformers(\.[a-z_]+)*\.({'|'.join(MODULES)})")
 _ACTIVATION = re.compile(r"torch\.nn\.modules\.(activation|linear)\.\w+")
@@ -194,10 +195,13 @@ def _check_index(file: Path) -> None:
 def _check_settings(file: Path) -> None:
     """Reject settings that name downloaded code, other weights, or unsafe arguments of loaders."""
     for key, value in _entries(_read(file)):
-        if key.strip("_").startswith(("attn_implementation", "experts_implementation")) and "/" in str(value):
-            raise CompoundError(
-                f"{file}: {key} names {value!r}, which would download code", hint=f"remove {key}"
-            )
+        if key.strip("_") in ("attn_implementation", "experts_implementation"):
+            named = value.values() if isinstance(value, Mapping) else [value]
+            if foreign := [each for each in named if each not in KERNELS]:
+                raise CompoundError(
+                    f"{file}: {key} names {foreign[0]!r}, which would download code",
+                    hint=f"remove {key}; the engine's setting attn_implementation chooses the kernels",
+                )
         if key == "transformers_weights" and value is not None:
             _require_safetensors(file, value)
         if key in ARGUMENTS and isinstance(value, Mapping):

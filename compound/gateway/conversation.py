@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
 
 from pydantic import ValidationError
 
@@ -59,11 +58,19 @@ def read_tools(document: Document, lm: str) -> tuple[tuple[ToolSpec, ...], ToolC
     """
     if document.get("functions"):
         raise _unknown(lm, "functions, which tools have replaced")
-    tools = cast("list[object]", document.get("tools") or [])
+    tools = _list(document, "tools")
     choice = document.get("tool_choice") or "auto"
-    if choice not in {"auto", "none"}:
+    if choice not in ("auto", "none"):  # a demanded function is an object
         raise _unknown(lm, f"the tool_choice {json.dumps(choice):.80}; possible are auto and none")
     return tuple(_tool(tool, lm) for tool in tools), "none" if choice == "none" else "auto"
+
+
+def _list(document: Document, name: str) -> list[object]:
+    """Return a list of a request; empty if it is absent."""
+    found = document.get(name) or []
+    if not isinstance(found, list):
+        raise CallError(f"{name} of the request is not a list")
+    return found
 
 
 def _tool(tool: object, lm: str) -> ToolSpec:
@@ -75,6 +82,8 @@ def _tool(tool: object, lm: str) -> ToolSpec:
     if not isinstance(name, str) or not name:
         raise CallError("a tool of the request has no name")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    if not isinstance(parameters, dict):
+        raise CallError(f"the parameters of the tool {name!r:.100} are not a JSON schema")
     return ToolSpec(name, str(function.get("description") or ""), json.dumps(parameters))
 
 
@@ -94,7 +103,7 @@ def _message(item: object, lm: str) -> Message:
         raise _unknown(lm, f"a message of kind {item.get('type') or item.get('role')!r}")
     calls = [
         _call(call.get("id"), call.get("function"))
-        for call in item.get("tool_calls") or []
+        for call in _list(item, "tool_calls")
         if isinstance(call, dict)
     ]
     if item.get("content") is None and calls:
@@ -129,7 +138,7 @@ def _part(part: object, lm: str) -> str | Image:
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
     if isinstance(part, dict) and is_text(part):
         return str(part.get("text", ""))
-    if not isinstance(part, dict) or kind not in {"image_url", "input_image"}:
+    if not isinstance(part, dict) or kind not in ("image_url", "input_image"):
         raise _unknown(lm, f"content of kind {kind!r}")
     url = part.get("image_url")
     url = url.get("url") if isinstance(url, dict) else url

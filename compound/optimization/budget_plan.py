@@ -91,10 +91,16 @@ def _decisions(problem: Problem, left: float, least: float, most: int) -> int:
 
 
 def has_job_per_component(method: Method) -> bool:
-    """Return whether a method has several jobs that change one component each, in any number and order."""
-    components = [{component_of(key) for key in job.keys} for job in method.jobs]
+    """Return whether a method has several jobs that change one component, or one group of components, each.
+
+    Components may have several jobs; groups must not overlap, so that each component is tested with the same
+    others.
+    """
+    groups = {frozenset(component_of(key) for key in job.keys) for job in method.jobs}
+    is_disjoint = sum(map(len, groups)) == len(frozenset[str]().union(*groups))
+    is_divided = len(groups) > 1 or (len(method.jobs) > 1 and all(len(group) == 1 for group in groups))
     is_fixed = method.jobs_each is not None or method.decisions is not None
-    return not is_fixed and len(components) > 1 and all(len(names) == 1 for names in components)
+    return not is_fixed and is_disjoint and is_divided
 
 
 def uses_up_decisions(method: Method, plan: BudgetPlan) -> bool:

@@ -27,7 +27,9 @@ FULL_MESSAGES = ("No space left", "disk is full")  # messages of safetensors and
 APPENDED = ("events.jsonl", "traces.jsonl", "memory.jsonl")
 CONFIG, CHECKPOINT = "config.json", "checkpoint.json"
 _BEFORE_CONFIG = re.compile(r"lock|system\.yaml|\.(system\.yaml|config\.json)(\..+)?\.tmp")
-UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, RecursionError)
+UNREADABLE = (
+    KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError,
+)  # fmt: skip
 
 
 class RunDirectory:

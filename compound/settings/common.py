@@ -113,9 +113,9 @@ class CommonSettings(Settings):
     """Maximum number of proposals tested on the validation split; with `decide: component`, of each job."""
     decide: Literal["round", "component"] = "round"
     """What a decision on the validation split accepts or rejects: `round` (the changes of a round of all
-    jobs together), or `component` (the change of each job, in methods whose jobs change one component each).
-    `component` divides alpha among at least as many decisions as there are jobs; if the budget or the
-    validation split allows fewer, rounds are decided."""
+    jobs together), or `component` (the change of each job, in methods whose jobs change one component or
+    segment each). `component` divides alpha among at least as many decisions as there are jobs; if the
+    budget or the validation split allows fewer, rounds are decided."""
     train_size: int | None = Field(default=None, ge=1)
     """Number of train examples to use; default: all."""
     valid_size: int | None = Field(default=40, ge=2)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compound.errors import RunDirectoryError
 from compound.security.sanitize import sanitize_text
 from compound.security.untrusted import UntrustedFolder
 from compound.trackers.tracker import Status, TrackedRun
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 FOLDER = "tensorboard"  # in the run directory
 PREFIX = "events.out.tfevents."  # of the names of event files
 PARAMETERS = "parameters"  # tag of the table of parameters
+LONGEST = 16 * 2**20  # bytes of a record
 FRAME = 16  # bytes that a record of an event file has in addition to its content: length and checksums
 
 
@@ -103,14 +106,44 @@ def _cell(value: str) -> str:
 
 
 def _is_point(record: bytes) -> bool:
+    """Return whether a record is a point.
+
+    Raises:
+        RunDirectoryError: it is no event.
+    """
+    from google.protobuf.message import DecodeError
     from tensorboard.compat.proto.event_pb2 import Event
 
-    return any(value.HasField("simple_value") for value in Event.FromString(record).summary.value)
+    try:
+        values = Event.FromString(record).summary.value
+    except DecodeError:
+        raise RunDirectoryError("the event file of TensorBoard has a record that is no event") from None
+    return any(value.HasField("simple_value") for value in values)
 
 
 def _records(folder: UntrustedFolder, name: str) -> Iterator[bytes]:
-    """Yield the complete records of an event file; none if it does not exist."""
-    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    """Yield the complete records of an event file, up to a damaged one; none if it does not exist.
 
-    if folder.kind(name) is not None:
-        yield from RawEventFileLoader(str(folder.place(name))).Load()
+    A record consists of its length, the checksum of that, its content and the checksum of the content. The
+    file is read here, as TensorBoard's own loader reads records of any length into memory.
+
+    Raises:
+        RunDirectoryError: a record is longer than any that this tracker writes.
+    """
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    if folder.kind(name) is None:
+        return
+    with folder.reader(name) as file:
+        while len(header := file.read(12)) == 12:
+            size, checksum = struct.unpack("<QI", header)
+            if masked_crc32c(header[:8]) != checksum:
+                return
+            if size > LONGEST:
+                raise RunDirectoryError(
+                    f"{folder.place(name)} has a record of {size} bytes", hint="remove the file"
+                )
+            record, end = file.read(size), file.read(4)
+            if len(end) < 4 or struct.unpack("<I", end) != (masked_crc32c(record),):
+                return
+            yield record

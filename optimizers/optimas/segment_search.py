@@ -11,13 +11,13 @@ the candidates itself. As long as the local reward predicts nothing, all evaluat
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 import numpy as np
 
 from compound.concurrency.threads import compute
+from compound.errors import DataError
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.formatting import plural
@@ -329,13 +329,16 @@ class SegmentDraws:
 
     def entries(self) -> Sequence[Entry]:
         """Return the draws, oldest first."""
-        stored = (
-            cast("Mapping[str, object]", record["record"])
-            for record in self.rewards.memory.records()
-            if record.get("kind") == SEGMENT
-        )
-        buffer = PairBuffer.read(stored, self.rewards.task.system, self.rewards.buffer.sampling)
-        return buffer.of(self.segment)
+        stored = []
+        for record in self.rewards.memory.records():
+            if record.get("kind") == SEGMENT:
+                if not isinstance(draw := record.get("record"), dict):
+                    raise DataError(
+                        "a draw of a segment in the run's memory is damaged", hint="start a new run"
+                    )
+                stored.append(draw)
+        sampling = self.rewards.buffer.sampling
+        return PairBuffer.read(stored, self.rewards.task.system, sampling).of(self.segment)
 
     def add(self, draws: Sequence[Draw], iteration: int) -> None:
         """Add the draws of an iteration."""

@@ -148,6 +148,7 @@ def test_other_images_are_refused_with_the_reason(lm: ScriptedLM, url: str, why:
     [
         ({"tools": [{"type": "web_search"}]}, "a tool of kind 'web_search'"),
         ({"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "double"}}}, "tool_choice"),
         ({"functions": [FUNCTION]}, "functions"),
         ({"n": 2}, "several answers"),
         ({"previous_response_id": "resp-1"}, "an earlier response"),
@@ -166,6 +167,33 @@ def test_what_an_engine_cannot_take_is_named(more: dict[str, object], why: str) 
     assert answer.startswith("502")
     assert why in answer
     assert "kind openai" in answer
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"tools": 5}, "tools of the request is not a list"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": [1]}}]},
+            "not a JSON schema",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "tool_calls of the request is not a list"),
+        ({"messages": [{"role": "user", "content": [{"type": {"a": 1}}]}]}, "content of kind"),
+        ({"messages": [{"role": "user", "content": [5]}]}, "content of kind 'int'"),
+    ],
+)
+def test_malformed_requests_are_refused_with_the_reason(more: dict[str, object], why: str) -> None:
+    def agent(client: Any) -> str:
+        messages: list[Any] = [{"role": "user", "content": "?"}]
+        try:
+            client.chat.completions.create(model="x", messages=messages, extra_body=more)
+        except openai.APIStatusError as error:
+            return f"{error.status_code} {error.body}"
+        return "answered"
+
+    answer = str(run(agent, ScriptedLM(["?"]), check=False).outputs["answer"])
+    assert why in answer
+    assert answer[:3] in ("400", "502")
 
 
 def test_the_embedded_model_makes_valid_calls_only(smollm2: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from compound.benchmarks.simulated.mislabelled import fit_nothing
 from compound.components.function import Function
 from compound.components.selector import Selector
+from compound.errors import DataError
 from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.execution.executor import Executor
@@ -21,7 +22,8 @@ from compound.graph.component import CallContext, Input, Operation, Output
 from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.graph.types import Port
-from compound.optimization.method import Job, JobRecord
+from compound.optimization.budget_plan import has_job_per_component
+from compound.optimization.method import Job, JobRecord, Method
 from compound.optimization.prices import estimate_prices
 from compound.optimizers.methods import method
 from compound.optimizers.optimas.guided import GuidedSearch, savings_of
@@ -173,6 +175,22 @@ class TestSegments:
         jobs = method("optimas", System("s", outputs={"y": last}), make_settings({"method": "optimas"})).jobs
         assert [job.keys for job in jobs] == [("first.option",), ("last.option",)]
 
+    @pytest.mark.parametrize(
+        ("keys", "is_divided"),
+        [
+            ([("a.x", "b.x")], False),  # one decision, as always
+            ([("a.x", "b.x"), ("c.x",)], True),
+            ([("a.x", "b.x"), ("c.x",), ("b.y", "a.y")], True),  # a second job of the same segment
+            ([("a.x", "b.x"), ("b.x",)], False),  # b would be tested with two groups
+            ([("a.x",), ("a.y",)], True),
+            ([("a.x",), ("b.x",)], True),
+        ],
+    )
+    def test_segments_are_accepted_by_themselves(self, keys: list[tuple[str, ...]], is_divided: bool) -> None:
+        jobs = [Job("search", some) for some in keys]
+        found = Method("m", {}, jobs, RewardGapScheduler())
+        assert has_job_per_component(found) is is_divided
+
 
 class TestPart:
     def test_a_segment_is_one_call_with_the_inputs_from_outside(self) -> None:
@@ -266,6 +284,14 @@ class TestSearch:
         stored.add([before[0].draw], 2)
         assert RunRewards.open(assignment.task, LEARNING).iteration == 2
         assert [entry.iteration for entry in stored.entries()] == [1] * len(before) + [2]
+
+
+@pytest.mark.parametrize("record", [5, None, "draw", []])
+def test_a_damaged_draw_of_a_segment_is_reported(job: Any, record: object) -> None:
+    assignment = job(document_system(), METRIC, examples(20), keys=tuple(BEST), share=20.0)
+    assignment.memory.append({"kind": "draw of a segment", "record": record})
+    with pytest.raises(DataError, match="a draw of a segment in the run's memory is damaged"):
+        assignment.run(SegmentSearch(LEARNING))
 
 
 def test_records_of_segments_are_no_pairs_of_components() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import warnings
@@ -25,6 +26,7 @@ from compound.errors import RunDirectoryError
 from compound.report.training.steps import records
 from compound.runs.directory import read_json, read_records
 from compound.testing import ScriptedLM
+from compound.trackers.tensorboard_tracker import TensorboardTracker
 from compound.trackers.tracker import TrackedRun
 from compound.trackers.tracking import FILE, Follower
 from compound.trackers.trackio_tracker import OWN, TrackioTracker
@@ -269,3 +271,59 @@ def test_a_record_that_was_cut_off_is_written_again(tmp_path: Path) -> None:
 def test_nothing_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     optimize(tmp_path / "run")
     assert capsys.readouterr().out == ""
+
+
+def event_file(folder: Path, content: bytes) -> Path:
+    (folder / "tensorboard").mkdir(parents=True)
+    file = folder / "tensorboard" / "events.out.tfevents.0000000001.aa"
+    file.write_bytes(content)
+    return file
+
+
+def frame(content: bytes, size: int | None = None) -> bytes:
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    length = struct.pack("<Q", len(content) if size is None else size)
+    return (
+        length
+        + struct.pack("<I", masked_crc32c(length))
+        + content
+        + struct.pack("<I", masked_crc32c(content))
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (frame(b"", 2**40), "has a record of 1099511627776 bytes"),
+        (frame(b"", 2**64 - 1), "has a record of"),
+        (frame(b"\xff\xff\xff"), "has a record that is no event"),
+    ],
+)
+def test_an_event_file_of_someone_else_is_read_within_limits(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    event_file(tmp_path, content)
+    run = TrackedRun("qa", "random", tmp_path, {})
+    with pytest.raises(RunDirectoryError, match=message):
+        TensorboardTracker().start(run, "")
+
+
+def test_a_folder_in_the_place_of_an_event_file_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard" / "events.out.tfevents.0000000001.aa").mkdir(parents=True)
+    with pytest.raises(RunDirectoryError):
+        TensorboardTracker().start(TrackedRun("qa", "random", tmp_path, {}), "")
+
+
+def test_records_after_a_damaged_one_are_removed(tmp_path: Path) -> None:
+    file = event_file(tmp_path, b"")
+    tracker = TensorboardTracker()
+    tracker.start(TrackedRun("qa", "random", tmp_path, {"a": "b"}), "")
+    tracker.log({"x": 1.0}, 1.0, 1.0, 0)
+    tracker.finish("finished", [])
+    whole = file.read_bytes()
+    file.write_bytes(whole + frame(b"abc")[:-1] + b"?")
+    again = TensorboardTracker()
+    again.start(TrackedRun("qa", "random", tmp_path, {}), "")
+    again.finish("finished", [])
+    assert file.read_bytes() == whole

@@ -179,6 +179,15 @@ def with_downloaded_kernels(folder: Path, _: Path) -> None:
     change(folder / "config.json", attn_implementation="someone/kernel")
 
 
+def with_flash_attention(folder: Path, _: Path) -> None:
+    """Without flash-attn, transformers downloads it as a kernel."""
+    change(folder / "config.json", _attn_implementation="flash_attention_2")
+
+
+def with_kernels_of_a_part(folder: Path, _: Path) -> None:
+    change(folder / "config.json", attn_implementation={"text_config": "sdpa", "vision": "flash_attention_3"})
+
+
 def with_another_base(folder: Path, canary: Path) -> None:
     """transformers would load the base that an adapter names, from any path."""
     base = folder.parent / "base"
@@ -238,6 +247,8 @@ FOREIGN: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "a foreign module": (with_a_foreign_module, "names the class .*, which is not allowed"),
     "a foreign activation": (with_a_foreign_activation, "names .torch.hub.get_dir., which is not allowed"),
     "downloaded kernels": (with_downloaded_kernels, "would download code"),
+    "kernels that transformers downloads": (with_flash_attention, "would download code"),
+    "kernels of a part of the model": (with_kernels_of_a_part, "would download code"),
     "another base": (with_another_base, "is an adapter, not a model"),
     "pickled weights of another name": (
         with_weights_of_another_name,
