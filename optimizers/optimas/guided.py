@@ -258,14 +258,7 @@ class GuidedSearch:
     ) -> Proposal:
         """Return the proposal of the job, and fit the rewards to its draws for the next ones."""
         learned = await rewards.learn() if rewards.buffer.of(component) else None
-        facts: dict[str, object] = {
-            **rewards.facts(learned),
-            "component": component,
-            "steered": state.guided is not None and state.guided.slope > 0,
-            "why": unused_reason(part, price, state.guided),
-            "savings": price / part.price if part.price else None,
-            "guided": None if state.guided is None else state.guided.statistics().model_dump(mode="json"),
-        }
+        facts = {**rewards.facts(learned), **guide_facts(part, price, state.guided)}
         after = None if state.before is None else state.before + state.gain
         note = "" if state.best else "no candidate is expected to gain"
         return Proposal(state.best, state.before, after, len(state.scored), note, facts)
@@ -348,6 +341,17 @@ def savings_of(system: System, components: Sequence[str], prices: Prices) -> Loc
         follows = price > part.price + 1e-9
         reason = f"a global evaluation costs less than {WORTH:g} local ones" if follows else NOTHING_FOLLOWS
     return LocalSavings(part.name, price, part.price, reason)
+
+
+def guide_facts(part: Part, price: float, race: GuidedRace | None) -> dict[str, object]:
+    """Return what a run's record holds about the local reward of a job."""
+    return {
+        "component": part.name,
+        "steered": race is not None and race.slope > 0,
+        "why": unused_reason(part, price, race),
+        "savings": price / part.price if part.price else None,
+        "guided": None if race is None else race.statistics().model_dump(mode="json"),
+    }
 
 
 def unused_reason(part: Part, price: float, race: GuidedRace | None) -> str:

@@ -43,7 +43,7 @@ class GuidedRace(State):
 
     Attributes:
         alive: the numbers of the candidates still in the race, best first.
-        rungs: the number of rungs.
+        rungs: the number of rungs; 0 in the search of a segment, which has none.
         done: the number of completed rungs.
         probes: the number of probes left, at most; see `GuidedRacer`.
         n_global: the number of examples with a global evaluation, the first ones in order.
@@ -68,7 +68,7 @@ class GuidedRace(State):
     """
 
     alive: list[int]
-    rungs: int
+    rungs: int = 0
     done: int = 0
     probes: int = 0
     n_global: int = 0

@@ -21,16 +21,22 @@ from compound.errors import DataError
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.formatting import plural
-from compound.graph.configuration import canonical_json, components_of
+from compound.graph.configuration import components_of
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.optimas.evaluation_table import Cell, Conditions, EvaluationTable, FitCritic
-from compound.optimizers.optimas.guided import conditions_of, savings_of, unused_reason
+from compound.optimizers.optimas.guided import conditions_of, guide_facts, savings_of
 from compound.optimizers.optimas.guided_race import ENOUGH, GuidedRace, RaceMemory
 from compound.optimizers.optimas.part import Part, part_of
 from compound.optimizers.optimas.rewarding import RunRewards, tunable
 from compound.optimizers.search.gain_model import GainModel, Observation
-from compound.optimizers.search.joint import balanced_design, combinations, incumbent_values
+from compound.optimizers.search.joint import (
+    balanced_design,
+    changed_values,
+    combinations,
+    incumbent_values,
+    next_field,
+)
 from compound.optimizers.search.levels import starting_levels
 from compound.optimizers.search.prompts import PromptSearch, split
 from compound.optimizers.search.racing import Track
@@ -113,7 +119,7 @@ class SegmentSearch:
         count = Track(task.minibatch, examples, price, free_repeats=free).entrants(task.candidates, runs)
         levels = await starting_levels(task, PromptSearch(()), {}, count)
         candidates = balanced_design(task, levels, count)
-        race = GuidedRace(alive=list(range(len(candidates))), rungs=STEPS)
+        race = GuidedRace(alive=list(range(len(candidates))))
         limit = runs if math.isfinite(runs) else None
         return SegmentProgress(
             iteration=iteration, levels=levels, runs=limit, candidates=candidates, race=race
@@ -128,21 +134,9 @@ class SegmentSearch:
         memory = RaceMemory.of(task.context.memory)
         memory.races[part.name] = race.statistics()
         memory.store(task.context.memory)
-        current = incumbent_values(task)
-        values = {} if best is None else {
-            key: value
-            for key, value in state.candidates[best].items()
-            if canonical_json(value) != canonical_json(current[key])
-        }  # fmt: skip
+        values = {} if best is None else changed_values(task, state.candidates[best])
         gain = 0.0 if best is None else gains[best]
-        facts: dict[str, object] = {
-            **rewards.facts(None),
-            "component": part.name,
-            "steered": race.slope > 0,
-            "why": unused_reason(part, price, race),
-            "savings": price / part.price if part.price else None,
-            "guided": race.statistics().model_dump(mode="json"),
-        }
+        facts = {**rewards.facts(None), **guide_facts(part, price, race)}
         after = None if before is None else before + gain
         tried = sum(each is not None for each in race.gains)
         note = "" if values else "no candidate is expected to gain"
@@ -259,7 +253,7 @@ class Steps:
             lambda: given.fit(entries, given.template, given.backbone, certain=given.certain)
         )
         data = self.table.gains(critic)
-        gains = estimate_gains(data, shrink=False)
+        gains = estimate_gains(data, shrink=given.shrink)
         model = self._model(gains, data)
         race = state.race.with_statistics(gains, data, critic, self.table)
         n_global = int(self.table.scored.any(0).sum())
@@ -297,15 +291,11 @@ class Steps:
         if self._explores(state):
             new = combinations(self.task, self.candidates, state.levels, leader, rng)
         drawn = model.draw([*(self.candidates[number] for number in known), *new], rng)
-        complete = {i for i, number in enumerate(known) if self.table.scored[number + 1].all()}
-        ranked = [int(i) for i in np.argsort(-drawn, kind="stable") if int(i) not in complete]
-        field: list[int] = []
-        for i in ranked[: self.task.candidates]:
-            if i >= len(known):
-                state.candidates = [*state.candidates, new[i - len(known)]]
-                self.table.extend([new[i - len(known)]])
-            field.append(known[i] if i < len(known) else len(state.candidates) - 1)
-        self.candidates = state.candidates
+        complete = [number for number in known if self.table.scored[number + 1].all()]
+        field, added = next_field(self.task.candidates, drawn, known, complete, len(state.candidates))
+        entrants = [new[i] for i in added]
+        self.table.extend(entrants)
+        self.candidates = state.candidates = [*state.candidates, *entrants]
         state.race = state.race.model_copy(update={"alive": field})
 
     def _explores(self, state: SegmentProgress) -> bool:

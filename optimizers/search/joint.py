@@ -10,7 +10,7 @@ combinations of values (Thompson sampling). The last part of the budget goes to 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -149,14 +149,10 @@ class JointSearch:
             await self._add_texts(task, state, model, leader, shown)
             known_values = [candidate.values for candidate in state.candidates]
             new = combinations(task, known_values, state.levels, known_values[leader], rng)
+        complete = [number for number in scored if state.candidates[number].n == examples]
         drawn = model.draw([*known, *new], rng)
-        complete = {i for i, number in enumerate(scored) if state.candidates[number].n == examples}
-        ranked = [int(i) for i in np.argsort(-drawn, kind="stable") if int(i) not in complete]
-        state.field = []
-        for i in ranked[: task.candidates]:
-            if i >= len(known):
-                state.candidates = [*state.candidates, Candidate(values=new[i - len(known)])]
-            state.field = [*state.field, scored[i] if i < len(known) else len(state.candidates) - 1]
+        state.field, added = next_field(task.candidates, drawn, scored, complete, len(state.candidates))
+        state.candidates = [*state.candidates, *(Candidate(values=new[i]) for i in added)]
         return max(means)
 
     async def _add_texts(
@@ -169,6 +165,35 @@ class JointSearch:
         count = new_texts_per_step(task.candidates)
         for key, texts in (await new_texts(nearby, self.prompts, count, shown, state.steps)).items():
             state.levels[key] = [*state.levels.get(key, []), *texts]
+
+
+def next_field(
+    size: int, drawn: np.ndarray, scored: Sequence[int], complete: Collection[int], count: int
+) -> tuple[list[int], list[int]]:
+    """Return the candidates of the next step: those that a draw of gains ranks highest.
+
+    Args:
+        size: maximum number of candidates of the step.
+        drawn: a draw of the gains of the scored candidates and of the new ones, in this order.
+        scored: the numbers of the scored candidates.
+        complete: the numbers of those that were scored on all examples.
+        count: the number of candidates so far, which new ones are numbered after.
+
+    Returns:
+        The numbers of the candidates, highest draw first, and the indices of the chosen new ones.
+    """
+    done = set(complete)
+    ranked = [
+        int(i) for i in np.argsort(-drawn, kind="stable") if i >= len(scored) or scored[int(i)] not in done
+    ]
+    field, added = list[int](), list[int]()
+    for i in ranked[:size]:
+        if i < len(scored):
+            field.append(scored[i])
+        else:
+            field.append(count + len(added))
+            added.append(i - len(scored))
+    return field, added
 
 
 def new_texts_per_step(candidates: int) -> int:
@@ -198,6 +223,12 @@ def _at(task: Task, values: Values, model: GainModel, state: JointProgress) -> T
 def incumbent_values(task: Task) -> Values:
     """Return the current values of the job's parameters."""
     return {key: task.system.configuration[key] for key in task.keys}
+
+
+def changed_values(task: Task, values: Values) -> Values:
+    """Return the values that differ from the incumbent's."""
+    current = incumbent_values(task)
+    return {key: x for key, x in values.items() if canonical_json(x) != canonical_json(current[key])}
 
 
 def model_of(task: Task, state: JointProgress) -> GainModel:
@@ -354,11 +385,6 @@ def proposal_of(task: Task, state: JointProgress) -> Proposal:
     best = int(np.argmax(means))
     if means[best] <= 0:
         return Proposal({}, state.before, state.before, len(scored), "no candidate is expected to gain")
-    current = incumbent_values(task)
-    values = {
-        key: value
-        for key, value in scored[best].values.items()
-        if canonical_json(value) != canonical_json(current[key])
-    }
     before = state.before or 0.0
+    values = changed_values(task, scored[best].values)
     return Proposal(values, before, before + means[best], len(scored))

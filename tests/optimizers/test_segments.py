@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -26,14 +27,18 @@ from compound.optimization.budget_plan import has_job_per_component
 from compound.optimization.method import Job, JobRecord, Method
 from compound.optimization.prices import estimate_prices
 from compound.optimizers.methods import method
-from compound.optimizers.optimas.guided import GuidedSearch, savings_of
+from compound.optimizers.optimas import segment_search
+from compound.optimizers.optimas.guided import GuidedSearch, conditions_of, savings_of
+from compound.optimizers.optimas.guided_race import GuidedRace
 from compound.optimizers.optimas.part import part_of, segments
 from compound.optimizers.optimas.rewarding import RunRewards
-from compound.optimizers.optimas.segment_search import SegmentDraws, SegmentSearch
+from compound.optimizers.optimas.segment_search import SegmentDraws, SegmentProgress, SegmentSearch, Steps
 from compound.optimizers.scheduling.scheduler import RewardGapScheduler
+from compound.optimizers.search.gain_model import GainModel, Observation
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.prompts import PromptSearch
-from compound.rewards.buffer import PairBuffer
+from compound.rewards.buffer import Entry, PairBuffer
+from compound.rewards.gains.critic import Critic, fit_critic
 from compound.rewards.pairs import Draw
 from compound.rewards.sampling.candidates import Candidate
 from compound.settings.optimize import make_settings
@@ -251,6 +256,35 @@ class TestSearch:
         assert sum(locally) > sum(race["counts"])
         assert proposal.facts["why"] == ""
 
+    def test_a_reward_is_learned_from_enough_examples(self, job: Any) -> None:
+        sizes = []
+
+        def fit(entries: Sequence[Entry], *args: Any, **kwargs: Any) -> Critic | None:
+            sizes.append(len({entry.draw.example for entry in entries}))
+            return fit_critic(entries, *args, **kwargs)
+
+        self.run(job, share=120.0, fit=fit)
+        assert sizes[0] == 0  # a step of fewer than eight examples
+        assert {0} < {*sizes}
+        assert min(size for size in sizes if size) >= 8
+
+    def test_the_model_of_gains_is_told_the_variance_of_control_variates(
+        self, job: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told: list[Sequence[Observation]] = []
+
+        class Model(GainModel):
+            def __init__(self, spaces: Any, start: Any, observations: Any, noise: float) -> None:
+                told.append(observations)
+                super().__init__(spaces, start, observations, noise)
+
+        monkeypatch.setattr(segment_search, "GainModel", Model)
+        _, states, proposal = self.run(job, share=120.0)
+        assert proposal.facts["steered"]
+        assert {each.variance for each in told[0]} == {None}
+        sds = [sd for sd in states[-1]["race"]["sds"] if sd is not None]
+        assert [each.variance for each in told[-1]] == pytest.approx([max(sd, 1e-3) ** 2 for sd in sds])
+
     @pytest.mark.parametrize("share", [10.0, 33.0, 60.0, 150.0])
     def test_runs_stay_within_the_share(self, job: Any, share: float) -> None:
         assignment, _, _ = self.run(job, share=share)
@@ -284,6 +318,41 @@ class TestSearch:
         stored.add([before[0].draw], 2)
         assert RunRewards.open(assignment.task, LEARNING).iteration == 2
         assert [entry.iteration for entry in stored.entries()] == [1] * len(before) + [2]
+
+
+class TestDivision:
+    """The division of a step's runs where a local evaluation costs a quarter of a global one."""
+
+    @pytest.mark.parametrize(
+        ("noise", "local_sd"), [(0.1, 0.5), (0.3, 0.3), (0.5, 0.05)], ids=["local", "both", "global"]
+    )
+    def test_the_mean_variance_is_least(self, job: Any, noise: float, local_sd: float) -> None:
+        task = job(document_system(), METRIC, examples(60), keys=tuple(BEST), share=500.0, minibatch=8).task
+        part = replace(part_of(task.system, ("cut", "show"), task.prices), price=0.25, weight=0.25)
+        given = conditions_of(task, LEARNING, part, 1.0, gold=True, shrink=False, fit=fit_critic)
+        candidates: list[dict[str, object]] = [BEST, {**BEST, "show.count": 4}]
+        steps = Steps(task, given, candidates, examples(60), [], 1)
+        race = GuidedRace(alive=[0, 1], slope=1.0, noise=noise, local_sd=local_sd)
+        state = SegmentProgress(iteration=1, levels={}, runs=500.0, candidates=candidates, race=race)
+        plan = steps.plan(state)
+        assert plan is not None
+        rows = len(candidates)
+
+        full = math.ceil(500 / (16 * (task.candidates + 1)))  # examples of each candidate in a step
+        runs = full * (rows + 1)  # the incumbent is evaluated on the same examples
+
+        def variance(size: int) -> float:
+            left = runs - size * (rows + 1)
+            local = int((left + 1e-9) / (0.25 * rows + 0.25))
+            if not size:
+                return math.inf
+            return noise**2 / size + local_sd**2 / (size + local)
+
+        best = min(range(full + 1), key=variance)
+        assert len([cell for cell in plan.globally if cell[0]]) == best * rows
+        spent = len(plan.globally) + 0.25 * (len(plan.locally) + len(plan.locally) / rows)
+        assert spent <= runs + 1e-6
+        assert bool(plan.locally) is (best < full)
 
 
 @pytest.mark.parametrize("record", [5, None, "draw", []])
