@@ -45,36 +45,17 @@ LABELS = "compound.benchmarks.simulated.mislabelled"
 SETTINGS = OptimizeSettings(candidates=16, minibatch=8, alpha=0.2, valid_size=40)
 
 
-def settings(
-    method: str, seed: int, runs: float, min_accuracy: float = 0.5, **changed: object
-) -> OptimizeSettings:
-    """Return the settings of a search, including those of local rewards if the method has them."""
-    given = {**SETTINGS.given, "method": method, "seed": seed, "budget": BudgetSettings(system_runs=runs)}
-    if method not in ("coordinate", "random"):
-        given[method] = OptimasSettings.model_validate(
-            {
-                "backbone": {"model": "none"},
-                "pairs": {"min_rollouts": 1, "max_rollouts": 1, "level": 1},
-                "reward": {"min_accuracy": min_accuracy},
-            }
-        )
-    return OptimizeSettings.model_validate({**given, **changed})
+def settings(method: str, seed: int, runs: float, **changed: object) -> OptimizeSettings:
+    """Return the settings of `optimas`, or of an ablation of it."""
+    own = OptimasSettings.model_validate({
+        "backbone": {"model": "none"}, "pairs": {"min_rollouts": 1, "max_rollouts": 1, "level": 1}
+    })  # fmt: skip
+    budget = BudgetSettings(system_runs=runs)
+    given = {**SETTINGS.given, "method": method, "seed": seed, "budget": budget, method: own, **changed}
+    return OptimizeSettings.model_validate(given)
 
 
 # -- searches --------------------------------------------------------------------------------------------
-
-
-RUNS = {"optimas": 600, "coordinate": 600, "coordinate twice": 1200, "random twice": 1200, "shuffled": 600}
-
-
-def compared(shape: str, seed: int) -> dict[str, object]:
-    """Return the result of each method, as a share of the optimum."""
-    found: dict[str, object] = {}
-    for name, runs in RUNS.items():
-        kind = name.split()[0]
-        chosen = f"{LABELS}:shuffled" if kind == "shuffled" else kind
-        found[name] = _brief(search(world(shape, seed), settings(chosen, seed, runs)))
-    return found
 
 
 STRENGTHS = (0.1, 0.3, -0.1, -0.3)
@@ -82,7 +63,7 @@ STRENGTHS = (0.1, 0.3, -0.1, -0.3)
 
 def interaction(shape: str, seed: int) -> dict[str, object]:
     """Return the results by interaction strength, without noise; below 0 components hinder each other."""
-    given = settings("optimas", seed, 1200, min_accuracy=0.6)
+    given = settings("optimas", seed, 1200)
     worlds = {
         strength: world(shape, seed, interaction=strength, noise=0.0, blur=0.0, options=6)
         for strength in STRENGTHS
@@ -99,12 +80,6 @@ def misaligned(shape: str, seed: int) -> dict[str, object]:
         jobs = len(world(shape, seed).names) + 1
         found[str(share)] = {"start": outcome.start, "reached": outcome.working[:jobs][-1][1]}
     return found
-
-
-def same(shape: str, seed: int) -> dict[str, object]:
-    """Return whether any change was accepted if no gain is possible, at level 0.05."""
-    made = world(shape, seed, spread=(0.0,) * 5)
-    return _brief(search(made, settings("optimas", seed, 200, alpha=0.05)))
 
 
 def _brief(outcome: Outcome) -> dict[str, object]:
@@ -221,17 +196,6 @@ def sum_accuracy(rows: Rows) -> dict[str, object]:
     }
 
 
-def sum_search(rows: Rows) -> dict[str, object]:
-    """Return the methods' results by shape, and paired differences from `optimas`."""
-    found: dict[str, object] = {}
-    for name, runs in RUNS.items():
-        reached = _by_shape(rows, name, "reached")
-        ahead = _by_shape(rows, "optimas", "reached", less=(name, "reached"))
-        found[name] = {"runs": runs, "reached": reached, "optimas_ahead_by": ahead}
-    found["start"] = _by_shape(rows, "optimas", "start")
-    return found
-
-
 def sum_interaction(rows: Rows) -> dict[str, object]:
     """Return the share of the optimum, and the remaining gain of one component's change, by strength."""
     return {
@@ -262,13 +226,6 @@ def sum_regret(rows: Rows) -> dict[str, object]:
     return result
 
 
-def sum_same(rows: Rows) -> dict[str, object]:
-    """Return the number of runs that accepted a change, and its 99 % quantile under chance."""
-    wrong = sum(entry(row, "accepted", int) > 0 for found in rows.values() for row in found)
-    n = sum(map(len, rows.values()))
-    return {"accepted": wrong, "runs": n, "bound": int(stats.binom.ppf(0.99, n, 0.05))}
-
-
 def sum_lora(rows: Rows) -> dict[str, object]:
     """Return the values of each seed."""
     return {shape: {key: [row[key] for row in found] for key in found[0]} for shape, found in rows.items()}
@@ -287,11 +244,9 @@ class Part:
 PARTS: Mapping[str, Part] = {
     "accuracy": Part(accuracy, sum_accuracy),
     "lora": Part(lora, sum_lora, ("chain",), 3),
-    "search": Part(compared, sum_search),
-    "interaction": Part(interaction, sum_interaction),
+    "interaction": Part(interaction, sum_interaction, seeds=5),
     "misaligned": Part(misaligned, sum_misaligned, ("five",)),
     "regret": Part(regret, sum_regret, ("five",), 200),
-    "same": Part(same, sum_same, ("chain",), 200),
 }
 
 

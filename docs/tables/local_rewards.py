@@ -9,28 +9,12 @@ from compound.report.facts.text import p_value
 from tables.data import markdown, results, spread
 
 PUBLIC = ("optimas", "search", "coordinate", "random", "llm_selector")
-NAMES = {"coordinate": "coordinate search", "random": "random search"}
 
 
 def summary(part: str) -> Mapping[str, Any]:
     """Return the summary of a part of the simulated benchmark."""
     found: Mapping[str, Any] = results("local_rewards")[part]["summary"]
     return found
-
-
-def search() -> str:
-    """Tabulate the methods' results on simulated systems, as shares of the optimum."""
-    found = summary("search")
-    kinds = [name for name in found if name != "start"]
-    shapes = list(found["start"])
-    rows = [["as it starts", "–", *(f"{found['start'][shape]['mean']:.2f}" for shape in shapes)]]
-    for kind in kinds:
-        name = kind.removesuffix(" twice")
-        shown = "optimas, shuffled labels" if name == "shuffled" else NAMES.get(name, name)
-        rows.append(
-            [shown, str(found[kind]["runs"]), *(spread(found[kind]["reached"][shape]) for shape in shapes)]
-        )
-    return markdown(["", "system runs", *shapes], rows)
 
 
 def accuracy() -> str:
@@ -95,13 +79,6 @@ def regret() -> str:
     return markdown(["scheduler", "regret", "p, less than uniform"], rows)
 
 
-def same() -> str:
-    """Return a sentence on how often a change was accepted although no gain was possible."""
-    found = summary("same")
-    accepted = f"{found['accepted']} of {found['runs']} runs accepted something"
-    return f"{accepted}; chance allows {found['bound']} (99 %)."
-
-
 def relay_searches(system: str) -> str:
     """Tabulate the scores of configurations found on a relay, by method and system runs."""
     found = results("relay_searches")
@@ -119,4 +96,4 @@ def relay_searches(system: str) -> str:
     return markdown(["method", *budgets], [start, *rows])
 
 
-TABLES = (search, accuracy, lora, interaction, misaligned, regret, same, relay_searches)
+TABLES = (accuracy, lora, interaction, misaligned, regret, relay_searches)

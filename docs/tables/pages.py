@@ -14,6 +14,7 @@ from tables import (
     gateway,
     interchange,
     intervals,
+    layouts,
     local_rewards,
     real_systems,
     reliability,
@@ -44,11 +45,12 @@ PAGES = tuple(
         "guides/existing_agents.md",
         "guides/vllm.md",
         "guides/cluster.md",
+        "guides/scale.md",
         "guides/agents.md",
     )
 )
 MODULES = (
-    acceptance, agents, cluster, decoding, fleet, gateway, interchange, intervals, local_rewards,
+    acceptance, agents, cluster, decoding, fleet, gateway, interchange, intervals, layouts, local_rewards,
     real_systems, reliability, serving, sweeps, systems, training, training_speed,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {

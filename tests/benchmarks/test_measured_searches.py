@@ -106,7 +106,7 @@ def test_methods_are_compared_on_the_same_examples_and_the_file_is_extended(
     }
     assert extended["runs"]["search"]["60"]["1"] == found["runs"]["search"]["60"]["1"]
     assert len([*(tmp_path / "runs").glob("*/checkpoint.json")]) == 6
-    with pytest.raises(DataError, match="runs with another examples: 10"):
+    with pytest.raises(DataError, match="holds runs with examples 10, not 12"):
         main(command("search", "0", examples=12))
     assert "0 60 search 1.0" in capsys.readouterr().out
 

@@ -145,8 +145,9 @@ def read_document(path: Path, measured: Measurement) -> dict[str, Any]:
     if path.exists():
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if differing := [name for name, value in facts.items() if document.get(name) != value]:
+            name = differing[0]
             raise DataError(
-                f"{path} has runs with another {differing[0]}: {document.get(differing[0])!r}",
+                f"{path} holds runs with {name} {document.get(name)!r}, not {facts[name]!r}",
                 hint="name another file with --output",
             )
         return document

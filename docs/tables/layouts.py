@@ -1,0 +1,83 @@
+"""Tables of the simulation of layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tables.data import markdown, results
+
+KINDS = ("in turns", "one after the other", "overlapping")
+
+
+def layouts(gpus: str) -> str:
+    """Tabulate the fastest layout of each kind for a number of GPUs, with examples in proportion to the GPUs."""
+    rows = [
+        [base, kind, _division(found[kind]), f"{found[kind]['step']:.0f} s", found[kind]["bottleneck"]]
+        for base, by_gpus in results("layouts")["scaling"].items()
+        for found in [by_gpus[gpus]["growing"]]
+        for kind in KINDS
+    ]
+    return markdown(["base", "kind", "GPUs: sampling + training", "step", "takes the longest"], rows)
+
+
+def layout_scaling() -> str:
+    """Tabulate the seconds of a step with the same examples, by number of GPUs."""
+    scaling = results("layouts")["scaling"]
+    numbers = list(dict.fromkeys(gpus for by_gpus in scaling.values() for gpus in by_gpus))
+    rows = []
+    for base, by_gpus in scaling.items():
+        for kind in ("in turns", "overlapping"):
+            found = {gpus: each["fixed"].get(kind) for gpus, each in by_gpus.items()}
+            rows.append([base, kind, *(_seconds(found.get(gpus)) for gpus in sorted(numbers, key=int))])
+    return markdown(["base", "kind", *sorted(numbers, key=int)], rows)
+
+
+def layout_assumptions() -> str:
+    """Tabulate the fastest overlapping layout of eight GPUs by what the software reaches."""
+    found = results("layouts")["assumptions"]
+    labels = list(next(iter(found.values())))
+    rows = [
+        [label, *(f"{_division(each[label])}: {each[label]['step']:.0f} s" for each in found.values())]
+        for label in labels
+    ]
+    return markdown(["", *found], rows)
+
+
+def _division(found: Mapping[str, Any]) -> str:
+    if not found["training_gpus"]:
+        return f"{found['sampling_gpus']} for both"
+    return f"{found['sampling_gpus']} + {found['training_gpus']}"
+
+
+def _seconds(found: Mapping[str, Any] | None) -> str:
+    return "–" if found is None else f"{found['step']:.0f} s"
+
+
+def base_memory() -> str:
+    """Tabulate the memory of training and sampling with base models of three sizes."""
+    found = results("base_memory")
+    lines = {
+        "weights in bfloat16": "weights",
+        "weights in NF4 (`4bit`)": "weights_4bit",
+        "an adapter in the trainer": "adapter",
+        "activations": "activations",
+        "activations with checkpointing": "activations_checkpointed",
+        "logits, at most": "logits",
+        "cache of 1,000 tokens": "cache_of_1000_tokens",
+    }
+    bases = found["bases"].values()
+    rows = [[label, *(f"{each[key] / 1e9:.1f} GB" for each in bases)] for label, key in lines.items()]
+    rows += [
+        ["**training, with checkpointing**", *(f"{_training(each, 'weights'):.0f} GB" for each in bases)],
+        ["**the same with `4bit`**", *(f"{_training(each, 'weights_4bit'):.0f} GB" for each in bases)],
+    ]
+    return markdown(["", *found["bases"]], rows)
+
+
+def _training(found: Mapping[str, int], weights: str) -> float:
+    parts = (weights, "adapter", "activations_checkpointed", "logits")
+    return sum(found[part] for part in parts) / 1e9
+
+
+TABLES = (base_memory, layouts, layout_scaling, layout_assumptions)

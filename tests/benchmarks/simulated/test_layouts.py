@@ -1,0 +1,131 @@
+"""The simulation of layouts: costs by hand, requests of one replica by hand, and laws of several."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from compound.benchmarks.measure.cluster import base_memory
+from compound.benchmarks.measure.cluster import layouts as measured
+from compound.benchmarks.simulated.layouts.costs import BASES, GB, Base, Costs, Device, Efficiency
+from compound.benchmarks.simulated.layouts.sampling import Load, Replica, sampling_time
+from compound.benchmarks.simulated.layouts.steps import ADAPTERS, Layout, layouts, step_time
+
+# One token of one request takes 0.1 s (10 GB of weights at 100 GB/s) if its cache is negligible.
+DEVICE = Device("d", flops=1e12, bandwidth=100 * GB, memory=100 * GB, host=10 * GB)
+COSTS = Costs(Base("b", 5e9, layers=1, heads=1, width=1), DEVICE, Efficiency(1.0, 1.0, 1.0, 0.0))
+ALONE = Load(examples=1, group=1, calls=1, prompt=100, answer=10, spread=0.0, driver=0.0)
+
+
+def test_costs_by_hand() -> None:
+    assert COSTS.base.cache == 4.0  # keys and values of one layer, one head and one number, two bytes each
+    assert COSTS.group == 1
+    assert COSTS.decoding(1, 0) == pytest.approx(0.1)
+    assert COSTS.decoding(1, 25 * GB) == pytest.approx(0.1 + 1.0)  # and 100 GB of cache
+    assert COSTS.decoding(100, 0) == pytest.approx(1.0)  # bound by arithmetic: 2 x 5e9 x 100 / 1e12
+    assert COSTS.prefill(100) == pytest.approx(1.0)
+    assert COSTS.training(100, 3) == pytest.approx(1.0)
+    assert COSTS.switch() == pytest.approx(2.0)
+    assert COSTS.capacity(1e9) == int((90 - 10) / 4)
+
+
+def test_a_base_that_needs_several_gpus_is_read_by_all_of_them() -> None:
+    large = replace(COSTS, base=replace(COSTS.base, parameters=100e9))  # 200 GB of weights, 60 per GPU
+    assert large.group == 4
+    assert large.decoding(1, 0) == pytest.approx(200 / 400)
+
+
+def test_one_run_takes_the_time_of_its_calls() -> None:
+    assert sampling_time(COSTS, ALONE, 1, 0) == pytest.approx(1.0 + 10 * 0.1)
+    assert sampling_time(COSTS, replace(ALONE, calls=3), 1, 0) == pytest.approx(3 * 2.0)
+    assert sampling_time(COSTS, replace(ALONE, driver=0.5), 1, 0) == pytest.approx(0.5 + 2.0 + 0.5)
+
+
+def test_samples_of_a_group_share_their_first_prompt_and_the_steps() -> None:
+    """A step of two requests takes 0.1 s too, as the weights are read once for both."""
+    assert sampling_time(COSTS, replace(ALONE, group=2), 1, 0) == pytest.approx(2.0)
+    two = replace(ALONE, examples=2)
+    assert sampling_time(COSTS, two, 1, 0) == pytest.approx(2 * 1.0 + 10 * 0.1)
+
+
+def test_a_new_request_stops_the_others_while_its_prompt_is_read() -> None:
+    replica = Replica(COSTS, context=0)
+    replica.start(0, prompt=0, read=100, tokens=10)
+    assert replica.next_end() == pytest.approx(2.0)
+    replica.advance(1.5)  # five of ten tokens
+    replica.start(1, prompt=1, read=100, tokens=10)
+    assert replica.next_end() == pytest.approx(1.5 + 1.0 + 0.5)
+    assert replica.finish(3.0) == 0
+    assert replica.next_end() == pytest.approx(3.0 + 5 * 0.1)
+    assert replica.finish(3.5) == 1
+
+
+def test_a_full_replica_lets_requests_wait() -> None:
+    narrow = replace(COSTS, device=replace(DEVICE, memory=20 * GB))  # 8 GB for caches
+    load = replace(ALONE, examples=4, prompt=0, answer=10**9, longest=10**10)
+    assert narrow.capacity(10**9) == 2
+    step = narrow.decoding(2, 10**9)
+    assert sampling_time(narrow, load, 1, 0) == pytest.approx(2 * 10**9 * step)
+
+
+def test_lengths_have_their_mean_and_limit() -> None:
+    load = Load(examples=2000, group=1, calls=2, answer=300, spread=0.6, longest=10**9)
+    lengths = load.lengths(0)
+    assert lengths.shape == (2000, 2)
+    assert lengths.mean() == pytest.approx(300, rel=0.05)
+    assert replace(load, longest=200).lengths(0).max() == 200
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_more_replicas_never_sample_much_slower(base: str) -> None:
+    """Routing by hashes is not optimal, so that a few percent more are possible."""
+    costs, load = Costs(BASES[base]), Load(examples=16, group=4)
+    times = [sampling_time(costs, load, replicas, 0) for replicas in (1, 2, 4, 8)]
+    assert all(later <= 1.05 * earlier for earlier, later in pairwise(times))
+    chain = load.calls * costs.prefill(load.prompt)
+    assert times[-1] > chain + costs.decoding(1, load.prompt) * load.lengths(0).sum(axis=1).max()
+
+
+def test_steps_of_layouts() -> None:
+    load = replace(ALONE, examples=6, calls=2)
+    turns, after, overlapping = (
+        step_time(COSTS, load, layout, 0) for layout in (Layout(4), Layout(2, 2), Layout(2, 2, overlaps=True))
+    )
+    tokens = 6 * 2 * (100 + 10)
+    assert turns.training == pytest.approx(6 * 5e9 * tokens / 1e12 / 4)
+    assert turns.step == pytest.approx(turns.sampling + turns.training + ADAPTERS + 2.0)
+    assert after.training == pytest.approx(2 * turns.training)
+    assert after.step == pytest.approx(after.sampling + after.training + ADAPTERS)
+    assert overlapping.step == pytest.approx(max(after.sampling + ADAPTERS, after.training))
+    assert (turns.bottleneck, after.bottleneck) == ("training", "training")
+
+
+def test_layouts_hold_whole_replicas() -> None:
+    found = list(layouts(8, 2))
+    assert found[0] == Layout(8)
+    assert {(each.sampling, each.training) for each in found[1:]} == {(2, 6), (4, 4), (6, 2)}
+    assert all(each.gpus == 8 for each in found)
+    with pytest.raises(ValueError, match="1 GPUs hold no replica, which takes 2"):
+        step_time(Costs(BASES["32B"]), ALONE, Layout(1), 0)
+
+
+def test_the_committed_results_are_those_of_the_simulation() -> None:
+    found = json.loads(measured.OUTPUT.read_text(encoding="utf-8"))
+    load = Load(driver=measured.driver_seconds())
+    for kind, expected in measured.best(Costs(BASES["8B"]), load, 2).items():
+        stored = found["scaling"]["8B"]["2"]["fixed"][kind]
+        assert stored["step"] == pytest.approx(expected["step"], rel=0.01)
+        assert stored["bottleneck"] == expected["bottleneck"]
+    assert set(found["scaling"]["32B"]) == {"2", "4", "8", "16", "32", "64"}
+
+
+def test_bases_have_the_sizes_of_their_shapes() -> None:
+    """The number of parameters, and the cache of a token, are those of the models without weights."""
+    pytest.importorskip("transformers")
+    for name, stored in json.loads(base_memory.OUTPUT.read_text(encoding="utf-8"))["bases"].items():
+        assert base_memory.memory_of(name) == stored
+        assert stored["parameters"] == pytest.approx(BASES[name].parameters, rel=0.01)
+        assert stored["cache_of_1000_tokens"] == 1000 * BASES[name].cache
