@@ -21,9 +21,10 @@ from compound.components.engines.openai.engine import OpenAIEngine
 from compound.components.engines.options import Count, check_settings
 from compound.components.engines.prefilled import Prefilled
 from compound.components.engines.vllm.engine import VLLMEngine
+from compound.components.engines.vllm.link import ServerEnded
 from compound.concurrency.background import run_in_background
 from compound.engine import NO_USAGE, Adapter, Completion, OnText, Request, Usage
-from compound.errors import RateLimited, TransientError
+from compound.errors import CallError, CompoundError, RateLimited, TransientError
 
 
 class FleetEngine:
@@ -215,16 +216,20 @@ class FleetEngine:
                     return await replica.answer(request, relay)
                 except RateLimited as error:
                     limited[replica] = error
-                except TransientError as error:
+                except CompoundError as error:
                     again = await self._costs_nothing(replica, error)
                     if not (again and moves_left) or (relay is not None and relay.reported):
                         raise
                     replica.count_moved()
         raise next(iter(limited.values()))
 
-    async def _costs_nothing(self, replica: Replica, error: TransientError) -> bool:
+    async def _costs_nothing(self, replica: Replica, error: CompoundError) -> bool:
         """Return whether a failed request certainly costs nothing, and so may be sent to another replica."""
+        if not isinstance(error, TransientError):  # it was refused, or the process could not be started
+            return not isinstance(error, CallError) and replica.ended and await self._pool.has_ended(replica)
         ended = await self._pool.has_ended(replica)
+        # the process may have been started again before this request noticed that it had ended
+        ended = ended or isinstance(error, ServerEnded)
         return error.charged == NO_USAGE or (ended and not _bills(replica))
 
     async def _admit(self, adapter: Adapter) -> None:
