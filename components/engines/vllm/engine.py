@@ -215,10 +215,8 @@ class VLLMEngine:
 
     @property
     def server_ended(self) -> bool:
-        """Whether the engine started a server that has ended, and is not starting another one."""
-        if self._link is not None:
-            return self._link.ended
-        return self._starts > 0 and self._opening is None  # another one could not be started
+        """Whether the engine has started a server, and none is running."""
+        return self._starts > 0 if self._link is None else self._link.ended
 
     def forget_adapters(self) -> None:
         """Load adapters again at their next use, because the server was restarted."""

@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 import fake_vllm as fake
+from compound.components.engines.fleet import pool as fleet_pool
 from compound.components.engines.fleet.engine import FleetEngine
-from compound.engine import Adapter, Completion, Request
-from compound.errors import AdapterNotServed, CallError, CompoundError, TransientError
+from compound.components.engines.fleet.identity import Identity
+from compound.components.engines.fleet.replica import Replica
+from compound.engine import NO_USAGE, Adapter, Completion, Request
+from compound.errors import AdapterNotServed, CallError, CompoundError, DeclarationError, TransientError
 from vllm_requests import new_adapter, request, running, until
 
 pytest.importorskip("httpx")
@@ -173,3 +176,78 @@ def test_an_adapter_fails_to_be_admitted_only_if_no_replica_answers(servers: Ser
     asyncio.run(run())
     with pytest.raises(CompoundError):
         asyncio.run(lm.admit(first))
+
+
+def test_a_server_that_comes_back_loads_its_adapters_before_any_request(
+    servers: Servers, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_pool, "FIRST_WAIT", 0.05)
+    adapter = write(0.5)
+    lm = fleet(servers[:1])
+
+    async def run() -> None:
+        async with contextlib.aclosing(lm):
+            await lm.admit(adapter)
+            await asyncio.to_thread(servers[0].kill)
+            with pytest.raises(TransientError):
+                await lm.generate(request())
+            servers[0] = fake.FakeVLLM(port=servers[0].http.server_port).serve()
+            await until(lambda: lm.replicas[0].up)
+            await lm.admit(adapter)
+
+    asyncio.run(run())
+    assert len(servers[0].sent("load_lora_adapter")) == 1
+
+
+def test_an_adapter_is_not_admitted_by_servers_that_are_down(servers: Servers, write: Write) -> None:
+    adapter = write(0.5)
+    lm = fleet(servers[:1])
+
+    async def run() -> None:
+        async with contextlib.aclosing(lm):
+            await lm.generate(request())
+            await asyncio.to_thread(servers[0].kill)
+            with pytest.raises(TransientError):
+                await lm.generate(request())
+            with pytest.raises(TransientError, match="no replica answers") as caught:
+                await lm.admit(adapter)
+            assert caught.value.charged == NO_USAGE
+
+    asyncio.run(run())
+
+
+def test_servers_of_the_openai_engine_refuse_adapters(servers: Servers, write: Write) -> None:
+    lm = FleetEngine([servers[0].address], openai={"model": "tiny"})
+    with pytest.raises(DeclarationError, match="openai does not serve adapters"):
+        asyncio.run(lm.admit(write(0.5)))
+    assert not servers[0].received
+
+
+def test_a_fleet_that_is_closed_while_it_asks_a_replica_releases_who_waits(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the question has not begun."""
+    lm = fleet(servers[:1])
+    began = asyncio.Event()
+
+    async def close_at_once() -> bool:
+        pool = lm._pool
+        waiting = asyncio.ensure_future(pool.has_ended(pool.replicas[0]))
+        closing = asyncio.ensure_future(pool.aclose())
+        await closing
+        return await asyncio.wait_for(waiting, 10)
+
+    async def close_later() -> bool:
+        async def ask(replica: Replica, *, thoroughly: bool) -> Identity:
+            began.set()
+            return await asyncio.get_running_loop().create_future()
+
+        monkeypatch.setattr(Replica, "identify", ask)
+        pool = lm._pool
+        waiting = asyncio.ensure_future(pool.has_ended(pool.replicas[0]))
+        await began.wait()
+        await pool.aclose()
+        return await asyncio.wait_for(waiting, 10)
+
+    assert not asyncio.run(close_at_once())
+    assert not asyncio.run(close_later())

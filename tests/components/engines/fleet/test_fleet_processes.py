@@ -20,7 +20,7 @@ from compound.components.engines.fleet.replica import Condition, Replica
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.components.engines.vllm.link import Link
 from compound.engine import Completion
-from compound.errors import CallError, CompoundError
+from compound.errors import CallError, CompoundError, TransientError
 from vllm_requests import new_adapter, request, until
 
 pytest.importorskip("httpx")
@@ -117,7 +117,9 @@ def test_a_request_that_notices_the_death_after_the_restart_is_moved(
     async def late(link: Link) -> bool:
         nonlocal noticed
         noticed += 1
-        if noticed > 1:
+        if noticed == 1:  # the replica stays in use until others have failed, too
+            await until(lambda: noticed > 2)
+        else:
             await until(lambda: len(started(told)) == 3 and all(stats.up for stats in lm.replicas))
         return await is_ending(link)
 
@@ -178,11 +180,34 @@ def test_a_request_does_not_fail_because_its_process_cannot_be_started_again(
 
             monkeypatch.setattr(Replica, "answer", killed)
             found = await asyncio.gather(*(lm.generate(request(str(i))) for i in range(12)))
-            assert first.condition is Condition.FAILED
+            await until(lambda: first.condition is Condition.FAILED)
             return found[0]
 
     assert asyncio.run(run()).text == "four"
     assert len(started(told)) == 2
+
+
+def test_a_fleet_that_is_closed_with_requests_in_flight_starts_no_process(told: Path) -> None:
+    """The requests end with the fleet: those in flight, and those that wait for a place."""
+    lm = FleetEngine(replicas=2, vllm={"model": "m", "concurrency": 2})
+
+    async def run() -> list[Completion | BaseException]:
+        async with contextlib.aclosing(lm):
+            await lm.warm_up()
+            for row in started(told):
+                os.kill(row["pids"][0], signal.SIGSTOP)
+            calls = [asyncio.create_task(lm.generate(request(str(i)))) for i in range(9)]
+            await until(lambda: sum(replica.load for replica in lm._pool.replicas) == 6)
+            await asyncio.sleep(0.1)
+            for row in started(told):
+                os.kill(row["pids"][0], signal.SIGKILL)
+        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+
+    found = asyncio.run(run())
+    assert all(isinstance(each, TransientError) for each in found)
+    assert len([each for each in found if "the fleet was closed" in str(each)]) >= 3
+    assert len(started(told)) == 2
+    assert not any(is_running(pid) for row in started(told) for pid in row["pids"])
 
 
 def test_a_process_that_is_not_started_again_leaves_the_others(
