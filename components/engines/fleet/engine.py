@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from compound.components.engines.fleet.identity import only_model
-from compound.components.engines.fleet.pool import Pool
+from compound.components.engines.fleet.pool import ReplicaPool
 from compound.components.engines.fleet.replica import Replica, ReplicaStats
 from compound.components.engines.fleet.routing import start_of
 from compound.components.engines.fleet.settings import make_replicas, name_without_address
@@ -68,7 +68,7 @@ class FleetEngine:
         self._vllm = vllm
         made, self._mean = make_replicas(urls, replicas, devices, vllm, openai)
         self._first = made[0].engine
-        self._pool = Pool(made, self._first.concurrency)
+        self._pool = ReplicaPool(made, self._first.concurrency)
 
     @property
     def model(self) -> str:

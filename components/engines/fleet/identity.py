@@ -14,6 +14,7 @@ from compound.components.engines.vllm.api import API
 from compound.components.engines.vllm.engine import Fingerprint
 from compound.components.engines.vllm.link import read_key
 from compound.errors import CallError, CompoundError, TransientError
+from compound.security.sanitize import sanitize_for_terminal
 
 SECONDS = 10.0  # time limit of a question to a server
 LARGEST = 2**20  # bytes of an answer
@@ -62,7 +63,8 @@ def only_model(address: str, key_env: str | None) -> str:
     """Return the name of the only model that a server serves; blocks until it has answered.
 
     Raises:
-        CompoundError: the server does not answer, or serves several models.
+        CompoundError: the server does not answer, or serves several models, or one whose name cannot be
+            recorded.
     """
     found: list[str | Exception] = []
 
@@ -116,6 +118,12 @@ async def _only_model(address: str, key_env: str | None) -> str:
         raise CompoundError(
             f"the server at {address} serves {', '.join(names) or 'no model by name'}",
             hint="set the model of the fleet",
+        )
+    if sanitize_for_terminal(names[0]) != names[0] or not names[0].strip():
+        raise CompoundError(
+            f"the server at {address} serves a model named {names[0]!a:.200}, which contains control "
+            "characters, or nothing to be seen",
+            hint="check the server; set the model of the fleet if this is the right one",
         )
     return names[0]
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Collection, Sequence
 
 from compound.components.engines.fleet.identity import Identity, difference
-from compound.components.engines.fleet.replica import Condition, Replica
+from compound.components.engines.fleet.replica import Replica, ReplicaCondition
 from compound.components.engines.fleet.routing import choose
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.engine import NO_USAGE
@@ -20,7 +20,7 @@ RETRY_AFTER = 2.0  # seconds that a caller should wait if no replica answers
 _LOG = logging.getLogger("compound")
 
 
-class Pool:
+class ReplicaPool:
     """Replicas of one model. Use it from one event loop only.
 
     Args:
@@ -94,7 +94,7 @@ class Pool:
             CompoundError: no replica can be used again.
         """
         use = self._use
-        while not (found := [r for r in self.replicas if r.condition is Condition.UP]):
+        while not (found := [r for r in self.replicas if r.condition is ReplicaCondition.UP]):
             self._check_hope()
             await self._wait()
             self._check_use(use)
@@ -105,7 +105,7 @@ class Pool:
 
         It receives no requests until it has answered. The question is shared by all requests that failed.
         """
-        if replica.condition is Condition.FAILED:
+        if replica.condition is ReplicaCondition.FAILED:
             return True
         return await asyncio.shield(self._suspect(replica))
 
@@ -125,7 +125,7 @@ class Pool:
                 speed = f"{stats.tokens_per_second:.1f} tokens per second"
                 _LOG.info("replica %s: %d requests, %s", stats.name, stats.requests, speed)
             await replica.engine.aclose()
-            replica.condition, replica.failure = Condition.UP, None
+            replica.condition, replica.failure = ReplicaCondition.UP, None
 
     async def _check_all(self) -> None:
         asked = (replica.identify(thoroughly=True) for replica in self.replicas)
@@ -158,9 +158,9 @@ class Pool:
     def _choose(self, use: object, start: bytes, avoid: Collection[Replica]) -> Replica | None:
         self._check_use(use)
         for replica in self.replicas:
-            if replica.condition is Condition.UP and replica.ended:
+            if replica.condition is ReplicaCondition.UP and replica.ended:
                 self._suspect(replica)  # its process ended while it had no request
-        up = {r.name: r for r in self.replicas if r.condition is Condition.UP and r not in avoid}
+        up = {r.name: r for r in self.replicas if r.condition is ReplicaCondition.UP and r not in avoid}
         if not up:
             return None
         found = choose(start, {name: replica.load for name, replica in up.items()}, self.capacity)
@@ -174,10 +174,10 @@ class Pool:
     def _check_hope(self) -> None:
         """Raise if no replica will be free without help."""
         conditions = {replica.condition for replica in self.replicas}
-        if conditions & {Condition.UP, Condition.CHECKING}:
+        if conditions & {ReplicaCondition.UP, ReplicaCondition.CHECKING}:
             return
-        if Condition.DOWN in conditions:
-            names = ", ".join(r.name for r in self.replicas if r.condition is Condition.DOWN)
+        if ReplicaCondition.DOWN in conditions:
+            names = ", ".join(r.name for r in self.replicas if r.condition is ReplicaCondition.DOWN)
             raise TransientError(
                 f"no replica answers: {names}", retry_after=RETRY_AFTER, charged=NO_USAGE, hint="start one"
             )
@@ -205,7 +205,7 @@ class Pool:
     def _suspect(self, replica: Replica) -> asyncio.Future[bool]:
         """Take a replica out, and ask it whether it still serves the model; concurrent calls ask once."""
         if replica.gone is None or replica.recovery is None:
-            replica.condition = Condition.CHECKING
+            replica.condition = ReplicaCondition.CHECKING
             replica.gone = asyncio.get_running_loop().create_future()
             replica.recovery = asyncio.create_task(self._recover(replica, replica.gone))
             replica.recovery.add_done_callback(lambda _: self._recovered(replica))
@@ -223,9 +223,9 @@ class Pool:
                 except TransientError as error:
                     if not gone.done():
                         gone.set_result(error.charged == NO_USAGE)
-                    if replica.condition is not Condition.DOWN:
+                    if replica.condition is not ReplicaCondition.DOWN:
                         _LOG.warning("replica %s is down: %s", replica.name, error.message)
-                    was_gone, replica.condition = True, Condition.DOWN
+                    was_gone, replica.condition = True, ReplicaCondition.DOWN
                     self._wake(len(self._waiting))
                     await asyncio.sleep(wait)
                     wait = min(2 * wait, LONGEST_WAIT)
@@ -233,7 +233,7 @@ class Pool:
                     self._readmit(replica, identity, was_gone)
                     return
         except CompoundError as error:
-            replica.condition, replica.failure = Condition.FAILED, error
+            replica.condition, replica.failure = ReplicaCondition.FAILED, error
             _LOG.warning("replica %s is not used again: %s", replica.name, error)
 
     def _recovered(self, replica: Replica) -> None:
@@ -251,7 +251,7 @@ class Pool:
             if isinstance(replica.engine, VLLMEngine):
                 replica.engine.forget_adapters()
             _LOG.warning("replica %s is up again", replica.name)
-        replica.condition = Condition.UP
+        replica.condition = ReplicaCondition.UP
 
 
 def _different(one: str, other: str, problem: str) -> CompoundError:

@@ -240,7 +240,8 @@ def test_a_fleet_that_is_closed_while_it_asks_a_replica_releases_who_waits(
     async def close_later() -> bool:
         async def ask(replica: Replica, *, thoroughly: bool) -> Identity:
             began.set()
-            return await asyncio.get_running_loop().create_future()
+            await asyncio.get_running_loop().create_future()
+            return Identity()
 
         monkeypatch.setattr(Replica, "identify", ask)
         pool = lm._pool

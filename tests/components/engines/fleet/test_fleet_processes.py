@@ -16,7 +16,7 @@ import pytest
 
 import fake_vllm as fake
 from compound.components.engines.fleet.engine import FleetEngine
-from compound.components.engines.fleet.replica import Condition, Replica
+from compound.components.engines.fleet.replica import Replica, ReplicaCondition
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.components.engines.vllm.link import Link
 from compound.engine import Completion
@@ -180,7 +180,7 @@ def test_a_request_does_not_fail_because_its_process_cannot_be_started_again(
 
             monkeypatch.setattr(Replica, "answer", killed)
             found = await asyncio.gather(*(lm.generate(request(str(i))) for i in range(12)))
-            await until(lambda: first.condition is Condition.FAILED)
+            await until(lambda: first.condition is ReplicaCondition.FAILED)
             return found[0]
 
     assert asyncio.run(run()).text == "four"
