@@ -121,7 +121,7 @@ def test_the_model_of_addresses_alone_is_the_only_one_served(servers: Servers) -
 
 
 @pytest.mark.parametrize(
-    "name", ["\x1b[31mred", "half \ud83d", "two\rlines", "re\u202eversed", " ", "a\x00b"]
+    "name", ["\x1b[31mred", "half \ud83d", "two\nlines", "re\u202eversed", " ", "a\x00b"]
 )
 def test_a_served_name_that_cannot_be_recorded_is_refused(servers: Servers, name: str) -> None:
     servers[0].models = lambda _: (200, {"data": [{"id": name}]})  # type: ignore[method-assign]
