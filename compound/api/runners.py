@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from compound.cluster.executor import RemoteExecutor
-from compound.cluster.fleet import Fleet
 from compound.cluster.handshake import facts_of
-from compound.cluster.messages import Hello, Source
+from compound.cluster.messages import Hello, SystemFile
+from compound.cluster.pool import WorkerPool
 from compound.cluster.ray_transport import RayTransport
 from compound.components.external_agent import ExternalAgent
 from compound.engine import Engine
@@ -68,7 +68,7 @@ class RayOpener:
         source: its file.
     """
 
-    def __init__(self, settings: RaySettings, system: System, source: Source) -> None:
+    def __init__(self, settings: RaySettings, system: System, source: SystemFile) -> None:
         self._settings, self._system, self._source = settings, system, source
         self._transport = RayTransport(settings.address, settings.cpus)
 
@@ -87,22 +87,22 @@ class RayOpener:
         settings, notify = self._settings, on_notice or (lambda _: None)
         memory = None if folder is None else str(folder.absolute())
 
-        def open_fleet() -> Fleet:
+        def open_pool() -> WorkerPool:
             facts = facts_of(self._system, Path(self._source.path).parent)
             hello = Hello(program=self._source, seed=seed, folder=memory)
-            return Fleet(
+            return WorkerPool(
                 self._transport, settings.workers, hello, facts, notify,
                 start_seconds=settings.start_seconds, max_restarts=settings.max_restarts,
             )  # fmt: skip
 
         assert engines is not None
         return RemoteExecutor(
-            engines, self._system, open_fleet, cache=cache, meter=meter, seed=seed, on_call=on_call,
+            engines, self._system, open_pool, cache=cache, meter=meter, seed=seed, on_call=on_call,
             folder=folder, on_notice=on_notice,
         )  # fmt: skip
 
 
-def _source(engines: Engines | Callable[[str], Engine] | None) -> Source:
+def _source(engines: Engines | Callable[[str], Engine] | None) -> SystemFile:
     """Return the file whose engines are used.
 
     Raises:
@@ -116,7 +116,7 @@ def _source(engines: Engines | Callable[[str], Engine] | None) -> Source:
             hint=f"declare them in a file and load it with cp.load_system, without engines=…; or {HERE}",
         )
     found = owner.source
-    return Source(
+    return SystemFile(
         text=found.text,
         path=str(owner.path.absolute()),
         overrides=found.overrides,

@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TypeVar, cast
 
-from compound.cluster.fleet import RESUME, Fleet
 from compound.cluster.handshake import SAME, WorkerMismatch
-from compound.cluster.messages import Document, Start
-from compound.cluster.messages import Fork as ForkMessage
-from compound.cluster.services import Job
+from compound.cluster.messages import Document, ForkRequest, Start
+from compound.cluster.pool import RESUME, WorkerPool
+from compound.cluster.services import ExampleJob
 from compound.cluster.wire import CallCodec, values_to_wire
 from compound.errors import CompoundError
 from compound.execution.budget import Meter
@@ -36,7 +35,7 @@ class RemoteExecutor(Executor):
     Args:
         engines: see `Executor`.
         base: the system that workers rebuild, bound to any configuration.
-        open_fleet: returns the workers; called in the event loop of the first run.
+        open_pool: returns the workers; called in the event loop of the first run.
         cache: see `Executor`.
         meter: see `Executor`.
         seed: see `Executor`.
@@ -49,7 +48,7 @@ class RemoteExecutor(Executor):
         self,
         engines: Engines,
         base: System,
-        open_fleet: Callable[[], Fleet],
+        open_pool: Callable[[], WorkerPool],
         *,
         cache: Cache | None = None,
         meter: Meter | None = None,
@@ -64,7 +63,7 @@ class RemoteExecutor(Executor):
             on_notice=on_notice,
         )  # fmt: skip
         self._base = base.identity
-        self._workers = _Workers(open_fleet)
+        self._workers = _Workers(open_pool)
 
     async def execute(self, run: RunState, inputs: Mapping[str, object]) -> Trace:
         """Execute a validated run on a worker."""
@@ -101,7 +100,7 @@ class RemoteExecutor(Executor):
             return await super().resample_call(system, trace, address, settings=settings, sample=sample)
         make_fork(system, trace, address, None, sample, settings)
         codec = self._workers.codec(system)
-        changed = ForkMessage(
+        changed = ForkRequest(
             calls=[codec.to_wire(trace.call(address))], address=address, resample=sample,
             settings=_plain(settings or {}, address),
         )  # fmt: skip
@@ -132,11 +131,11 @@ class RemoteExecutor(Executor):
         inputs: Document,
         settings: Mapping[str, Document],
         samples: Mapping[str, int],
-        fork: ForkMessage | None,
+        fork: ForkRequest | None,
         alone: bool = False,
     ) -> Start:
         return Start(
-            job=self._workers.fleet.next_job(),
+            job=self._workers.pool.next_job(),
             configuration=system.configuration.to_json(),
             inputs=inputs,
             example=example,
@@ -153,25 +152,25 @@ class RemoteExecutor(Executor):
 
     async def _run(self, system: System, codec: CallCodec, start: Start) -> Document:
         future: asyncio.Future[Document] = asyncio.get_running_loop().create_future()
-        job = Job(start, system, codec, self._caller, self.meter, future)
+        job = ExampleJob(start, system, codec, self._caller, self.meter, future)
         async with self.meter.deadline():
-            return await self._workers.fleet.run(job)
+            return await self._workers.pool.run(job)
 
 
 class _Workers:
     """The workers of an executor, shared by its copies with other budgets."""
 
-    def __init__(self, open_fleet: Callable[[], Fleet]) -> None:
-        self._open_fleet = open_fleet
-        self._fleet: Fleet | None = None
+    def __init__(self, open_pool: Callable[[], WorkerPool]) -> None:
+        self._open_pool = open_pool
+        self._pool: WorkerPool | None = None
         self._codecs: dict[str, CallCodec] = {}
 
     @property
-    def fleet(self) -> Fleet:
+    def pool(self) -> WorkerPool:
         """The workers, made on first use."""
-        if self._fleet is None:
-            self._fleet = self._open_fleet()
-        return self._fleet
+        if self._pool is None:
+            self._pool = self._open_pool()
+        return self._pool
 
     def codec(self, system: System) -> CallCodec:
         """Return the codec of a system; its ports are the same for every configuration."""
@@ -180,17 +179,17 @@ class _Workers:
         return self._codecs[system.identity]
 
     async def aclose(self) -> None:
-        fleet, self._fleet = self._fleet, None
-        if fleet is not None:
-            await fleet.aclose()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.aclose()
 
 
-def _fork(codec: CallCodec, fork: Fork) -> ForkMessage:
+def _fork(codec: CallCodec, fork: Fork) -> ForkRequest:
     component = fork.kept[fork.address].component
     outputs = fork.outputs
     if outputs is not None:
         outputs = values_to_wire(outputs, codec.outputs_of(component), fork.address)
-    return ForkMessage(
+    return ForkRequest(
         calls=[codec.to_wire(call) for call in fork.kept.values()],
         address=fork.address,
         outputs=outputs,
@@ -212,7 +211,7 @@ def _plain(settings: Mapping[str, object], where: str) -> Document:
 def _read(decode: Callable[[], T]) -> T:
     try:
         return decode()
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+    except Exception as error:  # its fields may hold any JSON
         raise _mismatch(f"{type(error).__name__}: {error}") from error
 
 

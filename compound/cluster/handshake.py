@@ -13,7 +13,7 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-from compound.cluster.messages import VERSION, Facts, Source
+from compound.cluster.messages import VERSION, Facts, SystemFile
 from compound.errors import CompoundError
 from compound.graph.system import System
 from compound.registry.code import sources_beside
@@ -26,7 +26,7 @@ class WorkerMismatch(CompoundError):
     """A worker has other versions, code or data than the driver, or does not do what it was asked to do."""
 
 
-def rebuild(source: Source) -> Program:
+def rebuild(source: SystemFile) -> Program:
     """Load a system from its file.
 
     Raises:

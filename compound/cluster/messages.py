@@ -24,13 +24,13 @@ class ProtocolError(CompoundError):
     """A process sent something that is no message of this version."""
 
 
-class Message(BaseModel):
+class WorkerMessage(BaseModel):
     """Base of all messages."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Source(Message):
+class SystemFile(WorkerMessage):
     """The file of a system, from which a worker rebuilds it.
 
     Attributes:
@@ -48,8 +48,8 @@ class Source(Message):
     trust: tuple[str, ...] = ()
 
 
-class Facts(Message):
-    """What must be equal on the driver and on every worker.
+class Facts(WorkerMessage):
+    """Facts that must be equal on the driver and on every worker.
 
     Attributes:
         protocol: version of these messages.
@@ -73,7 +73,7 @@ class Facts(Message):
 # From the driver to a worker
 
 
-class Hello(Message):
+class Hello(WorkerMessage):
     """First message to a worker.
 
     Attributes:
@@ -83,13 +83,13 @@ class Hello(Message):
     """
 
     type: Literal["hello"] = "hello"
-    program: Source
+    program: SystemFile
     seed: int
     folder: str | None = None
 
 
-class Fork(Message):
-    """What a job changes in a recorded trace; see `Executor.fork`."""
+class ForkRequest(WorkerMessage):
+    """Changes of a job to a recorded trace; see `Executor.fork`."""
 
     calls: list[Document]
     address: str
@@ -98,7 +98,7 @@ class Fork(Message):
     settings: Document = {}
 
 
-class Start(Message):
+class Start(WorkerMessage):
     """Run an example.
 
     Attributes:
@@ -127,19 +127,19 @@ class Start(Message):
     settings: dict[str, Document]
     samples: dict[str, int]
     priced: bool
-    fork: Fork | None = None
+    fork: ForkRequest | None = None
     alone: bool = False
     done: dict[str, Document] = {}
 
 
-class Cancel(Message):
+class Cancel(WorkerMessage):
     """Stop a job; nothing about it is sent any more."""
 
     type: Literal["cancel"] = "cancel"
     job: int
 
 
-class Reply(Message):
+class Reply(WorkerMessage):
     """Answer to a question of a worker."""
 
     type: Literal["reply"] = "reply"
@@ -147,23 +147,17 @@ class Reply(Message):
     value: Document
 
 
-class Stop(Message):
-    """End the worker."""
-
-    type: Literal["stop"] = "stop"
-
-
 # From a worker to the driver
 
 
-class Ready(Message):
+class Ready(WorkerMessage):
     """The system is rebuilt."""
 
     type: Literal["ready"] = "ready"
     facts: Facts
 
 
-class Refused(Message):
+class Refused(WorkerMessage):
     """The system cannot be rebuilt."""
 
     type: Literal["refused"] = "refused"
@@ -171,7 +165,7 @@ class Refused(Message):
     hint: str
 
 
-class Claim(Message):
+class Claim(WorkerMessage):
     """Ask for the result of a cached call, or for the right to execute it."""
 
     type: Literal["claim"] = "claim"
@@ -181,7 +175,7 @@ class Claim(Message):
     component: str
 
 
-class Finished(Message):
+class Finished(WorkerMessage):
     """A call was executed; ``id`` is that of its claim and ``key`` its cache key, 0 and "" without one."""
 
     type: Literal["finished"] = "finished"
@@ -193,7 +187,7 @@ class Finished(Message):
     result: Document
 
 
-class Enter(Message):
+class Enter(WorkerMessage):
     """Ask for a turn to send a request to a model's server; see `Throttle.turn`."""
 
     type: Literal["enter"] = "enter"
@@ -204,7 +198,7 @@ class Enter(Message):
     patience: float
 
 
-class Leave(Message):
+class Leave(WorkerMessage):
     """End a turn; ``answered`` if the server answered."""
 
     type: Literal["leave"] = "leave"
@@ -213,7 +207,7 @@ class Leave(Message):
     answered: bool
 
 
-class Rejected(Message):
+class Rejected(WorkerMessage):
     """The server rejected the request of a turn because of its rate limit; see `Throttle.refuse`."""
 
     type: Literal["rejected"] = "rejected"
@@ -223,7 +217,7 @@ class Rejected(Message):
     retry_after: float | None
 
 
-class Withdraw(Message):
+class Withdraw(WorkerMessage):
     """Take back a question, or the right to execute a call, because its asker was cancelled."""
 
     type: Literal["withdraw"] = "withdraw"
@@ -231,7 +225,7 @@ class Withdraw(Message):
     id: int
 
 
-class Reserve(Message):
+class Reserve(WorkerMessage):
     """Reserve the worst case of a request; see `Meter.reserve`."""
 
     type: Literal["reserve"] = "reserve"
@@ -240,7 +234,7 @@ class Reserve(Message):
     worst: Numbers
 
 
-class Settle(Message):
+class Settle(WorkerMessage):
     """Charge what was used of a reservation."""
 
     type: Literal["settle"] = "settle"
@@ -249,7 +243,7 @@ class Settle(Message):
     used: list[Numbers]
 
 
-class Done(Message):
+class Done(WorkerMessage):
     """A job is finished: the trace of a run, or the one call of a job that resamples a call."""
 
     type: Literal["done"] = "done"
@@ -258,7 +252,7 @@ class Done(Message):
     incidents: dict[str, int]
 
 
-class Failed(Message):
+class Failed(WorkerMessage):
     """A job ended with an error that ends the evaluation, such as a missing library."""
 
     type: Literal["failed"] = "failed"
@@ -268,14 +262,14 @@ class Failed(Message):
     hint: str
 
 
-class Notice(Message):
+class Notice(WorkerMessage):
     """One line for the user."""
 
     type: Literal["notice"] = "notice"
     text: str
 
 
-ToWorker = Annotated[Hello | Start | Cancel | Reply | Stop, Field(discriminator="type")]
+ToWorker = Annotated[Hello | Start | Cancel | Reply, Field(discriminator="type")]
 ToDriver = Annotated[
     Ready
     | Refused
@@ -296,7 +290,7 @@ _TO_WORKER: TypeAdapter[list[ToWorker]] = TypeAdapter(list[ToWorker])
 _TO_DRIVER: TypeAdapter[list[ToDriver]] = TypeAdapter(list[ToDriver])
 
 
-def encode(messages: Sequence[Message]) -> str:
+def encode(messages: Sequence[WorkerMessage]) -> str:
     """Return messages as one text."""
     # the standard library writes NaN and lone surrogates in a form that it reads back
     return json.dumps([dict(message) for message in messages], default=dict)

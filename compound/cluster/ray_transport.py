@@ -11,7 +11,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, Protocol
 
-from compound.cluster.transport import Connection, WorkerLost
+from compound.cluster.transport import WorkerConnection, WorkerLost
 from compound.cluster.worker import serve
 from compound.errors import CompoundError
 from compound.extras import explain_missing
@@ -105,7 +105,7 @@ class _RayConnection:
         try:
             return await method.remote(*arguments)
         except RayError as error:
-            raise WorkerLost(str(error).strip().splitlines()[-1][:300]) from error
+            raise WorkerLost(_line(error, -1)) from error
 
 
 class RayTransport:
@@ -127,7 +127,7 @@ class RayTransport:
         self._opening = asyncio.Lock()
         self._own = False
 
-    async def connect(self, number: int) -> Connection:
+    async def connect(self, number: int) -> WorkerConnection:
         """Start a worker; see `Transport.connect`."""
         async with self._opening:
             if not self._ray.is_initialized():
@@ -150,8 +150,13 @@ class RayTransport:
                 include_dashboard=None, logging_level="ERROR",
             )  # fmt: skip
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-            reason = str(error).strip().splitlines()[0][:300]
             raise ClusterUnavailable(
-                f"no Ray cluster at address {self._address!r}: {reason}", hint=HINT
+                f"no Ray cluster at address {self._address!r}: {_line(error, 0)}", hint=HINT
             ) from error
         self._own = True
+
+
+def _line(error: Exception, at: int) -> str:
+    """Return a line of an error's text, or its class if it has none."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[at][:300]

@@ -21,13 +21,13 @@ from compound.cluster.messages import (
     Enter,
     Finished,
     Leave,
-    Message,
     Rejected,
     Reply,
     Reserve,
     Settle,
     Start,
     Withdraw,
+    WorkerMessage,
 )
 from compound.cluster.transport import Outbox
 from compound.cluster.wire import Types, result_from_wire, result_to_wire, usage_to_wire
@@ -39,8 +39,8 @@ from compound.execution.sender import Engines, Notify, Sender
 from compound.execution.throttle import Gate, NeverAdmitted, Refusal, Turn
 
 
-class Questions:
-    """Questions to the driver that wait for a reply.
+class DriverQuestions:
+    """DriverQuestions to the driver that wait for a reply.
 
     Args:
         outbox: where messages are queued.
@@ -51,11 +51,11 @@ class Questions:
         self._ids = itertools.count(1)
         self._open: dict[int, asyncio.Future[Document]] = {}
 
-    def post(self, message: Message) -> None:
+    def post(self, message: WorkerMessage) -> None:
         """Send a message that has no reply."""
         self._outbox.post(message)
 
-    async def ask(self, job: int, make: Callable[[int], Message]) -> tuple[int, Document]:
+    async def ask(self, job: int, make: Callable[[int], WorkerMessage]) -> tuple[int, Document]:
         """Send a question and return its id and the reply; take it back if this is cancelled."""
         number = next(self._ids)
         future = self._open[number] = asyncio.get_running_loop().create_future()
@@ -76,11 +76,11 @@ class Questions:
 
 
 @dataclass(frozen=True)
-class JobLink:
+class ExampleLink:
     """The driver's services for one job."""
 
     start: Start
-    questions: Questions
+    questions: DriverQuestions
 
     @property
     def job(self) -> int:
@@ -119,7 +119,7 @@ class RemoteGate:
     """The driver's admission control of one engine; see `compound.execution.throttle.Gate`."""
 
     lm: str
-    link: JobLink
+    link: ExampleLink
 
     def turn(self, seed: int = 0, patience: float = float("inf")) -> AbstractAsyncContextManager[Turn]:
         """Wait for a turn and hold it."""
@@ -159,7 +159,7 @@ class RemoteMeter(Meter):
         link: the driver's services.
     """
 
-    def __init__(self, link: JobLink) -> None:
+    def __init__(self, link: ExampleLink) -> None:
         # any limit of the cost makes models without a price an error; the driver has the amount
         super().__init__(Budget(cost=float("inf") if link.start.priced else None))
         self._link = link
@@ -183,9 +183,9 @@ class RemoteMeter(Meter):
 class WorkerSender(Sender):
     """Sends the requests of a job; those to servers when the driver admits them."""
 
-    link: JobLink | None = None
+    link: ExampleLink | None = None
 
-    def for_job(self, link: JobLink) -> Self:
+    def for_job(self, link: ExampleLink) -> Self:
         """Return a sender of a job, which shares the engines."""
         other = copy.copy(self)
         other.link = link
@@ -205,14 +205,14 @@ class WorkerCaller(Caller):
         notify: receives one-line notices.
     """
 
-    _link: JobLink
+    _link: ExampleLink
 
     def __init__(self, engines: Engines, meter: Meter, notify: Notify) -> None:
         super().__init__(engines, None, meter, asyncio.sleep, None, notify)
         self._own_sender = WorkerSender(engines, asyncio.sleep, notify)
         self._sender = self._own_sender
 
-    def for_job(self, link: JobLink, meter: Meter) -> Self:
+    def for_job(self, link: ExampleLink, meter: Meter) -> Self:
         """Return a caller of a job, which shares engines and connections."""
         other = self.with_meter(meter)
         other._link = link

@@ -18,13 +18,13 @@ from compound.cluster.messages import (
     Enter,
     Finished,
     Leave,
-    Message,
     Rejected,
     Reply,
     Reserve,
     Settle,
     Start,
     Withdraw,
+    WorkerMessage,
 )
 from compound.cluster.wire import CallCodec, result_from_wire, result_to_wire, usage_from_wire
 from compound.engine import NO_USAGE, Usage
@@ -40,7 +40,7 @@ Question = Claim | Finished | Enter | Leave | Rejected | Withdraw | Reserve | Se
 
 
 @dataclass(eq=False)
-class Job:
+class ExampleJob:
     """A run that the driver waits for.
 
     Attributes:
@@ -71,7 +71,7 @@ class Job:
 
 @dataclass(eq=False)
 class _Open(Generic[T]):
-    """A question in work: its task, and the outcome that the worker reports."""
+    """A question in progress: its task, and the outcome that the worker reports."""
 
     outcome: asyncio.Future[T]
     task: asyncio.Task[None] | None = None
@@ -85,7 +85,7 @@ class _Open(Generic[T]):
         return self.granted
 
 
-class JobServices:
+class ExampleServices:
     """Answers the questions of a job.
 
     Args:
@@ -93,7 +93,7 @@ class JobServices:
         reply: sends a message to the worker.
     """
 
-    def __init__(self, job: Job, reply: Callable[[Message], None]) -> None:
+    def __init__(self, job: ExampleJob, reply: Callable[[WorkerMessage], None]) -> None:
         self.job = job
         self._reply = reply
         self._claims: dict[int, _Open[CallResult]] = {}
@@ -128,7 +128,7 @@ class JobServices:
                 self._withdraw(message.id)
 
     def close(self) -> None:
-        """Cancel what is in work, because the worker is lost or the job has ended."""
+        """Cancel what is in progress, because the worker is lost or the job has ended."""
         for claim in self._claims.values():
             claim.close()
         for turn in self._turns.values():

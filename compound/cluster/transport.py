@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from compound.cluster.messages import Message, encode
+from compound.cluster.messages import WorkerMessage, encode
 
 
 class WorkerLost(Exception):
     """The other end of a connection is gone: the worker died, or its machine cannot be reached."""
 
 
-class Connection(Protocol):
+class WorkerConnection(Protocol):
     """One end of a connection. Texts arrive once and in order, or the connection is lost."""
 
     async def send(self, text: str) -> None:
@@ -39,7 +39,7 @@ class Connection(Protocol):
 class Transport(Protocol):
     """Starts workers."""
 
-    async def connect(self, number: int) -> Connection:
+    async def connect(self, number: int) -> WorkerConnection:
         """Start a worker and return the driver's end of its connection.
 
         Raises:
@@ -59,12 +59,12 @@ class Outbox:
         connection: where to send them.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: WorkerConnection) -> None:
         self._connection = connection
-        self._waiting: list[Message] = []
+        self._waiting: list[WorkerMessage] = []
         self._some = asyncio.Event()
 
-    def post(self, message: Message) -> None:
+    def post(self, message: WorkerMessage) -> None:
         """Queue a message."""
         self._waiting.append(message)
         self._some.set()

@@ -18,11 +18,10 @@ from compound.cluster.messages import (
     Refused,
     Reply,
     Start,
-    Stop,
     for_worker,
 )
-from compound.cluster.remote_calls import JobLink, Questions, RemoteMeter, WorkerCaller
-from compound.cluster.transport import Connection, Outbox, WorkerLost
+from compound.cluster.remote_calls import DriverQuestions, ExampleLink, RemoteMeter, WorkerCaller
+from compound.cluster.transport import Outbox, WorkerConnection, WorkerLost
 from compound.cluster.wire import CallCodec, values_from_wire
 from compound.errors import CompoundError
 from compound.execution.budget import Meter
@@ -36,13 +35,13 @@ from compound.registry.engines import for_system
 KEPT = 32  # configurations that stay bound
 
 
-async def serve(connection: Connection) -> None:
-    """Run examples until the driver stops the worker or its connection is lost."""
+async def serve(connection: WorkerConnection) -> None:
+    """Run examples until the connection to the driver is lost."""
     outbox = Outbox(connection)
     sending = asyncio.create_task(outbox.run())
     worker = Worker(outbox)
     try:
-        while not worker.stopped:
+        while True:
             for message in for_worker(await connection.receive()):
                 await worker.handle(message)
     except WorkerLost:
@@ -58,19 +57,15 @@ class Worker:
 
     Args:
         outbox: where messages to the driver are queued.
-
-    Attributes:
-        stopped: whether the driver has ended the worker.
     """
 
     def __init__(self, outbox: Outbox) -> None:
-        self.stopped = False
         self._outbox = outbox
-        self._questions = Questions(outbox)
+        self._questions = DriverQuestions(outbox)
         self._program: Rebuilt | None = None
         self._jobs: dict[int, asyncio.Task[None]] = {}
 
-    async def handle(self, message: Hello | Start | Cancel | Reply | Stop) -> None:
+    async def handle(self, message: Hello | Start | Cancel | Reply) -> None:
         """Act on a message of the driver."""
         match message:
             case Hello():
@@ -84,8 +79,6 @@ class Worker:
                     running.cancel()
             case Reply():
                 self._questions.answer(message)
-            case Stop():
-                self.stopped = True
 
     def _rebuild(self, hello: Hello) -> None:
         try:
@@ -98,7 +91,7 @@ class Worker:
 
     async def _run(self, start: Start) -> None:
         assert self._program is not None
-        link = JobLink(start, self._questions)
+        link = ExampleLink(start, self._questions)
         meter = RemoteMeter(link)
         try:
             result = await self._program.run(start, link, meter)
@@ -134,7 +127,7 @@ class Rebuilt:
         facts: what must be equal on the driver.
     """
 
-    def __init__(self, hello: Hello, questions: Questions) -> None:
+    def __init__(self, hello: Hello, questions: DriverQuestions) -> None:
         program = rebuild(hello.program)
         self._system = program.system
         self.facts = facts_of(program.system, program.folder)
@@ -145,7 +138,7 @@ class Rebuilt:
         self._caller.folder = folder
         self._bound: dict[str, tuple[System, CallCodec]] = {}
 
-    async def run(self, start: Start, link: JobLink, meter: RemoteMeter) -> Document:
+    async def run(self, start: Start, link: ExampleLink, meter: RemoteMeter) -> Document:
         """Run a job and return its trace, or the one call that it resamples."""
         system, codec = self._bind(start.configuration)
         executor = self._executor.with_caller(self._caller.for_job(link, meter), meter)

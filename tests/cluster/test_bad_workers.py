@@ -7,30 +7,31 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusters.program import evaluated, examples, remote_executor, requests, write_program
 from clusters.transports import LocalTransport
-from compound.cluster.fleet import WorkersLost
 from compound.cluster.handshake import WorkerMismatch, rebuild
-from compound.cluster.messages import ProtocolError, Source, for_driver
-from compound.cluster.transport import Connection
+from compound.cluster.messages import ProtocolError, SystemFile, for_driver
+from compound.cluster.pool import WorkersLost
+from compound.cluster.transport import WorkerConnection
 from compound.errors import CompoundError, DeclarationError
 from compound.execution.cache import MemoryCache
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
+def source(tmp_path: Path) -> SystemFile:
     return write_program(tmp_path)
 
 
-def run(source: Source, transport: LocalTransport, workers: int = 2, **settings: float) -> object:
-    executor = remote_executor(source, transport, workers, cache=MemoryCache(), **settings)  # type: ignore[arg-type]
+def run(source: SystemFile, transport: LocalTransport, workers: int = 2, **settings: Any) -> object:
+    executor = remote_executor(source, transport, workers, cache=MemoryCache(), **settings)
     return asyncio.run(evaluated(executor, rebuild(source).system))
 
 
-def nothing_spent(source: Source) -> bool:
+def nothing_spent(source: SystemFile) -> bool:
     return requests(Path(source.path).parent) == 0
 
 
@@ -60,7 +61,7 @@ def changed(field: str, value: object) -> Callable[[str], str]:
     ],
 )
 def test_a_worker_that_differs_is_refused_before_anything_is_spent(
-    source: Source, field: str, value: object, message: str
+    source: SystemFile, field: str, value: object, message: str
 ) -> None:
     with pytest.raises(WorkerMismatch, match=f"worker . cannot be used: {message}") as error:
         run(source, LocalTransport(edit=changed(field, value)))
@@ -68,16 +69,16 @@ def test_a_worker_that_differs_is_refused_before_anything_is_spent(
     assert nothing_spent(source)
 
 
-def test_a_worker_without_the_code_is_refused(source: Source) -> None:
+def test_a_worker_without_the_code_is_refused(source: SystemFile) -> None:
     other = source.model_copy(update={"path": source.path.replace("system.yaml", "elsewhere/system.yaml")})
     executor = remote_executor(source, LocalTransport(), 2)
-    executor._workers.fleet._hello = executor._workers.fleet._hello.model_copy(update={"program": other})
+    executor._workers.pool._hello = executor._workers.pool._hello.model_copy(update={"program": other})
     with pytest.raises(WorkerMismatch, match="cannot load the system: .*no module 'parts'"):
         asyncio.run(evaluated(executor, rebuild(source).system))
     assert nothing_spent(source)
 
 
-def test_a_worker_that_lies_about_its_version_is_found_by_its_first_trace(source: Source) -> None:
+def test_a_worker_that_lies_about_its_version_is_found_by_its_first_trace(source: SystemFile) -> None:
     def other_system(text: str) -> str:
         return re.sub(r'"system": "[0-9a-f]{64}", "configuration"', '"system": "0123", "configuration"', text)
 
@@ -95,7 +96,7 @@ def test_a_worker_that_lies_about_its_version_is_found_by_its_first_trace(source
     ],
 )
 def test_a_message_of_another_version_ends_the_run_with_a_clear_error(
-    source: Source, old: str, new: str
+    source: SystemFile, old: str, new: str
 ) -> None:
     def edit(text: str) -> str:
         return text if '"ready"' in text else text.replace(old, new)
@@ -105,14 +106,103 @@ def test_a_message_of_another_version_ends_the_run_with_a_clear_error(
     assert isinstance(error.value, WorkerMismatch)
 
 
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        *[("finished", field, []) for field in ("outputs", "failure")],
+        ("finished", "usage", [1] * 9),
+        ("finished", "outputs", {"output": 5}),
+        ("finished", "tokens", 5),
+        ("finished", "exchanges", [None]),
+        *[("done", field, 5) for field in ("calls", "outputs", "failure", "ends", "system")],
+        ("done", "calls", [{}]),
+        ("done", "calls", [[]]),
+    ],
+)
+def test_a_result_with_any_content_ends_the_run_and_never_hangs(
+    source: SystemFile, kind: str, field: str, value: object
+) -> None:
+    def edit(text: str) -> str:
+        messages = json.loads(text)
+        for message in messages:
+            if message["type"] == kind:
+                message["result"][field] = value
+        return json.dumps(messages)
+
+    executor = remote_executor(source, LocalTransport(edit=edit), 2, cache=MemoryCache())
+
+    async def work() -> object:
+        return await asyncio.wait_for(evaluated(executor, rebuild(source).system), 30)
+
+    with pytest.raises(WorkerMismatch):
+        asyncio.run(work())
+
+
+@pytest.mark.parametrize("broken", ["receive", "send"])
+def test_a_connection_that_fails_in_another_way_ends_the_run(source: SystemFile, broken: str) -> None:
+    class Broken(LocalTransport):
+        async def connect(self, number: int) -> WorkerConnection:
+            connection = await super().connect(number)
+            works, count = getattr(connection, broken), 0
+
+            async def fails(*arguments: str) -> object:
+                nonlocal count
+                count += 1
+                if count > 1:  # after the handshake
+                    raise ZeroDivisionError("of the transport")
+                return await works(*arguments)
+
+            setattr(connection, broken, fails)
+            return connection
+
+    executor = remote_executor(source, Broken(), 2)
+
+    async def work() -> object:
+        return await asyncio.wait_for(evaluated(executor, rebuild(source).system), 30)
+
+    with pytest.raises(
+        CompoundError, match=r"worker \d failed: ZeroDivisionError: of the transport"
+    ) as caught:
+        asyncio.run(work())
+    assert "run the same command to resume" in caught.value.hint
+
+
+def test_a_worker_that_cannot_be_replaced_for_any_reason_ends_the_run(source: SystemFile) -> None:
+    class Broken(LocalTransport):
+        async def connect(self, number: int) -> WorkerConnection:
+            if self.started:
+                raise ZeroDivisionError("of the transport")
+            return await super().connect(number)
+
+    with pytest.raises(WorkersLost, match="no worker is left: replacing worker 1 failed: ZeroDivisionError"):
+        run(source, Broken([(1, False)]), 1)
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_lost_workers_are_replaced_up_to_a_number(source: SystemFile, restarts: int) -> None:
+    deaths = [(2, False)] * 3
+    transport = LocalTransport(deaths)
+    with pytest.raises(WorkersLost, match="was lost, and max_restarts is used up"):
+        run(source, transport, 1, max_restarts=restarts)
+    assert transport.started == 1 + restarts
+    assert run(source, LocalTransport(deaths), 1, max_restarts=3) == run(source, LocalTransport(), 1)
+
+
+def test_a_notice_of_a_lost_worker_counts_its_examples(source: SystemFile) -> None:
+    notices = list[str]()
+    executor = remote_executor(source, LocalTransport([(1, False)]), 1, notify=notices.append)
+    asyncio.run(evaluated(executor, rebuild(source).system, count=1, concurrency=1))
+    assert notices == ["worker 1 was lost (killed), and 1 example will be sent again"]
+
+
 def test_a_message_that_cannot_be_read_is_named() -> None:
     with pytest.raises(ProtocolError, match="a message cannot be read"):
         for_driver('[{"type": "leave", "job": "x"}]')
 
 
-def test_a_worker_that_does_not_start_is_reported(source: Source) -> None:
+def test_a_worker_that_does_not_start_is_reported(source: SystemFile) -> None:
     class Silent(LocalTransport):
-        async def connect(self, number: int) -> Connection:
+        async def connect(self, number: int) -> WorkerConnection:
             connection = await super().connect(number)
             connection.serving.cancel()  # type: ignore[attr-defined]
             return connection
@@ -122,15 +212,15 @@ def test_a_worker_that_does_not_start_is_reported(source: Source) -> None:
     assert nothing_spent(source)
 
 
-def test_a_cluster_that_loses_too_many_workers_ends_the_run(source: Source) -> None:
+def test_a_cluster_that_loses_too_many_workers_ends_the_run(source: SystemFile) -> None:
     with pytest.raises(WorkersLost, match="workers were lost while they ran example 'e0'") as error:
         run(source, LocalTransport([(1, False)] * 50), 1)
     assert "run the same command to resume" in error.value.hint
 
 
-def test_a_worker_that_cannot_be_replaced_ends_the_run_only_if_none_is_left(source: Source) -> None:
+def test_a_worker_that_cannot_be_replaced_ends_the_run_only_if_none_is_left(source: SystemFile) -> None:
     class Full(LocalTransport):
-        async def connect(self, number: int) -> Connection:
+        async def connect(self, number: int) -> WorkerConnection:
             if self.started == 2:
                 raise CompoundError("the cluster is full", hint="add a machine")
             return await super().connect(number)
@@ -171,7 +261,7 @@ def test_values_that_cannot_travel_are_refused_by_name(tmp_path: Path) -> None:
         run(source, LocalTransport())
 
 
-def test_a_failing_batch_leaves_no_task_behind(source: Source) -> None:
+def test_a_failing_batch_leaves_no_task_behind(source: SystemFile) -> None:
     executor = remote_executor(source, LocalTransport(), 2)
 
     async def work() -> int:

@@ -22,7 +22,7 @@ from clusters.program import (
 )
 from clusters.transports import LocalTransport, PipeTransport
 from compound.cluster.handshake import rebuild
-from compound.cluster.messages import Source
+from compound.cluster.messages import SystemFile
 from compound.errors import BudgetExhausted
 from compound.execution.budget import Budget
 from compound.execution.cache import MemoryCache
@@ -33,26 +33,31 @@ from compound.graph.system import System
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+def source(tmp_path_factory: pytest.TempPathFactory) -> SystemFile:
     return write_program(tmp_path_factory.mktemp("program"))
 
 
-def folder(source: Source) -> Path:
+def folder(source: SystemFile) -> Path:
     return Path(source.path).parent
 
 
-def sent(source: Source) -> int:
+def sent(source: SystemFile) -> int:
     return requests(folder(source))
 
 
 @pytest.mark.parametrize("workers", [1, 3, 8])
-def test_every_number_of_workers_gives_the_results_of_one_process(source: Source, workers: int) -> None:
+def test_every_number_of_workers_gives_the_results_of_one_process(source: SystemFile, workers: int) -> None:
     start = sent(source)
     evaluations, traces, meter = local_result(source)
     alone = sent(source) - start
-    executor = remote_executor(source, LocalTransport(), workers, cache=MemoryCache())
+    transport = LocalTransport()
+    executor = remote_executor(source, transport, workers, cache=MemoryCache())
     found = asyncio.run(evaluated(executor, rebuild(source).system))
     assert found == (evaluations, traces)
+    jobs = transport.examples()
+    assert sorted(job for each in jobs for job in each) == list(range(1, len(traces) + 1))
+    assert len(jobs) == workers
+    assert sum(map(bool, jobs)) >= min(workers, 6)  # as many as there are examples in flight
     assert sent(source) - start == 2 * alone  # equal calls are shared between workers
     assert executor.meter.usage.calls == meter.usage.calls
     assert executor.meter.usage.cost == pytest.approx(meter.usage.cost)
@@ -67,7 +72,7 @@ def test_every_number_of_workers_gives_the_results_of_one_process(source: Source
     cached=st.booleans(),
 )
 def test_no_schedule_of_deaths_changes_a_result(
-    source: Source, workers: int, deaths: list[tuple[int, bool]], concurrency: int, cached: bool
+    source: SystemFile, workers: int, deaths: list[tuple[int, bool]], concurrency: int, cached: bool
 ) -> None:
     def cache() -> MemoryCache | None:
         return MemoryCache() if cached else None
@@ -81,7 +86,7 @@ def test_no_schedule_of_deaths_changes_a_result(
     assert executor.meter.system_runs == here.meter.system_runs
     # an example makes one request at a time: no more than that one is repeated, and all are charged
     made = sent(source) - start
-    resent = sum(int(re.findall(r"(\d+) examples are sent again", notice)[0]) for notice in notices)
+    resent = sum(int(re.findall(r"(\d+) examples? will be sent again", notice)[0]) for notice in notices)
     assert 0 <= made - here.meter.usage.calls <= resent
     assert executor.meter.usage.calls >= made
 
@@ -113,7 +118,7 @@ def test_killed_processes_change_nothing(tmp_path: Path) -> None:
     assert len(transport.processes) > 2
 
 
-def test_forks_and_resampled_calls_are_equal(source: Source) -> None:
+def test_forks_and_resampled_calls_are_equal(source: SystemFile) -> None:
     system = rebuild(source).system
 
     async def work(executor: Executor) -> list[object]:
@@ -144,7 +149,7 @@ def test_forks_and_resampled_calls_are_equal(source: Source) -> None:
 @pytest.mark.parametrize(
     "budget", [Budget(calls=20), Budget(tokens=900), Budget(cost=0.9)], ids=["calls", "tokens", "cost"]
 )
-def test_limits_hold_across_workers_and_deaths(source: Source, budget: Budget) -> None:
+def test_limits_hold_across_workers_and_deaths(source: SystemFile, budget: Budget) -> None:
     start = sent(source)
     executor = remote_executor(source, LocalTransport([(3, True), (4, False)]), 3, budget=budget)
     with pytest.raises(BudgetExhausted):
@@ -156,7 +161,7 @@ def test_limits_hold_across_workers_and_deaths(source: Source, budget: Budget) -
         assert limit is None or getattr(used, name) <= limit + 1e-9
 
 
-def test_a_budget_that_suffices_in_one_process_suffices_on_workers(source: Source) -> None:
+def test_a_budget_that_suffices_in_one_process_suffices_on_workers(source: SystemFile) -> None:
     evaluations, traces, meter = local_result(source)
     budget = Budget(calls=meter.usage.calls)
     executor = remote_executor(source, LocalTransport(), 3, cache=MemoryCache(), budget=budget)
@@ -223,7 +228,7 @@ def test_models_in_the_process_of_a_worker_have_a_queue_per_worker(tmp_path: Pat
     assert asyncio.run(evaluated(executor, rebuild(source).system)) == (evaluations, traces)
 
 
-def test_parts_of_a_system_run_in_this_process(source: Source) -> None:
+def test_parts_of_a_system_run_in_this_process(source: SystemFile) -> None:
     system, transport = rebuild(source).system, LocalTransport()
     part = System("pair", {"text": Output(system.nodes["writer"], "output")}, lm="simulated")
 

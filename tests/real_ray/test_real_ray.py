@@ -11,11 +11,11 @@ import pytest
 
 import compound as cp
 from clusters.program import evaluated, local_result, remote_executor, requests, write_program
-from compound.cluster.fleet import WorkersLost
 from compound.cluster.handshake import WorkerMismatch, rebuild
-from compound.cluster.messages import Source
+from compound.cluster.messages import SystemFile
+from compound.cluster.pool import WorkersLost
 from compound.cluster.ray_transport import ClusterUnavailable, RayTransport
-from compound.cluster.transport import Connection
+from compound.cluster.transport import WorkerConnection
 from compound.execution.cache import MemoryCache
 from compound.settings.common import RaySettings, RunnerSettings
 
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
+def source(tmp_path: Path) -> SystemFile:
     return write_program(tmp_path, seconds=0.01)
 
 
@@ -37,15 +37,15 @@ class Watched(RayTransport):
 
     def __init__(self) -> None:
         super().__init__("auto", 1.0)
-        self.connections: list[Connection] = []
+        self.connections: list[WorkerConnection] = []
 
-    async def connect(self, number: int) -> Connection:
+    async def connect(self, number: int) -> WorkerConnection:
         self.connections.append(await super().connect(number))
         return self.connections[-1]
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_every_number_of_workers_gives_the_results_of_one_process(source: Source, workers: int) -> None:
+def test_every_number_of_workers_gives_the_results_of_one_process(source: SystemFile, workers: int) -> None:
     evaluations, traces, meter = local_result(source)
     alone = requests(Path(source.path).parent)
     executor = remote_executor(source, RayTransport(), workers, cache=MemoryCache())
@@ -55,7 +55,7 @@ def test_every_number_of_workers_gives_the_results_of_one_process(source: Source
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_killed_workers_change_nothing(source: Source, workers: int) -> None:
+def test_killed_workers_change_nothing(source: SystemFile, workers: int) -> None:
     folder = Path(source.path).parent
     evaluations, traces, meter = local_result(source)
     alone = requests(folder)
@@ -101,24 +101,24 @@ def test_a_worker_that_ends_its_process_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_worker_without_the_code_is_refused_before_anything_is_spent(
-    source: Source, tmp_path: Path
+    source: SystemFile, tmp_path: Path
 ) -> None:
     other = source.model_copy(update={"path": str(tmp_path / "elsewhere" / "system.yaml")})
     executor = remote_executor(source, RayTransport(), 2)
-    executor._workers.fleet._hello = executor._workers.fleet._hello.model_copy(update={"program": other})
+    executor._workers.pool._hello = executor._workers.pool._hello.model_copy(update={"program": other})
     with pytest.raises(WorkerMismatch, match="cannot load the system"):
         asyncio.run(evaluated(executor, rebuild(source).system))
     assert requests(tmp_path) == 0
 
 
-def test_a_cluster_without_a_free_place_is_reported(source: Source, tmp_path: Path) -> None:
+def test_a_cluster_without_a_free_place_is_reported(source: SystemFile, tmp_path: Path) -> None:
     executor = remote_executor(source, RayTransport("auto", 100.0), 1, start_seconds=2)
     with pytest.raises(WorkersLost, match="did not start within 2 s"):
         asyncio.run(evaluated(executor, rebuild(source).system))
     assert requests(tmp_path) == 0
 
 
-def test_a_dead_address_is_reported(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_address_is_reported(source: SystemFile, monkeypatch: pytest.MonkeyPatch) -> None:
     transport = RayTransport("127.0.0.1:1")
     monkeypatch.setattr(transport._ray, "is_initialized", lambda: False)
 
@@ -130,7 +130,7 @@ def test_a_dead_address_is_reported(source: Source, monkeypatch: pytest.MonkeyPa
         asyncio.run(evaluated(remote_executor(source, transport, 1), rebuild(source).system))
 
 
-def test_evaluate_runs_a_file_on_the_cluster(source: Source, tmp_path: Path) -> None:
+def test_evaluate_runs_a_file_on_the_cluster(source: SystemFile, tmp_path: Path) -> None:
     system = cp.load_system(source.path)
     rows = [{"topic": f"topic {i}", "kind": "k", "answer": f"word{i % 5} 1"} for i in range(8)]
     metric = cp.exact_match("answer")

@@ -552,7 +552,7 @@ ALLOWED = {
     "compound/security/sandbox/launchers.py": "a file of the kernel",
     "compound/security/sandbox/stage.py": "inside the sandbox, on a file system of its own",
     "compound/security/sandbox/view.py": "asks what of Python's own folders is there",
-    "compound/cluster/fleet.py": "starts workers, and connects to them",
+    "compound/cluster/pool.py": "starts workers, and connects to them",
     "compound/cluster/handshake.py": "reads the source of this package, and Python files beside the user's own file",
     "components/engines/fleet/engine.py": "starts replicas",
     "components/engines/fleet/replica.py": "connects to a replica",

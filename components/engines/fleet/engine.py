@@ -13,17 +13,18 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from compound.components.engines.fleet.identity import only_model
-from compound.components.engines.fleet.pool import Pool
-from compound.components.engines.fleet.replica import Condition, Replica, ReplicaStats
+from compound.components.engines.fleet.pool import ReplicaPool
+from compound.components.engines.fleet.replica import Replica, ReplicaStats
 from compound.components.engines.fleet.routing import start_of
 from compound.components.engines.fleet.settings import make_replicas, name_without_address
 from compound.components.engines.openai.engine import OpenAIEngine
 from compound.components.engines.options import Count, check_settings
 from compound.components.engines.prefilled import Prefilled
 from compound.components.engines.vllm.engine import VLLMEngine
+from compound.components.engines.vllm.link import ServerEnded
 from compound.concurrency.background import run_in_background
 from compound.engine import NO_USAGE, Adapter, Completion, OnText, Request, Usage
-from compound.errors import RateLimited, TransientError
+from compound.errors import CallError, CompoundError, DeclarationError, RateLimited, TransientError
 
 
 class FleetEngine:
@@ -67,7 +68,7 @@ class FleetEngine:
         self._vllm = vllm
         made, self._mean = make_replicas(urls, replicas, devices, vllm, openai)
         self._first = made[0].engine
-        self._pool = Pool(made, self._first.concurrency)
+        self._pool = ReplicaPool(made, self._first.concurrency)
 
     @property
     def model(self) -> str:
@@ -175,11 +176,17 @@ class FleetEngine:
             await run_in_background(self._pool.open())
 
     async def admit(self, adapter: Adapter) -> None:
-        """Load an adapter on every replica and check it, without sampling.
+        """Load an adapter on every replica that is up and check it, without sampling.
 
         Raises:
-            CompoundError: a replica does not support the adapter.
+            DeclarationError: the replicas are not vLLM servers.
+            CompoundError: a replica does not support the adapter, or no replica can be used again.
+            TransientError: no replica answers.
         """
+        if self.trainable is None:
+            raise DeclarationError(
+                "a fleet with settings of openai does not serve adapters", hint="give it settings of vllm"
+            )
         await self.warm_up()
         await run_in_background(self._admit(adapter))
 
@@ -205,31 +212,38 @@ class FleetEngine:
     # -- on the background loop, where the connections live ----------------------------------------------
 
     async def _answer(self, request: Request, report: OnText | None) -> Completion:
-        start, limited = start_of(request), dict[Replica, RateLimited]()
+        start, limited, use = start_of(request), dict[Replica, RateLimited](), self._pool.use
         relay = None if report is None else _Relay(report)
         for moves_left in reversed(range(2 * len(self._pool.replicas))):
-            async with self._pool.taken(start, limited) as replica:
+            async with self._pool.taken(use, start, limited) as replica:
                 if replica is None:  # every free replica limits the rate
                     raise next(iter(limited.values()))
                 try:
                     return await replica.answer(request, relay)
                 except RateLimited as error:
                     limited[replica] = error
-                except TransientError as error:
+                except CompoundError as error:
+                    if use is not self._pool.use:  # closed: asking the replica would start it again
+                        raise
                     again = await self._costs_nothing(replica, error)
                     if not (again and moves_left) or (relay is not None and relay.reported):
                         raise
                     replica.count_moved()
         raise next(iter(limited.values()))
 
-    async def _costs_nothing(self, replica: Replica, error: TransientError) -> bool:
+    async def _costs_nothing(self, replica: Replica, error: CompoundError) -> bool:
         """Return whether a failed request certainly costs nothing, and so may be sent to another replica."""
+        if not isinstance(error, TransientError):  # it was refused, or the process could not be started
+            return not isinstance(error, CallError) and replica.ended and await self._pool.has_ended(replica)
         ended = await self._pool.has_ended(replica)
+        # the process may have been started again before this request noticed that it had ended
+        ended = ended or isinstance(error, ServerEnded)
         return error.charged == NO_USAGE or (ended and not _bills(replica))
 
     async def _admit(self, adapter: Adapter) -> None:
-        up = [replica for replica in self._pool.replicas if replica.condition is Condition.UP]
-        engines = [replica.engine for replica in up if isinstance(replica.engine, VLLMEngine)]
+        engines = [
+            replica.engine for replica in await self._pool.up() if isinstance(replica.engine, VLLMEngine)
+        ]
         found = await asyncio.gather(*(each.admit(adapter) for each in engines), return_exceptions=True)
         failures = [error for error in found if isinstance(error, BaseException)]
         lasting = [error for error in failures if not isinstance(error, TransientError)]

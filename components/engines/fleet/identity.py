@@ -14,6 +14,7 @@ from compound.components.engines.vllm.api import API
 from compound.components.engines.vllm.engine import Fingerprint
 from compound.components.engines.vllm.link import read_key
 from compound.errors import CallError, CompoundError, TransientError
+from compound.security.sanitize import sanitize_for_terminal
 
 SECONDS = 10.0  # time limit of a question to a server
 LARGEST = 2**20  # bytes of an answer
@@ -52,7 +53,7 @@ async def served(address: str, model: str, key_env: str | None) -> Mapping[str, 
     if model not in names:
         raise CompoundError(
             f"the server at {address} does not serve {model!r}",
-            hint=f"it serves {', '.join(names) or 'nothing'}; set the model of the fleet",
+            hint=f"it serves {_shown(names) or 'nothing'}; set the model of the fleet",
         )
     entry = next(each for each in _entries(listing) if str(each.get("id")) == model)
     return facts | {name: str(entry[name]) for name in COMPARED if entry.get(name) is not None}
@@ -62,7 +63,8 @@ def only_model(address: str, key_env: str | None) -> str:
     """Return the name of the only model that a server serves; blocks until it has answered.
 
     Raises:
-        CompoundError: the server does not answer, or serves several models.
+        CompoundError: the server does not answer, or serves several models, or one whose name cannot be
+            recorded.
     """
     found: list[str | Exception] = []
 
@@ -114,8 +116,14 @@ async def _only_model(address: str, key_env: str | None) -> str:
     names = _names(listing or {})
     if len(names) != 1:
         raise CompoundError(
-            f"the server at {address} serves {', '.join(names) or 'no model by name'}",
+            f"the server at {address} serves {_shown(names) or 'no model by name'}",
             hint="set the model of the fleet",
+        )
+    if not names[0].isprintable() or not names[0].strip():
+        raise CompoundError(
+            f"the server at {address} serves a model named {names[0]!a:.200}, which contains "
+            "characters that cannot be recorded",
+            hint="check the server; set the model of the fleet if this is the right one",
         )
     return names[0]
 
@@ -149,6 +157,11 @@ def _entries(listing: Mapping[str, object]) -> Sequence[Mapping[str, object]]:
     data = listing.get("data")
     found = data if isinstance(data, list) else []
     return cast("Sequence[Mapping[str, object]]", [each for each in found if isinstance(each, dict)])
+
+
+def _shown(names: Sequence[str]) -> str:
+    """Return names for a message; a server may report any text."""
+    return ", ".join(sanitize_for_terminal(name) for name in names)
 
 
 def _names(listing: Mapping[str, object]) -> list[str]:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Collection, Sequence
 
 from compound.components.engines.fleet.identity import Identity, difference
-from compound.components.engines.fleet.replica import Condition, Replica
+from compound.components.engines.fleet.replica import Replica, ReplicaCondition
 from compound.components.engines.fleet.routing import choose
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.engine import NO_USAGE
@@ -20,7 +20,7 @@ RETRY_AFTER = 2.0  # seconds that a caller should wait if no replica answers
 _LOG = logging.getLogger("compound")
 
 
-class Pool:
+class ReplicaPool:
     """Replicas of one model. Use it from one event loop only.
 
     Args:
@@ -31,6 +31,7 @@ class Pool:
     def __init__(self, replicas: Sequence[Replica], capacity: int) -> None:
         self.replicas, self.capacity = tuple(replicas), capacity
         self._reference: Identity | None = None
+        self._use = object()  # replaced when the pool is closed
         self._opening: asyncio.Task[None] | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()
 
@@ -52,19 +53,27 @@ class Pool:
             self._opening.add_done_callback(self._checked)
         await asyncio.shield(self._opening)
 
+    @property
+    def use(self) -> object:
+        """Object that stands for the time until the pool is closed."""
+        return self._use
+
     @contextlib.asynccontextmanager
-    async def taken(self, start: bytes, avoid: Collection[Replica] = ()) -> AsyncIterator[Replica | None]:
+    async def taken(
+        self, use: object, start: bytes, avoid: Collection[Replica] = ()
+    ) -> AsyncIterator[Replica | None]:
         """Wait for a replica, and count a request in flight at it while the block runs.
 
         Args:
+            use: the value of `use` when the request began, so that it ends with the pool.
             start: the start of the request; see `compound.components.engines.fleet.routing`.
             avoid: replicas not to take. If there are some, nothing is awaited, and the block may get None.
 
         Raises:
-            TransientError: no replica answers.
+            TransientError: no replica answers, or the pool was closed.
             CompoundError: no replica can be used again.
         """
-        while (replica := self._choose(start, avoid)) is None and not avoid:
+        while (replica := self._choose(use, start, avoid)) is None and not avoid:
             self._check_hope()
             await self._wait()
         if replica is None:
@@ -77,17 +86,33 @@ class Pool:
             replica.end()
             self._wake(1)
 
+    async def up(self) -> Sequence[Replica]:
+        """Return the replicas that are up; wait until there is one.
+
+        Raises:
+            TransientError: no replica answers, or the pool was closed.
+            CompoundError: no replica can be used again.
+        """
+        use = self._use
+        while not (found := [r for r in self.replicas if r.condition is ReplicaCondition.UP]):
+            self._check_hope()
+            await self._wait()
+            self._check_use(use)
+        return found
+
     async def has_ended(self, replica: Replica) -> bool:
         """Ask a replica that failed whether it still serves the model; return whether its server has ended.
 
         It receives no requests until it has answered. The question is shared by all requests that failed.
         """
-        if replica.condition is Condition.FAILED:
+        if replica.condition is ReplicaCondition.FAILED:
             return True
         return await asyncio.shield(self._suspect(replica))
 
     async def aclose(self) -> None:
-        """Stop asking replicas, and close their engines."""
+        """Stop asking replicas, and close their engines; requests that wait or are in flight fail."""
+        self._use, self._reference = object(), None
+        self._wake(len(self._waiting))
         tasks = [self._opening, *(replica.recovery for replica in self.replicas)]
         running = [task for task in tasks if task is not None]
         for task in running:
@@ -100,8 +125,7 @@ class Pool:
                 speed = f"{stats.tokens_per_second:.1f} tokens per second"
                 _LOG.info("replica %s: %d requests, %s", stats.name, stats.requests, speed)
             await replica.engine.aclose()
-            replica.condition, replica.failure = Condition.UP, None
-        self._reference = None
+            replica.condition, replica.failure = ReplicaCondition.UP, None
 
     async def _check_all(self) -> None:
         asked = (replica.identify(thoroughly=True) for replica in self.replicas)
@@ -131,23 +155,29 @@ class Pool:
         if not task.cancelled():
             task.exception()  # retrieve it even if every waiting call was cancelled, or asyncio logs an error
 
-    def _choose(self, start: bytes, avoid: Collection[Replica]) -> Replica | None:
+    def _choose(self, use: object, start: bytes, avoid: Collection[Replica]) -> Replica | None:
+        self._check_use(use)
         for replica in self.replicas:
-            if replica.condition is Condition.UP and replica.ended:
+            if replica.condition is ReplicaCondition.UP and replica.ended:
                 self._suspect(replica)  # its process ended while it had no request
-        up = {r.name: r for r in self.replicas if r.condition is Condition.UP and r not in avoid}
+        up = {r.name: r for r in self.replicas if r.condition is ReplicaCondition.UP and r not in avoid}
         if not up:
             return None
         found = choose(start, {name: replica.load for name, replica in up.items()}, self.capacity)
         return None if found is None else up[found]
 
+    def _check_use(self, use: object) -> None:
+        """Raise if the pool was closed; a request must not start its processes again."""
+        if use is not self._use:
+            raise TransientError("the fleet was closed during the call", charged=NO_USAGE)
+
     def _check_hope(self) -> None:
         """Raise if no replica will be free without help."""
         conditions = {replica.condition for replica in self.replicas}
-        if conditions & {Condition.UP, Condition.CHECKING}:
+        if conditions & {ReplicaCondition.UP, ReplicaCondition.CHECKING}:
             return
-        if Condition.DOWN in conditions:
-            names = ", ".join(r.name for r in self.replicas if r.condition is Condition.DOWN)
+        if ReplicaCondition.DOWN in conditions:
+            names = ", ".join(r.name for r in self.replicas if r.condition is ReplicaCondition.DOWN)
             raise TransientError(
                 f"no replica answers: {names}", retry_after=RETRY_AFTER, charged=NO_USAGE, hint="start one"
             )
@@ -175,9 +205,10 @@ class Pool:
     def _suspect(self, replica: Replica) -> asyncio.Future[bool]:
         """Take a replica out, and ask it whether it still serves the model; concurrent calls ask once."""
         if replica.gone is None or replica.recovery is None:
-            replica.condition = Condition.CHECKING
+            replica.condition = ReplicaCondition.CHECKING
             replica.gone = asyncio.get_running_loop().create_future()
             replica.recovery = asyncio.create_task(self._recover(replica, replica.gone))
+            replica.recovery.add_done_callback(lambda _: self._recovered(replica))
         return replica.gone
 
     async def _recover(self, replica: Replica, gone: asyncio.Future[bool]) -> None:
@@ -192,9 +223,9 @@ class Pool:
                 except TransientError as error:
                     if not gone.done():
                         gone.set_result(error.charged == NO_USAGE)
-                    if replica.condition is not Condition.DOWN:
+                    if replica.condition is not ReplicaCondition.DOWN:
                         _LOG.warning("replica %s is down: %s", replica.name, error.message)
-                    was_gone, replica.condition = True, Condition.DOWN
+                    was_gone, replica.condition = True, ReplicaCondition.DOWN
                     self._wake(len(self._waiting))
                     await asyncio.sleep(wait)
                     wait = min(2 * wait, LONGEST_WAIT)
@@ -202,13 +233,15 @@ class Pool:
                     self._readmit(replica, identity, was_gone)
                     return
         except CompoundError as error:
-            replica.condition, replica.failure = Condition.FAILED, error
+            replica.condition, replica.failure = ReplicaCondition.FAILED, error
             _LOG.warning("replica %s is not used again: %s", replica.name, error)
-        finally:
-            if not gone.done():
-                gone.set_result(False)
-            replica.recovery = None
-            self._wake(len(self._waiting))
+
+    def _recovered(self, replica: Replica) -> None:
+        """Release the requests that wait for a recovery; it may have been cancelled before it began."""
+        if replica.gone is not None and not replica.gone.done():
+            replica.gone.set_result(False)
+        replica.recovery = None
+        self._wake(len(self._waiting))
 
     def _readmit(self, replica: Replica, identity: Identity, was_gone: bool) -> None:
         reference = self._reference
@@ -218,7 +251,7 @@ class Pool:
             if isinstance(replica.engine, VLLMEngine):
                 replica.engine.forget_adapters()
             _LOG.warning("replica %s is up again", replica.name)
-        replica.condition = Condition.UP
+        replica.condition = ReplicaCondition.UP
 
 
 def _different(one: str, other: str, problem: str) -> CompoundError:

@@ -14,7 +14,7 @@ from compound.engine import Completion, OnText, Request
 from compound.errors import CompoundError
 
 
-class Condition(Enum):
+class ReplicaCondition(Enum):
     """Whether a replica receives requests."""
 
     UP = "up"
@@ -76,7 +76,7 @@ class Replica:
     name: str
     engine: VLLMEngine | OpenAIEngine
     address: str | None
-    condition: Condition = Condition.UP
+    condition: ReplicaCondition = ReplicaCondition.UP
     load: int = 0
     failure: CompoundError | None = None
     recovery: asyncio.Task[None] | None = None
@@ -97,7 +97,7 @@ class Replica:
     def stats(self) -> ReplicaStats:
         """Work so far."""
         busy = self._busy + (time.monotonic() - self._since if self.load else 0.0)
-        up = self.condition is Condition.UP
+        up = self.condition is ReplicaCondition.UP
         tokens = (self._prompt_tokens, self._completion_tokens)
         return ReplicaStats(self.name, up, self._requests, self._moved, *tokens, busy)
 

@@ -38,6 +38,11 @@ def make_replicas(
         raise DeclarationError("a fleet's servers are its urls; remove api_base")
     if not urls and openai is not None:
         raise DeclarationError("only vLLM servers can be started", hint="give urls, or settings of vllm")
+    if not urls and "api_key_env" in (vllm or {}):
+        raise DeclarationError(
+            "vllm.api_key_env is the key of running servers, and each process of a fleet gets one of its own",
+            hint="remove api_key_env, or give urls instead of replicas or devices",
+        )
     if vllm is None and urls:
         mean = _made_openai(openai or {}).concurrency
         settings = {**(openai or {}), "concurrency": capacity(mean)}

@@ -137,8 +137,10 @@ class API:
 
         url = f"{self.address}/{path}"
         method = "GET" if body is None else "POST"
+        client = self._fresh if fresh else self._client
+        if client.is_closed:
+            raise TransientError(f"{self.model}: the connections to {url} are closed", charged=NO_USAGE)
         try:
-            client = self._fresh if fresh else self._client
             async with asyncio.timeout(seconds), client.stream(method, url, json=body) as got:
                 pieces = [piece async for piece in wire.bounded(got.aiter_raw(), got.headers, largest)]
                 text = b"".join(pieces).decode("utf-8", "replace")

@@ -26,7 +26,7 @@ from compound.components.engines.probe import TEXT, check_probe_model
 from compound.components.engines.remote import max_answer_bytes, max_prompt_tokens
 from compound.components.engines.vllm import chat as vllm_chat
 from compound.components.engines.vllm import link as vllm_link
-from compound.components.engines.vllm.link import Link
+from compound.components.engines.vllm.link import Link, ServerEnded
 from compound.concurrency.background import run_in_background
 from compound.engine import NO_USAGE, Adapter, Completion, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, TransientError
@@ -215,8 +215,8 @@ class VLLMEngine:
 
     @property
     def server_ended(self) -> bool:
-        """Whether the engine started a server that has ended."""
-        return self._link is not None and self._link.ended
+        """Whether the engine has started a server, and none is running."""
+        return self._starts > 0 if self._link is None else self._link.ended
 
     def forget_adapters(self) -> None:
         """Load adapters again at their next use, because the server was restarted."""
@@ -252,9 +252,10 @@ class VLLMEngine:
             if refused or not await link.is_ending():
                 raise
             assert link.server is not None
-            raise TransientError(
+            raise ServerEnded(
                 f"the vLLM server of {self.model!r} ended during the call (exit code "
-                f"{link.server.exit_code}); its log is {link.server.log}"
+                f"{link.server.exit_code}); its log is {link.server.log}",
+                charged=getattr(error, "charged", None),  # nothing if it could not be reached any more
             ) from error
 
     async def _admit(self, adapter: Adapter) -> None:

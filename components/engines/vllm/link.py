@@ -26,6 +26,10 @@ MULTI_PROCESS_ARGUMENTS = ("data-parallel", "data_parallel", "-dp", "api-server-
 EXIT_TIMEOUT = 10.0  # seconds that a server may need to end after its last answer; measured 2 when idle
 
 
+class ServerEnded(TransientError):
+    """The server that the engine started ended during a call."""
+
+
 @dataclass(slots=True, eq=False)
 class Link:
     """Connection to a server that is ready.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -359,10 +360,10 @@ def test_an_adapter_is_loaded_under_its_version_and_sampled_with(server: Any, wr
     lm = engine(server)
 
     async def run() -> list[Completion]:
-        found = [await lm.generate(sampled(each)) for each in (one, two, one)]
-        assert lm.adapters == {one.sha256: MATCHES_PROBE, two.sha256: MATCHES_PROBE}
-        await lm.aclose()
-        return found
+        async with contextlib.aclosing(lm):
+            found = [await lm.generate(sampled(each)) for each in (one, two, one)]
+            assert lm.adapters == {one.sha256: MATCHES_PROBE, two.sha256: MATCHES_PROBE}
+            return found
 
     records = [completion.tokens for completion in asyncio.run(run())]
     assert [record.adapter for record in records if record] == [one.sha256, two.sha256, one.sha256]
@@ -379,9 +380,8 @@ def test_calls_made_together_load_an_adapter_once(server: Any, write: Write) -> 
     lm, adapters = engine(server), [write(0.5), write(0.8)]
 
     async def run() -> list[Completion]:
-        found = await asyncio.gather(*(lm.generate(sampled(adapters[i % 2])) for i in range(20)))
-        await lm.aclose()
-        return found
+        async with contextlib.aclosing(lm):
+            return await asyncio.gather(*(lm.generate(sampled(adapters[i % 2])) for i in range(20)))
 
     records = [completion.tokens for completion in asyncio.run(run())]
     assert [record.adapter for record in records if record] == [adapters[i % 2].sha256 for i in range(20)]
@@ -427,11 +427,10 @@ def test_a_stale_server_is_detected_by_identical_numbers_if_the_step_is_below_th
     server.noise = 0.05
 
     async def run() -> dict[str, str]:
-        for each in (old, new):
-            await lm.generate(sampled(each))
-        found = dict(lm.adapters)
-        await lm.aclose()
-        return found
+        async with contextlib.aclosing(lm):
+            for each in (old, new):
+                await lm.generate(sampled(each))
+            return dict(lm.adapters)
 
     assert asyncio.run(run()) == {old.sha256: MATCHES_PROBE, new.sha256: DIFFERS_FROM_OTHERS}
     server.restart()
@@ -464,11 +463,10 @@ def test_an_adapter_without_effect_is_indistinguishable(server: Any, write: Writ
     same = write(0.5, before=0.5 + VISIBLE / 2)  # the trainer itself sees no difference
 
     async def run() -> list[str]:
-        for each in (*nothing, same):
-            await lm.generate(sampled(each))
-        found = list(lm.adapters.values())
-        await lm.aclose()
-        return found
+        async with contextlib.aclosing(lm):
+            for each in (*nothing, same):
+                await lm.generate(sampled(each))
+            return list(lm.adapters.values())
 
     assert asyncio.run(run()) == [INDISTINGUISHABLE] * 4
 
@@ -478,10 +476,9 @@ def test_an_adapter_without_a_probe_must_change_the_bases_numbers(server: Any, w
     lm = engine(server)
 
     async def run() -> dict[str, str]:
-        await lm.generate(sampled(adapter))
-        found = dict(lm.adapters)
-        await lm.aclose()
-        return found
+        async with contextlib.aclosing(lm):
+            await lm.generate(sampled(adapter))
+            return dict(lm.adapters)
 
     assert asyncio.run(run()) == {adapter.sha256: DIFFERS_FROM_OTHERS}
     server.restart()
@@ -513,23 +510,23 @@ def test_a_swap_waits_for_calls_in_flight_and_calls_wait_for_it(server: Any, wri
     lm = engine(server, max_loras=1)
 
     async def run() -> None:
-        await lm.generate(sampled(a))
-        server.received.clear()
-        server.hang = True
-        calls = [asyncio.create_task(lm.generate(request()))]
-        await until(lambda: len(server.sent("chat/completions")) == 1)
-        calls.append(asyncio.create_task(lm.generate(sampled(b))))
-        await asyncio.sleep(0.05)
-        calls += [asyncio.create_task(lm.generate(each)) for each in (sampled(a), request())]
-        await asyncio.sleep(0.05)
-        assert [path for path, _ in server.received] == ["chat/completions"]
-        server.hang = False
-        server.stopping.set()
-        await asyncio.gather(*calls)
-        assert server.sent("unload_lora_adapter") == []
-        assert [path for path, _ in server.received][1] == "load_lora_adapter"
-        await lm.generate(sampled(write(0.7)))
-        await lm.aclose()
+        async with contextlib.aclosing(lm):
+            await lm.generate(sampled(a))
+            server.received.clear()
+            server.hang = True
+            calls = [asyncio.create_task(lm.generate(request()))]
+            await until(lambda: len(server.sent("chat/completions")) == 1)
+            calls.append(asyncio.create_task(lm.generate(sampled(b))))
+            await asyncio.sleep(0.05)
+            calls += [asyncio.create_task(lm.generate(each)) for each in (sampled(a), request())]
+            await asyncio.sleep(0.05)
+            assert [path for path, _ in server.received] == ["chat/completions"]
+            server.hang = False
+            server.stopping.set()
+            await asyncio.gather(*calls)
+            assert server.sent("unload_lora_adapter") == []
+            assert [path for path, _ in server.received][1] == "load_lora_adapter"
+            await lm.generate(sampled(write(0.7)))
 
     asyncio.run(run())
     assert {body["lora_name"] for body in server.sent("unload_lora_adapter")} == {
@@ -542,15 +539,15 @@ def test_a_cancelled_call_does_not_delay_a_swap(server: Any, write: Write) -> No
     lm = engine(server)
 
     async def run() -> None:
-        server.hang = True
-        gone = asyncio.create_task(lm.generate(request()))
-        await until(lambda: len(server.sent("chat/completions")) == 1)
-        swap = asyncio.create_task(lm.generate(sampled(write(0.5))))
-        await asyncio.sleep(0.05)
-        server.hang = server.fragile = False  # the server may not have noticed yet
-        gone.cancel()
-        assert (await swap).text == "four"
-        await lm.aclose()
+        async with contextlib.aclosing(lm):
+            server.hang = True
+            gone = asyncio.create_task(lm.generate(request()))
+            await until(lambda: len(server.sent("chat/completions")) == 1)
+            swap = asyncio.create_task(lm.generate(sampled(write(0.5))))
+            await asyncio.sleep(0.05)
+            server.hang = server.fragile = False  # the server may not have noticed yet
+            gone.cancel()
+            assert (await swap).text == "four"
 
     asyncio.run(run())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
@@ -135,8 +136,8 @@ def test_calls_made_together_start_one_server(told: Path) -> None:
     lm = VLLMEngine("m")
 
     async def run() -> None:
-        await asyncio.gather(*(lm.generate(request()) for _ in range(8)))
-        await lm.aclose()
+        async with contextlib.aclosing(lm):
+            await asyncio.gather(*(lm.generate(request()) for _ in range(8)))
 
     asyncio.run(run())
     assert len(started(told)) == 1
@@ -150,14 +151,14 @@ def test_a_server_that_dies_during_a_call_is_started_again(told: Path, tmp_path:
     logs: list[str] = []
 
     async def run() -> None:
-        await lm.generate(tuned)
-        with pytest.raises(TransientError, match=r"ended during the call \(exit code 137\)") as caught:
-            await lm.generate(request("die"))
-        logs.append(str(caught.value).rpartition("its log is ")[2])
-        completion = await lm.generate(tuned)  # which is loaded and checked again
-        assert completion.tokens is not None
-        assert completion.tokens.logprobs[0] == -1.0
-        await lm.aclose()
+        async with contextlib.aclosing(lm):
+            await lm.generate(tuned)
+            with pytest.raises(TransientError, match=r"ended during the call \(exit code 137\)") as caught:
+                await lm.generate(request("die"))
+            logs.append(str(caught.value).rpartition("its log is ")[2])
+            completion = await lm.generate(tuned)  # which is loaded and checked again
+            assert completion.tokens is not None
+            assert completion.tokens.logprobs[0] == -1.0
 
     asyncio.run(run())
     assert Path(logs[0]).parent == tmp_path / "cache" / "vllm"
@@ -171,12 +172,12 @@ def test_a_server_that_dies_between_calls_is_started_again(told: Path) -> None:
     lm = VLLMEngine("m")
 
     async def run() -> None:
-        await lm.generate(request())
-        os.kill(started(told)[0]["pids"][0], signal.SIGKILL)
-        wait_until_gone(started(told)[0]["pids"])  # what it had started, too
-        await until(lambda: lm._link is not None and lm._link.ended)  # the guard has to say so
-        assert (await lm.generate(request())).text == "four"
-        await lm.aclose()
+        async with contextlib.aclosing(lm):
+            await lm.generate(request())
+            os.kill(started(told)[0]["pids"][0], signal.SIGKILL)
+            wait_until_gone(started(told)[0]["pids"])  # what it had started, too
+            await until(lambda: lm._link is not None and lm._link.ended)  # the guard has to say so
+            assert (await lm.generate(request())).text == "four"
 
     asyncio.run(run())
     assert len(started(told)) == 2
@@ -186,15 +187,15 @@ def test_restarts_are_bounded(told: Path) -> None:
     lm = VLLMEngine("m", restarts=1)
 
     async def run() -> None:
-        for _ in range(2):
-            with pytest.raises(TransientError):
-                await lm.generate(request("die"))
-        with pytest.raises(
-            CompoundError, match=r"2 vLLM servers of 'm' ended by themselves.*\.log"
-        ) as caught:
-            await lm.generate(request())
-        assert not isinstance(caught.value, CallError)
-        await lm.aclose()
+        async with contextlib.aclosing(lm):
+            for _ in range(2):
+                with pytest.raises(TransientError):
+                    await lm.generate(request("die"))
+            with pytest.raises(
+                CompoundError, match=r"2 vLLM servers of 'm' ended by themselves.*\.log"
+            ) as caught:
+                await lm.generate(request())
+            assert not isinstance(caught.value, CallError)
 
     asyncio.run(run())
     assert len(started(told)) == 2
@@ -258,12 +259,12 @@ def test_closing_an_engine_ends_a_server_that_is_still_starting(
     lm = VLLMEngine("m")
 
     async def run() -> None:
-        call = asyncio.create_task(lm.generate(request()))
-        await until(lambda: bool(started(told)))
-        call.cancel()
-        await asyncio.wait([call])
-        assert is_running(started(told)[0]["pids"][0]), "another call may be waiting for it"
-        await lm.aclose()
+        async with contextlib.aclosing(lm):
+            call = asyncio.create_task(lm.generate(request()))
+            await until(lambda: bool(started(told)))
+            call.cancel()
+            await asyncio.wait([call])
+            assert is_running(started(told)[0]["pids"][0]), "another call may be waiting for it"
 
     asyncio.run(run())
     assert not any(map(is_running, started(told)[0]["pids"]))

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from compound.cluster.executor import RemoteExecutor
-from compound.cluster.fleet import Fleet
 from compound.cluster.handshake import facts_of, rebuild
-from compound.cluster.messages import Hello, Source
+from compound.cluster.messages import Hello, SystemFile
+from compound.cluster.pool import WorkerPool
 from compound.cluster.transport import Transport
 from compound.evaluation.evaluate import Evaluation, EvaluationRules, evaluate_all
 from compound.evaluation.metrics.custom import custom
@@ -84,14 +84,14 @@ engines: {simulated: {class: "parts:Simulated", settings: {}}}
 """
 
 
-def write_program(folder: Path, text: str = FILE, **settings: object) -> Source:
+def write_program(folder: Path, text: str = FILE, **settings: object) -> SystemFile:
     """Write the program to a folder and return its source; ``settings`` are those of the engine."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "parts.py").write_text(CODE)
     shown = ", ".join(f"{name}: {str(value).lower()}" for name, value in settings.items())
     text = text.replace("settings: {}", f"settings: {{{shown}}}")
     (folder / "system.yaml").write_text(text)
-    return Source(text=text, path=str(folder / "system.yaml"))
+    return SystemFile(text=text, path=str(folder / "system.yaml"))
 
 
 def requests(folder: Path) -> int:
@@ -112,7 +112,7 @@ METRIC = custom(lambda outputs, _: float(len(str(outputs["answer"])) % 3) / 2, "
 
 
 def remote_executor(
-    source: Source,
+    source: SystemFile,
     transport: Transport,
     workers: int,
     *,
@@ -121,23 +121,27 @@ def remote_executor(
     seed: int = 0,
     notify: Callable[[str], object] = lambda _: None,
     start_seconds: float = 60.0,
+    max_restarts: int = 20,
 ) -> RemoteExecutor:
     """Return an executor whose workers are started by a transport."""
     program = rebuild(source)
 
-    def open_fleet() -> Fleet:
+    def open_pool() -> WorkerPool:
         facts = facts_of(program.system, program.folder)
-        return Fleet(
-            transport, workers, Hello(program=source, seed=seed), facts, notify, start_seconds=start_seconds
-        )
+        return WorkerPool(
+            transport, workers, Hello(program=source, seed=seed), facts, notify,
+            start_seconds=start_seconds, max_restarts=max_restarts,
+        )  # fmt: skip
 
     engines = for_system(program.find_engine, program.system)
     return RemoteExecutor(
-        engines, program.system, open_fleet, cache=cache, meter=Meter(budget), seed=seed, on_notice=notify
+        engines, program.system, open_pool, cache=cache, meter=Meter(budget), seed=seed, on_notice=notify
     )
 
 
-def local_executor(source: Source, *, cache: Cache | None = None, budget: Budget | None = None) -> Executor:
+def local_executor(
+    source: SystemFile, *, cache: Cache | None = None, budget: Budget | None = None
+) -> Executor:
     """Return an executor that runs everything here."""
     program = rebuild(source)
     return Executor(for_system(program.find_engine, program.system), cache=cache, meter=Meter(budget))
@@ -162,7 +166,7 @@ async def evaluated(
     return found, traces
 
 
-def local_result(source: Source, **sizes: int) -> tuple[list[Evaluation], list[Trace], Meter]:
+def local_result(source: SystemFile, **sizes: int) -> tuple[list[Evaluation], list[Trace], Meter]:
     """Return what an evaluation in one process gives."""
     executor = local_executor(source, cache=MemoryCache())
     found, traces = asyncio.run(evaluated(executor, rebuild(source).system, **sizes))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from compound.cluster.transport import Connection, WorkerLost
+from compound.cluster.transport import WorkerConnection, WorkerLost
 from compound.cluster.worker import serve
 
 Edit = Callable[[str], str]
@@ -47,10 +48,15 @@ class _DriverEnd(_End):
     """The driver's end; the worker dies before its batch number ``dies`` arrives, or after it."""
 
     serving: asyncio.Task[None]
+    sent: list[str]
     dies: int | None = None
     after: bool = False
     edit: Edit = staticmethod(lambda text: text)
     batches: int = 0
+
+    async def send(self, text: str) -> None:
+        self.sent.append(text)
+        await super().send(text)
 
     async def receive(self) -> str:
         text = await super().receive()
@@ -83,10 +89,13 @@ class LocalTransport:
         self._deaths = list(deaths)
         self._edit = edit
         self.started = 0
+        self.sent: list[list[str]] = []  # texts of the driver, for each started worker
 
-    async def connect(self, number: int) -> Connection:
+    async def connect(self, number: int) -> WorkerConnection:
         driver, worker = _DriverEnd(), _End()
         driver.other, worker.other = worker, driver
+        driver.sent = []
+        self.sent.append(driver.sent)
         if self.started < len(self._deaths):
             driver.dies, driver.after = self._deaths[self.started]
             driver.dies += 1  # the handshake
@@ -94,6 +103,13 @@ class LocalTransport:
         driver.edit = self._edit
         driver.serving = asyncio.create_task(serve(worker))
         return driver
+
+    def examples(self) -> list[list[int]]:
+        """Return the jobs that each started worker was sent."""
+        return [
+            [message["job"] for text in texts for message in json.loads(text) if message["type"] == "start"]
+            for texts in self.sent
+        ]
 
     async def aclose(self) -> None:
         pass
@@ -132,7 +148,7 @@ class PipeTransport:
     def __init__(self) -> None:
         self.processes: list[asyncio.subprocess.Process] = []
 
-    async def connect(self, number: int) -> Connection:
+    async def connect(self, number: int) -> WorkerConnection:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", "from clusters.transports import run_worker; run_worker()",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=2**26,

@@ -121,6 +121,18 @@ def test_the_model_of_addresses_alone_is_the_only_one_served(servers: Servers) -
 
 
 @pytest.mark.parametrize(
+    "name", ["\x1b[31mred", "half \ud83d", "two\nlines", "re\u202eversed", " ", "a\x00b"]
+)
+def test_a_served_name_that_cannot_be_recorded_is_refused(servers: Servers, name: str) -> None:
+    servers[0].models = lambda _: (200, {"data": [{"id": name}]})  # type: ignore[method-assign]
+    lm = FleetEngine([server.address for server in servers])
+    with pytest.raises(CompoundError, match="serves a model named '") as caught:
+        assert lm.model
+    assert caught.value.message.isprintable()
+    assert caught.value.message.isascii()
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({}, "either urls, or the number of replicas, or devices"),
@@ -133,6 +145,8 @@ def test_the_model_of_addresses_alone_is_the_only_one_served(servers: Servers) -
         ({"urls": ["http://a/v1"], "vllm": {"modl": "m"}}, "vllm of a fleet: .*modl"),
         ({"urls": ["http://a/v1"], "openai": {"concurrency": 0}}, "concurrency"),
         ({"replicas": 2, "openai": {}}, "only vLLM servers can be started"),
+        ({"replicas": 2, "vllm": {"api_key_env": "K"}}, "each process of a fleet gets one of its own"),
+        ({"devices": [[0]], "vllm": {"api_key_env": "K"}}, "each process of a fleet gets one of its own"),
         ({"devices": [[0], [0]]}, "different GPUs"),
         ({"devices": [[0], []]}, "different GPUs"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
@@ -15,8 +16,11 @@ import pytest
 
 import fake_vllm as fake
 from compound.components.engines.fleet.engine import FleetEngine
+from compound.components.engines.fleet.replica import Replica, ReplicaCondition
+from compound.components.engines.vllm.engine import VLLMEngine
+from compound.components.engines.vllm.link import Link
 from compound.engine import Completion
-from compound.errors import CallError, CompoundError
+from compound.errors import CallError, CompoundError, TransientError
 from vllm_requests import new_adapter, request, until
 
 pytest.importorskip("httpx")
@@ -49,8 +53,8 @@ def test_a_process_is_started_for_each_group_of_gpus_and_ended(told: Path) -> No
     assert (lm.name, lm.remote, lm.max_lora_rank) == ("fleet:vllm:m", False, 8)
 
     async def run() -> None:
-        assert (await lm.generate(request())).text == "four"
-        await lm.aclose()
+        async with contextlib.aclosing(lm):
+            assert (await lm.generate(request())).text == "four"
 
     asyncio.run(run())
     rows = started(told)
@@ -68,8 +72,8 @@ def test_processes_without_devices_inherit_the_environment(
     lm.prepare(64)
 
     async def run() -> None:
-        await lm.warm_up()
-        await lm.aclose()
+        async with contextlib.aclosing(lm):
+            await lm.warm_up()
 
     asyncio.run(run())
     assert [row["env"]["CUDA_VISIBLE_DEVICES"] for row in started(told)] == ["5", "5"]
@@ -87,18 +91,122 @@ def test_a_process_that_is_killed_in_mid_step_loses_nothing_and_is_started_again
         return await asyncio.gather(*map(lm.generate, asked))
 
     async def run() -> list[Completion]:
-        found = await step()
-        os.kill(started(told)[0]["pids"][0], signal.SIGKILL)
-        found += await step()
-        await until(lambda: len(started(told)) == 3 and all(stats.up for stats in lm.replicas))
-        found += await step()
-        await lm.aclose()
-        return found
+        async with contextlib.aclosing(lm):
+            found = await step()
+            os.kill(started(told)[0]["pids"][0], signal.SIGKILL)
+            found += await step()
+            await until(lambda: len(started(told)) == 3 and all(stats.up for stats in lm.replicas))
+            found += await step()
+            return found
 
     completions = asyncio.run(run())
     assert [completion.text for completion in completions] == ["four"] * 72
     assert {c.tokens.logprobs[0] for c in completions if c.tokens} == {-1.0}  # those of the adapter
     assert all(stats.requests > 0 for stats in lm.replicas)
+    assert not any(is_running(pid) for row in started(told) for pid in row["pids"])
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["in flight", "refused"])
+def test_a_request_that_notices_the_death_after_the_restart_is_moved(
+    told: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    """The first request that fails has the process started again; the others learn of its death later."""
+    lm = FleetEngine(replicas=2, vllm={"model": "m", "concurrency": 24})
+    is_ending, noticed = Link.is_ending, 0
+
+    async def late(link: Link) -> bool:
+        nonlocal noticed
+        noticed += 1
+        if noticed == 1:  # the replica stays in use until others have failed, too
+            await until(lambda: noticed > 2)
+        else:
+            await until(lambda: len(started(told)) == 3 and all(stats.up for stats in lm.replicas))
+        return await is_ending(link)
+
+    async def run() -> list[Completion]:
+        async with contextlib.aclosing(lm):
+            await lm.warm_up()
+            first = lm._pool.replicas[0]
+            pid = pid_of(first, told)
+            os.kill(pid, signal.SIGSTOP if stopped else signal.SIGKILL)
+            if not stopped:  # the port is closed, but its guard has not said so
+                monkeypatch.setattr(Link, "ended", property(lambda link: noticed > 0 and _ended(link)))
+                await until(lambda: not is_running(pid))
+            calls = [asyncio.create_task(lm.generate(request(str(i)))) for i in range(24)]
+            await until(lambda: first.load > 2 or noticed > 2)
+            if stopped:
+                os.kill(pid, signal.SIGKILL)
+            return await asyncio.gather(*calls)
+
+    monkeypatch.setattr(Link, "is_ending", late)
+    assert [completion.text for completion in asyncio.run(run())] == ["four"] * 24
+    assert noticed > 2
+
+
+def _ended(link: Link) -> bool:
+    return link.server is not None and link.server.exit_code is not None
+
+
+def pid_of(replica: Replica, told: Path) -> int:
+    """Return the process of a replica."""
+    engine = replica.engine
+    assert isinstance(engine, VLLMEngine)
+    assert engine._link is not None
+    port = engine._link.api.address.removesuffix("/v1").rpartition(":")[2]
+    (found,) = [
+        row["pids"][0] for row in started(told) if row["argv"][row["argv"].index("--port") + 1] == port
+    ]
+    return int(found)
+
+
+def test_a_request_does_not_fail_because_its_process_cannot_be_started_again(
+    told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends after the request was routed to it, and before it is sent."""
+    lm = FleetEngine(replicas=2, vllm={"model": "m", "restarts": 0})
+    answer = Replica.answer
+
+    async def run() -> Completion:
+        async with contextlib.aclosing(lm):
+            await lm.warm_up()
+            first = lm._pool.replicas[0]
+            pid = pid_of(first, told)
+
+            async def killed(replica: Replica, *arguments: Any) -> Completion:
+                if replica is first and is_running(pid):
+                    os.kill(pid, signal.SIGKILL)
+                    await until(lambda: first.ended)
+                return await answer(replica, *arguments)
+
+            monkeypatch.setattr(Replica, "answer", killed)
+            found = await asyncio.gather(*(lm.generate(request(str(i))) for i in range(12)))
+            await until(lambda: first.condition is ReplicaCondition.FAILED)
+            return found[0]
+
+    assert asyncio.run(run()).text == "four"
+    assert len(started(told)) == 2
+
+
+def test_a_fleet_that_is_closed_with_requests_in_flight_starts_no_process(told: Path) -> None:
+    """The requests end with the fleet: those in flight, and those that wait for a place."""
+    lm = FleetEngine(replicas=2, vllm={"model": "m", "concurrency": 2})
+
+    async def run() -> list[Completion | BaseException]:
+        async with contextlib.aclosing(lm):
+            await lm.warm_up()
+            for row in started(told):
+                os.kill(row["pids"][0], signal.SIGSTOP)
+            calls = [asyncio.create_task(lm.generate(request(str(i)))) for i in range(9)]
+            await until(lambda: sum(replica.load for replica in lm._pool.replicas) == 6)
+            await asyncio.sleep(0.1)
+            for row in started(told):
+                os.kill(row["pids"][0], signal.SIGKILL)
+        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+
+    found = asyncio.run(run())
+    assert all(isinstance(each, TransientError) for each in found)
+    assert len([each for each in found if "the fleet was closed" in str(each)]) >= 3
+    assert len(started(told)) == 2
     assert not any(is_running(pid) for row in started(told) for pid in row["pids"])
 
 
@@ -108,16 +216,18 @@ def test_a_process_that_is_not_started_again_leaves_the_others(
     lm = FleetEngine(replicas=2, vllm={"model": "m", "restarts": 0})
 
     async def run() -> None:
-        await lm.warm_up()
-        os.kill(started(told)[0]["pids"][0], signal.SIGKILL)
-        for i in range(12):
-            assert (await lm.generate(request(str(i)))).text == "four"
-        await until(lambda: "is not used again" in caplog.text)
-        os.kill(started(told)[1]["pids"][0], signal.SIGKILL)
-        with pytest.raises(CompoundError, match=r"no replica can be used: .*ended by themselves") as caught:
-            await lm.generate(request())
-        assert not isinstance(caught.value, CallError)
-        await lm.aclose()
+        async with contextlib.aclosing(lm):
+            await lm.warm_up()
+            os.kill(started(told)[0]["pids"][0], signal.SIGKILL)
+            for i in range(12):
+                assert (await lm.generate(request(str(i)))).text == "four"
+            await until(lambda: "is not used again" in caplog.text)
+            os.kill(started(told)[1]["pids"][0], signal.SIGKILL)
+            with pytest.raises(
+                CompoundError, match=r"no replica can be used: .*ended by themselves"
+            ) as caught:
+                await lm.generate(request())
+            assert not isinstance(caught.value, CallError)
 
     asyncio.run(run())
     assert len(started(told)) == 2

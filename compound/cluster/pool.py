@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from contextlib import suppress
 
 import compound.errors
 from compound.cluster.handshake import SAME, WorkerMismatch, compare
@@ -23,9 +22,10 @@ from compound.cluster.messages import (
     ToDriver,
     for_driver,
 )
-from compound.cluster.services import Job, JobServices
-from compound.cluster.transport import Connection, Outbox, Transport, WorkerLost
+from compound.cluster.services import ExampleJob, ExampleServices
+from compound.cluster.transport import Outbox, Transport, WorkerConnection, WorkerLost
 from compound.errors import CompoundError
+from compound.formatting import plural
 
 MAX_LOSSES = 5  # workers that may be lost while they run one example
 RESUME = "run the same command to resume; finished calls are recorded"
@@ -35,7 +35,7 @@ class WorkersLost(CompoundError):
     """Too many workers were lost."""
 
 
-class _Worker:
+class _RemoteWorker:
     """A worker that has passed the handshake.
 
     Args:
@@ -44,18 +44,18 @@ class _Worker:
         notify: receives one-line notices.
     """
 
-    def __init__(self, number: int, connection: Connection, notify: Callable[[str], object]) -> None:
+    def __init__(self, number: int, connection: WorkerConnection, notify: Callable[[str], object]) -> None:
         self.name = f"worker {number}"
         self.connection = connection
-        self.jobs: dict[int, JobServices] = {}
+        self.jobs: dict[int, ExampleServices] = {}
         self.outbox = Outbox(connection)
         self.tasks: list[asyncio.Task[None]] = []
         self._notify = notify
 
-    def start(self, job: Job) -> None:
+    def start(self, job: ExampleJob) -> None:
         """Send a job."""
         number = job.start.job
-        self.jobs[number] = JobServices(job, self.outbox.post)
+        self.jobs[number] = ExampleServices(job, self.outbox.post)
         self.outbox.post(job.start.model_copy(update={"done": job.done}) if job.done else job.start)
 
     def cancel(self, number: int) -> None:
@@ -82,7 +82,7 @@ class _Worker:
         if not isinstance(message, Done | Failed):
             try:
                 services.handle(message)
-            except (KeyError, TypeError, ValueError, IndexError) as error:
+            except Exception as error:  # its fields may hold any JSON
                 raise ProtocolError(f"{message.type}: {type(error).__name__}: {error}") from error
             return
         del self.jobs[message.job]
@@ -94,8 +94,8 @@ class _Worker:
             job.meter.incidents.update(message.incidents)
             job.result.set_result(message.result)
 
-    def release(self) -> list[Job]:
-        """Return the jobs of a lost worker, after cancelling what it had in work."""
+    def release(self) -> list[ExampleJob]:
+        """Return the jobs of a lost worker, after cancelling what it had in progress."""
         found = [services.job for services in self.jobs.values()]
         for services in self.jobs.values():
             services.close()
@@ -103,7 +103,7 @@ class _Worker:
         return found
 
 
-class Fleet:
+class WorkerPool:
     """Workers that run jobs.
 
     Args:
@@ -130,8 +130,8 @@ class Fleet:
         self._transport, self._count, self._hello, self._facts = transport, workers, hello, facts
         self._notify = notify
         self._start_seconds, self._restarts_left = start_seconds, max_restarts
-        self._workers: list[_Worker] = []
-        self._waiting: list[Job] = []
+        self._workers: list[_RemoteWorker] = []
+        self._waiting: list[ExampleJob] = []
         self._replacing: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()
         self._opened = False
@@ -153,7 +153,7 @@ class Fleet:
                 return
             started = [asyncio.create_task(self._started(number + 1)) for number in range(self._count)]
             found = await asyncio.gather(*started, return_exceptions=True)
-            self._workers = [worker for worker in found if isinstance(worker, _Worker)]
+            self._workers = [worker for worker in found if isinstance(worker, _RemoteWorker)]
             errors = [error for error in found if isinstance(error, BaseException)]
             if errors:
                 await self.aclose()
@@ -162,7 +162,7 @@ class Fleet:
                 self._attach(worker)
             self._opened = True
 
-    async def run(self, job: Job) -> Document:
+    async def run(self, job: ExampleJob) -> Document:
         """Run a job on the worker with the fewest jobs, on another one if it is lost, and return its result.
 
         Raises:
@@ -188,7 +188,7 @@ class Fleet:
         await asyncio.gather(*(worker.connection.aclose() for worker in workers), return_exceptions=True)
         await self._transport.aclose()
 
-    def _assign(self, job: Job) -> None:
+    def _assign(self, job: ExampleJob) -> None:
         if self._broken is not None:
             job.fail(self._broken)
         elif not self._workers:
@@ -196,10 +196,10 @@ class Fleet:
         else:
             min(self._workers, key=lambda worker: len(worker.jobs)).start(job)
 
-    async def _started(self, number: int) -> _Worker:
+    async def _started(self, number: int) -> _RemoteWorker:
         """Start a worker and complete the handshake."""
         connection = await self._transport.connect(number)
-        worker = _Worker(number, connection, self._notify)
+        worker = _RemoteWorker(number, connection, self._notify)
         try:
             async with asyncio.timeout(self._start_seconds):
                 await self._shake_hands(worker)
@@ -213,7 +213,7 @@ class Fleet:
             raise
         return worker
 
-    async def _shake_hands(self, worker: _Worker) -> None:
+    async def _shake_hands(self, worker: _RemoteWorker) -> None:
         worker.outbox.post(self._hello)
         sending = asyncio.create_task(worker.outbox.run())
         try:
@@ -233,34 +233,46 @@ class Fleet:
             case _:
                 raise WorkerMismatch(f"{worker.name} cannot be used: it did not answer", hint=SAME)
 
-    def _attach(self, worker: _Worker) -> None:
+    def _attach(self, worker: _RemoteWorker) -> None:
         """Exchange messages with a worker until it is lost."""
         worker.tasks = [
             asyncio.create_task(self._send(worker)),
             asyncio.create_task(self._listen(worker)),
         ]
 
-    @staticmethod
-    async def _send(worker: _Worker) -> None:
-        with suppress(WorkerLost):  # the listener is told, too
+    async def _send(self, worker: _RemoteWorker) -> None:
+        try:
             await worker.outbox.run()
+        except WorkerLost:
+            pass  # the listener is told, too
+        except Exception as error:  # noqa: BLE001 - jobs would wait for ever
+            self._break(_unexpected(f"sending to {worker.name}", error))
 
-    async def _listen(self, worker: _Worker) -> None:
+    async def _listen(self, worker: _RemoteWorker) -> None:
+        try:
+            await self._receive(worker)
+        except ProtocolError as error:
+            self._break(WorkerMismatch(f"{worker.name} sent {error.message}", hint=f"{SAME}; {RESUME}"))
+        except Exception as error:  # noqa: BLE001 - jobs would wait for ever
+            self._break(_unexpected(f"receiving from {worker.name}", error))
+
+    async def _receive(self, worker: _RemoteWorker) -> None:
+        """Act on the messages of a worker until it is lost, and then replace it."""
         try:
             while True:
                 for message in for_driver(await worker.connection.receive()):
                     worker.handle(message)
         except WorkerLost as error:
             self._lose(worker, str(error))
-        except ProtocolError as error:
-            self._break(WorkerMismatch(f"{worker.name} sent {error.message}", hint=f"{SAME}; {RESUME}"))
 
-    def _lose(self, worker: _Worker, reason: str) -> None:
+    def _lose(self, worker: _RemoteWorker, reason: str) -> None:
         """Replace a lost worker, and send its jobs to others."""
         self._workers.remove(worker)
         worker.tasks[0].cancel()
         jobs = worker.release()
-        self._notify(f"{worker.name} was lost ({reason}); {len(jobs)} examples are sent again")
+        self._notify(
+            f"{worker.name} was lost ({reason}), and {plural(len(jobs), 'example')} will be sent again"
+        )
         if self._restarts_left == 0:
             self._break(WorkersLost(f"{worker.name} was lost, and max_restarts is used up", hint=RESUME))
         else:
@@ -281,17 +293,18 @@ class Fleet:
             else:
                 self._assign(job)
 
-    async def _replace(self, lost: _Worker) -> None:
+    async def _replace(self, lost: _RemoteWorker) -> None:
         await asyncio.gather(lost.connection.aclose(), return_exceptions=True)
         try:
             worker = await self._started(int(lost.name.removeprefix("worker ")))
-        except CompoundError as error:
+        except Exception as found:  # noqa: BLE001 - jobs would wait for ever
+            replacing = f"replacing {lost.name}"
+            error = found if isinstance(found, CompoundError) else _unexpected(replacing, found)
             if self._workers or len(self._replacing) > 1:
                 self._notify(f"{lost.name} cannot be replaced: {error.message}")
             else:
-                self._break(
-                    WorkersLost(f"no worker is left: {error.message}", hint=f"{error.hint}; {RESUME}")
-                )
+                hint = f"{error.hint}; {RESUME}" if error.hint else RESUME
+                self._break(WorkersLost(f"no worker is left: {error.message}", hint=hint))
             return
         self._workers.append(worker)
         self._attach(worker)
@@ -304,6 +317,10 @@ class Fleet:
         self._broken = error
         for job in [*self._waiting, *(job for worker in self._workers for job in worker.release())]:
             job.fail(error)
+
+
+def _unexpected(doing: str, error: Exception) -> CompoundError:
+    return CompoundError(f"{doing} failed: {type(error).__name__}: {error}", hint=RESUME)
 
 
 def _error(message: Failed, worker: str) -> CompoundError:
