@@ -26,12 +26,12 @@ FIELD = "stored_samples"  # of the record of a step: the reference of its folder
 
 
 class SampleRow(TypedDict):
-    """One sampled answer with its credit.
+    """One sampled answer with its credit, as stored for a step.
 
     ``prompt`` and ``completion`` are the decoded tokens, special ones included; trainers should read
     ``prompt_ids`` and ``completion_ids``, since text may be tokenized differently. ``group`` is the key of
-    the samples that were compared, as JSON. ``advantages`` has one number per token of the completion; it
-    is empty for methods that imitate.
+    the samples of the step that were compared, as a JSON list; an empty list belongs to no group.
+    ``advantages`` has one number per token of the completion; it is empty for methods that imitate.
     """
 
     component: str
@@ -60,7 +60,8 @@ def write_samples(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase,
 def export_groups(run: str | Path, path: str | Path) -> int:
     """Write the samples of all training steps of a run to a file of JSON lines, and return their number.
 
-    Each line is a `SampleRow` with the ``step`` and the seed of the ``job``. ``datasets`` reads the file with
+    Each line is a `SampleRow` with the ``step`` and the seed of the ``job``. Its ``group`` starts with both,
+    so that groups of different steps differ. ``datasets`` reads the file with
     ``load_dataset("json", data_files=path)``.
 
     Args:
@@ -82,7 +83,7 @@ def export_groups(run: str | Path, path: str | Path) -> int:
     with Path(path).open("w", encoding="utf-8") as file:
         for record in steps:
             for row in _stored_rows(folder, record):
-                file.write(json.dumps({**row, "step": record["step"], "job": str(record["seed"])}) + "\n")
+                file.write(json.dumps(_with_origin(row, str(record["seed"]), record["step"])) + "\n")
                 count += 1
     return count
 
@@ -92,6 +93,12 @@ def _stored_rows(folder: UntrustedFolder, record: dict[str, Any]) -> Iterator[Sa
     with place.reader(FILE) as file:
         for line in file:
             yield json.loads(line)
+
+
+def _with_origin(row: SampleRow, job: str, step: int) -> dict[str, Any]:
+    """Return a row with its job and step, also in the key of its group."""
+    group = json.loads(row["group"])
+    return {**row, "group": json.dumps([job, step, *group] if group else []), "job": job, "step": step}
 
 
 def _row(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> SampleRow:
