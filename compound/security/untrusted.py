@@ -262,6 +262,18 @@ class UntrustedFolder:
             CompoundError: the name belongs to something other than a file, or it cannot be written.
         """
         raw = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+        with self.writer(name) as file:
+            file.write(raw)
+
+    @contextmanager
+    def writer(self, name: str) -> Iterator[BinaryIO]:
+        """Open a file whose content replaces that of ``name`` atomically when the block ends.
+
+        If the block raises, the old content is kept.
+
+        Raises:
+            CompoundError: the name belongs to something other than a file, or it cannot be written.
+        """
         *above, last = self._parts(name)
         if (found := self._status(name)) is not None:
             self._check_file_type(found, self._shown(name), stat.S_IFDIR)
@@ -270,7 +282,7 @@ class UntrustedFolder:
             descriptor = folder.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:
                 with os.fdopen(descriptor, "wb") as file:
-                    file.write(raw)
+                    yield file
                     file.flush()
                     os.fsync(file.fileno())
                 # after fsync, so that a crash cannot leave the new name with incomplete content

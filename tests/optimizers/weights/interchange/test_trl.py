@@ -30,7 +30,6 @@ from compound.engine import TokenRecord  # noqa: E402
 from compound.errors import ConfigurationError, DeclarationError  # noqa: E402
 from compound.example import Example  # noqa: E402
 from compound.optimizers.weights.credit.advantages import advantages  # noqa: E402
-from compound.optimizers.weights.interchange import group_export  # noqa: E402
 from compound.optimizers.weights.interchange.group_export import export_groups  # noqa: E402
 from compound.optimizers.weights.interchange.trl_rollouts import TRLRollouts, store_adapter, trl_rollouts  # noqa: E402
 from compound.optimizers.weights.learner import trainer as trainer_module  # noqa: E402
@@ -329,14 +328,6 @@ def test_exported_groups_are_read_by_datasets_and_trained_by_trl(
     for sample, row in zip(samples, exported, strict=True):  # TRL computes the advantages of the export
         assert sample.advantages == pytest.approx(row["advantages"])
     assert_equal_steps(recorded, trainer, our_step(model, samples, tmp_path / "start", "bnpo", monkeypatch))
-
-
-@pytest.mark.parametrize(("group", "key"), [(["1", "answerer", 0], ["7", 2, "1", "answerer", 0]), ([], [])])
-def test_only_samples_that_were_compared_have_a_key(group: list[Any], key: list[Any]) -> None:
-    row: Any = {"group": json.dumps(group)}
-    exported = group_export._with_origin(row, "7", 2)
-    assert json.loads(exported["group"]) == key
-    assert (exported["job"], exported["step"]) == ("7", 2)
 
 
 def train_on_export(
