@@ -93,8 +93,8 @@ def write_samples(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase,
 def export_groups(run: str | Path, path: str | Path) -> int:
     """Write the samples of all training steps of a run to a file of JSON lines, and return their number.
 
-    Each line is a `SampleRow` with the ``step`` and the seed of the ``job``. Its ``group`` is a JSON list that
-    starts with both, so that groups of different steps differ. ``datasets`` reads the file with
+    Each line is a `SampleRow` with the ``step`` and the seed of the ``job``. Its ``group`` is a JSON list
+    that starts with both, so that groups of different steps differ. ``datasets`` reads the file with
     ``load_dataset("json", data_files=path)``.
 
     Args:
@@ -104,8 +104,8 @@ def export_groups(run: str | Path, path: str | Path) -> int:
 
     Raises:
         DeclarationError: the run kept no samples.
-        RunDirectoryError: the folder is not a run directory, a record or a sample in it is malformed or refers
-            outside of it, or ``path`` cannot be written.
+        RunDirectoryError: the folder is not a run directory, a record or a sample in it is malformed or
+            refers outside of it, or ``path`` cannot be written.
         ConfigurationError: the samples of a step are missing or were changed.
     """
     folder, target, count = as_folder(run), Path(path), 0
@@ -132,8 +132,8 @@ def _steps(folder: UntrustedFolder) -> Iterator[StoredStep]:
         step = _parsed(StoredStep, record, where)
         if leads_outside(step.stored_samples.path):
             raise RunDirectoryError(
-                f"{where}: {FIELD} refers to the folder {step.stored_samples.path!r}, which is outside of the "
-                "run directory",
+                f"{where}: {FIELD} refers to the folder {step.stored_samples.path!r}, which is outside of "
+                "the run directory",
                 hint="restore the file from its run",
             )
         yield step

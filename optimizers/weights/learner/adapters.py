@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compound.components.engines import model_folder, models
+from compound.components.engines.adapter_files import WEIGHTS, read_config
 from compound.components.engines.local import loading
 from compound.components.engines.local.checkpointing import checkpoint_layers
 from compound.components.engines.local.constraints import ConstraintCompiler, end_tokens
@@ -28,7 +29,7 @@ from compound.graph.component import check_name
 from compound.graph.space import Weights
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.targets import resolve
-from compound.storage.artifacts import Reference, copy_into, store_folder, verify_reference
+from compound.storage.artifacts import Reference, copy_into, store_folder
 
 if TYPE_CHECKING:
     import torch
@@ -138,27 +139,33 @@ class Adapters:
         Returns:
             The reference, relative to ``folder``; ``None`` if the adapter never changed.
         """
-        content, reference = self._content(name), self._stored[name][1]
-        if content != self._stored[name][0]:
-            reference = store_folder(lambda path: self.write(name, path), folder, name)
+        weights, reference = self._serialized(name), self._stored[name][1]
+        digest = hashlib.sha256(weights)
+        if digest.hexdigest() != self._stored[name][0]:
+            write, known = partial(self._write, name, weights), {WEIGHTS: digest.digest()}
+            reference = store_folder(write, folder, name, known)
             self._before[name] = _logprobs(folder / reference["path"]) or []
-            self._stored[name] = content, reference
+            self._stored[name] = digest.hexdigest(), reference
         return reference
 
     def _content(self, name: Name) -> str:
         """Return the digest of an adapter's current weights."""
-        hashed = hashlib.sha256()
-        for key, tensor in self.parameters(name):
-            hashed.update(key.encode() + tensor.detach().float().cpu().numpy().tobytes())
-        return hashed.hexdigest()
+        return hashlib.sha256(self._serialized(name)).hexdigest()
+
+    def _serialized(self, name: Name) -> bytes:
+        """Return an adapter's current weights as the content of a file in peft's format."""
+        from safetensors.torch import save
+
+        tensors = {key: p.detach().float().cpu().contiguous() for key, p in self.parameters(name)}
+        return save(tensors, metadata={"format": "pt"})
 
     def write(self, name: Name, folder: Path) -> None:
         """Write an adapter and its probe to a folder, in peft's format."""
-        from safetensors.torch import save_file
+        self._write(name, self._serialized(name), folder)
 
+    def _write(self, name: Name, weights: bytes, folder: Path) -> None:
         space = self.spaces[name]
-        tensors = {key: p.detach().float().cpu().contiguous() for key, p in self.parameters(name)}
-        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        (folder / WEIGHTS).write_bytes(weights)
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -182,8 +189,6 @@ class Adapters:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        from compound.components.engines.adapter_files import read_config
-
         config, space = read_config(folder), self.spaces[name]
         alpha, rank = config["lora_alpha"], config["r"]
         if alpha * space.rank != space.alpha * rank:
@@ -194,7 +199,7 @@ class Adapters:
                 hint=f"set weights.lora.alpha to {alpha} and weights.lora.rank to {rank}",
             )
         try:
-            tensors = load_file(folder / "adapter_model.safetensors")
+            tensors = load_file(folder / WEIGHTS)
         except (OSError, SafetensorError) as error:
             raise ConfigurationError(f"{folder} contains no readable adapter: {error}") from None
         own = dict(self.parameters(name))
@@ -219,7 +224,7 @@ class Adapters:
         if reference is None:
             return
         own = copy_into({**reference, "path": str(folder / reference["path"])}, folder)
-        path = verify_reference(own, folder)
+        path = folder / own["path"]  # verified by `copy_into`
         self.load(name, path)
         self._stored[name] = self._content(name), own
         if found := _logprobs(path):

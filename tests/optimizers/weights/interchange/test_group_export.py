@@ -76,7 +76,9 @@ def test_samples_outside_of_the_run_are_not_read(how: str, tmp_path: Path) -> No
         memory.symlink_to(outside)
     with pytest.raises(CompoundError) as raised:
         export_groups(tmp_path / "run", tmp_path / "groups.jsonl")
-    assert ("symbolic link" if "link" in how else "memory.jsonl:2: stored_samples refers") in str(raised.value)
+    assert ("symbolic link" if "link" in how else "memory.jsonl:2: stored_samples refers") in str(
+        raised.value
+    )
     assert not (tmp_path / "groups.jsonl").exists()
 
 
