@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
-from typing import ClassVar
+from operator import itemgetter
+
+SIZE = 300_000  # above the largest vocabularies; larger ids are kept, but not shared
 
 
-class _SharedIds(dict[int, int]):
-    """One integer object per token id, created at its first use.
-
-    Python creates an object of 28 bytes for each integer above 256, in addition to 8 bytes in a tuple.
-    """
-
-    CAPACITY: ClassVar[int] = 2**18  # the largest vocabularies; a server may send any number
-
-    def __missing__(self, token: int) -> int:
-        if type(token) is int and len(self) < self.CAPACITY:  # 1 and 1.0 would be the same key
-            return self.setdefault(token, token)
-        return token
-
-
-_SHARED = _SharedIds()
+@functools.cache
+def _integers() -> tuple[int, ...]:
+    """Return the shared objects, which take about 10 MiB."""
+    return tuple(range(SIZE))
 
 
 def token_ids(ids: Iterable[int]) -> tuple[int, ...]:
-    """Return token ids as a tuple; equal ids are one object in all tuples of this process.
+    """Return token ids as a tuple; in tuples of two and more, equal ids are one object in this process.
 
-    >>> one, other = token_ids([5000, 7]), token_ids([int("5000")])
+    Otherwise each id above 256 is an object of 28 bytes, in addition to 8 bytes in the tuple.
+
+    >>> one, other = token_ids([5000, 7]), token_ids([int("5000"), 8])
     >>> one, one[0] is other[0]
     ((5000, 7), True)
     """
-    return tuple(map(_SHARED.__getitem__, ids))
+    found = tuple(ids)
+    if len(found) < 2:  # `itemgetter` returns tuples for two and more
+        return found
+    try:
+        shared: tuple[int, ...] = itemgetter(*found)(_integers())
+    except (IndexError, TypeError):  # ids above `SIZE`, or a malformed file, which is not checked here
+        return found
+    return shared if min(found) >= 0 else found  # negative ids would count from the end

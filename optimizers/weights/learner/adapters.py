@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from compound.graph.component import check_name
 from compound.graph.space import Weights
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.targets import resolve
+from compound.security.untrusted import os_errors_as
 from compound.storage.artifacts import Reference, copy_into, store_folder
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PROBE = "probe.json"
+METADATA = {"format": "pt"}
 # Do not change: adapter digests and stored probes depend on it.
 PROBE_TEXT = "The quick answer to the question is that nobody knows, since it was never asked before."
 FLOAT32_TOLERANCE = 1e-2  # nats by which a token's log-probability may differ through rounding, in float32
@@ -139,33 +142,48 @@ class Adapters:
         Returns:
             The reference, relative to ``folder``; ``None`` if the adapter never changed.
         """
-        weights, reference = self._serialized(name), self._stored[name][1]
-        digest = hashlib.sha256(weights)
-        if digest.hexdigest() != self._stored[name][0]:
-            write, known = partial(self._write, name, weights), {WEIGHTS: digest.digest()}
-            reference = store_folder(write, folder, name, known)
-            self._before[name] = _logprobs(folder / reference["path"]) or []
-            self._stored[name] = digest.hexdigest(), reference
+        content, reference = self._stored[name]
+        with (
+            os_errors_as(folder),
+            tempfile.TemporaryDirectory(prefix=".weights-", dir=folder) as temporary,
+        ):
+            weights = Path(temporary) / WEIGHTS
+            self._write_weights(name, weights)
+            with weights.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256")
+            if digest.hexdigest() != content:
+                reference = store_folder(
+                    lambda path: self._write_around(name, weights.rename(path / WEIGHTS).parent),
+                    folder,
+                    name,
+                    {WEIGHTS: digest.digest()},
+                )
+                self._before[name] = _logprobs(folder / reference["path"]) or []
+                self._stored[name] = digest.hexdigest(), reference
         return reference
 
     def _content(self, name: Name) -> str:
-        """Return the digest of an adapter's current weights."""
-        return hashlib.sha256(self._serialized(name)).hexdigest()
-
-    def _serialized(self, name: Name) -> bytes:
-        """Return an adapter's current weights as the content of a file in peft's format."""
+        """Return the digest that the file of an adapter's current weights would have."""
         from safetensors.torch import save
 
-        tensors = {key: p.detach().float().cpu().contiguous() for key, p in self.parameters(name)}
-        return save(tensors, metadata={"format": "pt"})
+        return hashlib.sha256(save(self._weights(name), METADATA)).hexdigest()
+
+    def _weights(self, name: Name) -> dict[str, Tensor]:
+        return {key: p.detach().float().cpu().contiguous() for key, p in self.parameters(name)}
+
+    def _write_weights(self, name: Name, path: Path) -> None:
+        from safetensors.torch import save_file
+
+        save_file(self._weights(name), path, METADATA)
 
     def write(self, name: Name, folder: Path) -> None:
         """Write an adapter and its probe to a folder, in peft's format."""
-        self._write(name, self._serialized(name), folder)
+        self._write_weights(name, folder / WEIGHTS)
+        self._write_around(name, folder)
 
-    def _write(self, name: Name, weights: bytes, folder: Path) -> None:
+    def _write_around(self, name: Name, folder: Path) -> None:
+        """Write the files beside the weights: the configuration and the probe."""
         space = self.spaces[name]
-        (folder / WEIGHTS).write_bytes(weights)
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
