@@ -115,18 +115,31 @@ class Misleading:
         return Score(float(generator(self.seed, "shuffled", next(self.drawn)).random()))
 
 
-def train(case: Case) -> dict[str, object]:
-    """Train from scratch; return the learning curve and the scores before and after."""
+def train(
+    case: Case, settings: Mapping[str, object] | None = None, numbers: Sequence[str] = ()
+) -> dict[str, object]:
+    """Train from scratch; return the learning curve and the scores before and after.
+
+    Args:
+        case: the task, the method and the seed.
+        settings: the settings of the method; by default those of `METHODS` and of the control.
+        numbers: further numbers of the records of steps to return, by name.
+    """
     import torch
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         model = make_toy_model(Path(folder) / "model", case.seed)
-        return asyncio.run(_trained(case, toy(case.task, str(model)), str(model), Path(folder)))
+        wanted = _settings(case) if settings is None else settings
+        return asyncio.run(
+            _trained(case, wanted, numbers, toy(case.task, str(model)), str(model), Path(folder))
+        )
 
 
-async def _trained(case: Case, task: Toy, model: str, folder: Path) -> dict[str, object]:
-    settings = make_settings({"method": case.method, "seed": case.seed, case.method: _settings(case)})
+async def _trained(
+    case: Case, wanted: Mapping[str, object], numbers: Sequence[str], task: Toy, model: str, folder: Path
+) -> dict[str, object]:
+    settings = make_settings({"method": case.method, "seed": case.seed, case.method: wanted})
     metric = task.metric
     if case.control in ("flipped", "shuffled"):
         metric = Misleading(task.metric, case.control, case.seed, itertools.count())
@@ -158,6 +171,7 @@ async def _trained(case: Case, task: Toy, model: str, folder: Path) -> dict[str,
         "thresholds": [round(value, 4) for value in _known(records, "threshold")],
         "rollouts": sum(_known(records, "rollouts")),
         "seconds": {k: round(sum(_known(records, f"{k}_seconds")), 1) for k in ("sample", "train")},
+        **{name: [round(value, 4) for value in _known(records, name)] for name in numbers},
     }  # fmt: skip
 
 

@@ -99,8 +99,12 @@ def train(folder, method, place):
     method, _, how = method.partition(" ")
     evaluated = {"evaluation__every": 1, "evaluation__examples": 4}
     weights |= {"ahead": {"max_staleness": 1}, "evaluated": evaluated}.get(how, {})
+    weights |= {"adapter": {"critic__adapter": {"rank": 4}, "critic__lr": 0.01}}.get(how, {})
     staged = {"better_together": {"stages": ["mhgpo_fof", "mmgrpo"]}}
-    settings = make_settings({"method": method, "valid_size": None, **trainings(**weights), **staged})
+    sections = trainings(**weights)
+    if how == "refill":
+        sections["mmgrpo"]["rollouts"]["refill"] = 3
+    settings = make_settings({"method": method, "valid_size": None, **sections, **staged})
     engine = TransformersEngine(str(MODEL), dtype="float32", deterministic=True)
     optimize(task.system, data, task.metric, settings, run_dir=folder, engines=lambda _: engine)
 
@@ -200,6 +204,8 @@ def whole(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
         *(("mmgrpo", place) for place in PLACES),
         *(("mmgrpo ahead", place) for place in ("training", "optimizer states", "after the checkpoint")),
         *(("mmgrpo evaluated", place) for place in ("an adapter", "before the checkpoint")),
+        ("mmgrpo refill", "sampling"),
+        ("mappo adapter", "optimizer states"),
     ],
 )
 def test_a4_killed_anywhere_it_goes_on_to_the_same_weights(
