@@ -35,7 +35,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_toy_model(tmp_path_factory.mktemp("toy"))
 
 
-def problem(folder: Path, engine: TransformersEngine | None = None, **settings: Any) -> Problem:
+def problem(
+    folder: Path, engine: TransformersEngine | None = None, method: str = "mmgrpo", **settings: Any
+) -> Problem:
     """Return the problem of training one component on a toy model."""
     question = cp.Input("question", str)
     answer = cp.LLM("answerer", prompt="Answer.", output=str, weights=cp.LoRA(rank=RANK))(question=question)
@@ -44,7 +46,7 @@ def problem(folder: Path, engine: TransformersEngine | None = None, **settings: 
     data = cp.Dataset.of(train=rows, valid=rows, test=rows)
     lm = engine or TransformersEngine(str(folder), dtype="float32", max_batch=2, max_batch_tokens=400)
     given = OptimizeSettings.model_validate(
-        {"method": "mmgrpo", "budget": {"system_runs": 4000}, "mmgrpo": settings}
+        {"method": method, "budget": {"system_runs": 4000}, method: settings}
     )
     return make_problem(system, data, cp.exact_match("answer"), given, {"toy": lm})
 
@@ -147,6 +149,15 @@ def test_trainer_and_engine_are_planned_together(folder: Path) -> None:
     assert engine.working == (
         500 * sizes.cache("float32") + 2 * sizes.vocabulary * 12 + engine_adapters(adapter)
     )
+
+
+def test_the_critics_adapter_is_counted(folder: Path) -> None:
+    probe, critic = (
+        plan_memory(problem(folder, method="mappo", critic=critic)).demands[1].fixed
+        for critic in ({}, {"adapter": {"rank": 2 * RANK}})
+    )
+    per_rank = sum(inputs + outputs for _, inputs, outputs in footprint.footprint(folder).linear)
+    assert critic - probe == 16 * 2 * RANK * per_rank
 
 
 def engine_adapters(parameters: int) -> int:
