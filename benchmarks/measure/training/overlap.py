@@ -4,8 +4,8 @@ Run ``python -m compound.benchmarks.measure.training.overlap``.
 
 Prints one JSON object and writes it to ``benchmarks/data/overlap.json``. The sampler stands for a server on
 other hardware: it answers with random words after a random time, without computation in this process. The
-trainer trains a toy model for real. Trainings with and without overlap alternate, for latencies such that
-sampling takes less, about as much, and more time than training.
+trainer trains a toy model for real. Trainings with and without overlap alternate, for several latencies and
+lengths of training steps.
 
 From the times of the steps without overlap, the script also computes the speed of queues: samples may be
 several updates old, and several steps are sampled at once, which requires a sampler with room for all of
@@ -32,7 +32,12 @@ from compound.execution.rng import generator
 from compound.narrowing import entry
 
 OUTPUT = Path(__file__).parents[2] / "data" / "overlap.json"
-LATENCIES = (0.03, 0.1, 0.25)  # median seconds of an answer; a run makes three calls in a row
+CASES = (  # median seconds of an answer, of which a run makes three in a row, and epochs of a training step
+    (0.03, 2),
+    (0.1, 2),
+    (0.25, 2),
+    (0.25, 12),
+)
 SPREAD = 0.5  # of the logarithm of the seconds
 QUEUES: Mapping[str, tuple[int, float]] = {  # updates that samples may be old, steps sampled at once
     "1 old, 1 at once": (1, 1),
@@ -67,11 +72,11 @@ class SimulatedServer(TransformersEngine):
         return Completion(word, Usage(1, len(prompt), 1), tokens=record)
 
 
-def timed(latency: float, seed: int, staleness: int) -> dict[str, list[float]]:
+def timed(latency: float, epochs: int, seed: int, staleness: int) -> dict[str, list[float]]:
     """Train, and return the seconds of every step but the first, and of its sampling and training."""
     settings = {
         "steps": STEPS, "rollouts": {"examples": 8, "runs": 8, "max_staleness": staleness},
-        "optimizer": {"lr": 3e-3, "epochs": 2}, "evaluation": LAST,
+        "optimizer": {"lr": 3e-3, "epochs": epochs}, "evaluation": LAST,
     }  # fmt: skip
     numbers = ("sample_seconds", "train_seconds")
     setup = Setup(settings, numbers, engine=lambda model: SimulatedServer(model, latency))
@@ -117,13 +122,13 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in found.items()}
 
 
-def measured(latency: float, rounds: int) -> dict[str, object]:
+def measured(latency: float, epochs: int, rounds: int) -> dict[str, object]:
     """Alternate trainings with and without overlap."""
     plain: list[dict[str, list[float]]] = []
     ahead: list[dict[str, list[float]]] = []
     for number in range(rounds):
         for staleness in (0, 1) if number % 2 else (1, 0):
-            (ahead if staleness else plain).append(timed(latency, number, staleness))
+            (ahead if staleness else plain).append(timed(latency, epochs, number, staleness))
     totals = [sum(one["step"]) for one in plain]
     computed = {
         name: spread(
@@ -135,6 +140,8 @@ def measured(latency: float, rounds: int) -> dict[str, object]:
         for name, queue in QUEUES.items()
     }
     return {
+        "latency": latency,
+        "epochs": epochs,
         "seconds_per_step": spread([total / (STEPS - 1) for total in totals]),
         "sampling_per_step": spread([median(one["sample"]) for one in plain]),
         "training_per_step": spread([median(one["train"]) for one in plain]),
@@ -154,7 +161,7 @@ def main() -> None:
     found = {
         "python": platform.python_version(), "processors": os.cpu_count(), "rounds": given.rounds,
         "steps": STEPS - 1, "runs_per_step": 64, "calls_per_run": 3,
-        "latencies": {f"{latency:g}": measured(latency, given.rounds) for latency in LATENCIES},
+        "cases": [measured(latency, epochs, given.rounds) for latency, epochs in CASES],
     }  # fmt: skip
     text = json.dumps(found, indent=1)
     print(text)

@@ -4,8 +4,8 @@ Run ``python -m compound.benchmarks.measure.training.scores [--only PART] [--see
 
 Writes ``benchmarks/data/training_variants.json``: for each part, task, variant and seed, the greedy score of
 the trained system, the mean reward of rollouts over the training and over its last fifth, and the medians of
-some numbers over the steps. Every variant of a task has the same number of system runs, and starts from the
-same model.
+some numbers over the steps. Every variant of a part has the same number of system runs, except for the part
+``steps``, in which it has the same number of steps; it starts from the same model.
 """
 
 from __future__ import annotations
@@ -69,11 +69,19 @@ SAMPLING: Variants = {
     "max_staleness 1": {"rollouts": {"max_staleness": 1}},
     "refill 2": {"rollouts": {"refill": 2}},
 }
+REFILL: Variants = {"plain": {}, "refill 2": {"rollouts": {"refill": 2}}}
 CRITICS: Variants = {"probe": {"critic": HEAD}, "adapter": {"critic": ADAPTER}}
 EPOCHS = {"epochs": 2}
 PARTS = {
     "sampling/chain": Part("chain", "mmgrpo", 1280, CHAIN, SAMPLING),
     "sampling/conversation": Part("conversation", "prompt_r1", 2560, TALK, SAMPLING),
+    "longer/chain": Part("chain", "mmgrpo", 3200, CHAIN, SAMPLING),
+    "longer/conversation": Part(
+        "conversation", "prompt_r1", 7680, {**TALK, "rollouts": {"examples": 8, "runs": 16}}, SAMPLING
+    ),
+    "steps/conversation": Part(
+        "conversation", "prompt_r1", float("inf"), {**TALK, "steps": 42}, REFILL
+    ),
     "critic/chain": Part(
         "chain", "mappo", 1280, {**CHAIN, "optimizer": {"lr": 3e-3, **EPOCHS}}, CRITICS
     ),

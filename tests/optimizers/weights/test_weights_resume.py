@@ -219,6 +219,12 @@ def test_a4_killed_anywhere_it_goes_on_to_the_same_weights(
     assert ended(tmp_path / "run") == expected
 
 
+def test_steps_whose_examples_were_replaced_are_among_those_resumed(
+    whole: Callable[[str], dict[str, Any]],
+) -> None:
+    assert any(step["refilled"] for step in whole("mmgrpo refill")["steps"])
+
+
 def test_sampling_ahead_is_another_training(whole: Callable[[str], dict[str, Any]]) -> None:
     assert whole("mmgrpo ahead")["steps"] != whole("mmgrpo")["steps"]
 
