@@ -261,7 +261,7 @@ import json, sys
 import torch
 from dataclasses import replace
 from pathlib import Path
-from tests.optimizers.weights.test_critic import CRITIC, made, some, trainer_of, valued
+from tests.optimizers.weights.learner.test_critic import CRITIC, made, some, trainer_of, valued
 
 folder, rank, world, store = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 torch.set_num_threads(1)
@@ -278,7 +278,7 @@ if world > 1:
 
 
 def test_two_processes_train_the_critic_of_one(folder: Path, tmp_path: Path) -> None:
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     path = f"{root}{os.pathsep}{root / 'tests' / 'support'}"
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
     started = [
