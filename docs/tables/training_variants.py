@@ -8,6 +8,8 @@ from typing import Any
 
 from tables.data import markdown, results
 
+LABELS = {"sampling": "", "longer": ", longer", "steps": ", equal steps", "critic": ""}
+
 
 def overlap() -> str:
     """Tabulate the speed of sampling during training, measured and computed."""
@@ -26,37 +28,46 @@ def overlap() -> str:
     return markdown(headings, rows)
 
 
-def variants(kind: str) -> str:
-    """Tabulate the scores and rewards of variants of a training with equal budgets.
+def variants(*kinds: str) -> str:
+    """Tabulate the scores and rewards of variants of trainings.
 
     Args:
-        kind: the first part of the names of the trainings: ``sampling`` or ``critic``.
+        kinds: the first parts of the names of the trainings, such as ``sampling`` or ``critic``.
     """
     found = results("training_variants")
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in found["runs"].values():
-        if row["part"].startswith(f"{kind}/"):
+        if row["part"].partition("/")[0] in kinds:
             groups.setdefault((row["part"], row["variant"]), []).append(row)
-    order = sorted(groups, key=lambda key: (key[0], f"{key[0]}/{key[1]}/score" in found["differences"]))
+    order = sorted(
+        groups,
+        key=lambda key: (
+            kinds.index(key[0].partition("/")[0]),
+            key[0],
+            f"{key[0]}/{key[1]}/score" in found["differences"],
+        ),
+    )
+    critics = "critic" in kinds
     rows = []
     for part, variant in order:
         own = groups[part, variant]
         differences = [found["differences"].get(f"{part}/{variant}/{name}") for name in ("score", "reward")]
         rows.append(
             [
-                part.partition("/")[2],
+                part.partition("/")[2] + LABELS[part.partition("/")[0]],
                 variant,
                 str(len(own)),
                 _mean(own, "steps", 0),
+                f"{fmean(row['rollouts'] for row in own):,.0f}",
                 _mean(own, "score", 2),
                 _difference(differences[0]),
                 _mean(own, "reward", 3),
                 _difference(differences[1]),
-                *([_explained(own)] if kind == "critic" else []),
+                *([_explained(own), _seconds(own)] if critics else []),
             ]
         )
-    headings = ["task", "variant", "seeds", "steps", "score", "difference", "reward", "difference"]
-    return markdown([*headings, *(["explained variance"] if kind == "critic" else [])], rows)
+    headings = ["task", "variant", "seeds", "steps", "runs", "score", "difference", "reward", "difference"]
+    return markdown([*headings, *(["explained variance", "training, s"] if critics else [])], rows)
 
 
 def _speed(found: Mapping[str, float]) -> str:
@@ -74,6 +85,10 @@ def _difference(found: Mapping[str, float] | None) -> str:
     if found["low"] is None:  # equal in all seeds
         return f"{found['mean']:+.3f}"
     return f"{found['mean']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
+
+
+def _seconds(rows: Sequence[Mapping[str, Any]]) -> str:
+    return f"{fmean(row['seconds']['train'] for row in rows):.0f}"
 
 
 def _explained(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -69,15 +69,16 @@ SAMPLING: Variants = {
     "max_staleness 1": {"rollouts": {"max_staleness": 1}},
     "refill 2": {"rollouts": {"refill": 2}},
 }
+STALE: Variants = {"plain": {}, "max_staleness 1": {"rollouts": {"max_staleness": 1}}}
 REFILL: Variants = {"plain": {}, "refill 2": {"rollouts": {"refill": 2}}}
 CRITICS: Variants = {"probe": {"critic": HEAD}, "adapter": {"critic": ADAPTER}}
 EPOCHS = {"epochs": 2}
 PARTS = {
     "sampling/chain": Part("chain", "mmgrpo", 1280, CHAIN, SAMPLING),
     "sampling/conversation": Part("conversation", "prompt_r1", 2560, TALK, SAMPLING),
-    "longer/chain": Part("chain", "mmgrpo", 3200, CHAIN, SAMPLING),
+    "longer/chain": Part("chain", "mmgrpo", 2560, CHAIN, STALE),
     "longer/conversation": Part(
-        "conversation", "prompt_r1", 7680, {**TALK, "rollouts": {"examples": 8, "runs": 16}}, SAMPLING
+        "conversation", "prompt_r1", 5120, {**TALK, "rollouts": {"examples": 8, "runs": 16}}, STALE
     ),
     "steps/conversation": Part(
         "conversation", "prompt_r1", float("inf"), {**TALK, "steps": 42}, REFILL
