@@ -77,9 +77,6 @@ PARTS = {
     "sampling/chain": Part("chain", "mmgrpo", 1280, CHAIN, SAMPLING),
     "sampling/conversation": Part("conversation", "prompt_r1", 2560, TALK, SAMPLING),
     "longer/chain": Part("chain", "mmgrpo", 2560, CHAIN, STALE),
-    "longer/conversation": Part(
-        "conversation", "prompt_r1", 5120, {**TALK, "rollouts": {"examples": 8, "runs": 16}}, STALE
-    ),
     "steps/conversation": Part(
         "conversation", "prompt_r1", float("inf"), {**TALK, "steps": 42}, REFILL
     ),
