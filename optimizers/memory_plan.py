@@ -42,6 +42,7 @@ SMALL = "minilm"  # a backbone of 90 MB, which is not planned
 # Keys and values of prompts that are processed once are repeated for each answer: 8 answers take up to 1.6
 # times the memory of a batch with the same number of tokens (docs/guides/weights.md).
 REPEATED = 1.6
+SUM_BYTES = 8  # per adapter parameter: the sum of its gradients in float64
 LOGIT_COPIES = 3  # logits in float32, their exponentials, and their gradient
 
 
@@ -154,7 +155,7 @@ def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPla
     unknown: list[str] = []
     engines = list({id(engine): engine for engine in open_engines(problem).values()}.values())
     demands = [*_known((_engine(engine, problem.system) for engine in engines), unknown)]
-    trained = (_trainer(training, problem.system, engine_of) for training in trainings(methods))
+    trained = (demand for each in trainings(methods) for demand in _trainers(each, problem.system, engine_of))
     # trainings and methods run one after another, so only the largest on each device counts
     demands += _largest([*_known(trained, unknown)])
     demands += _largest([*_known(map(_backbone, learnings(methods)), unknown)])
@@ -175,7 +176,8 @@ def check_placements(made: Method, system: System, engine_of: Callable[[str], En
         learning.backbone.placement.check(f"optimize.{made.name}.backbone")
     for training in trainings([made]):
         if trained := _trained(training, system):
-            _placement(training, trained, system, engine_of)
+            placement = _placement(training, trained, system, engine_of)
+            training.settings.learner.check(placement, training.section)
 
 
 def _trained(training: Training, system: System) -> list[str]:
@@ -239,8 +241,23 @@ def learnings(methods: Iterable[Method]) -> Iterator[RewardLearning]:
         yield from [each for each in found if isinstance(each, RewardLearning)][:1]
 
 
+def _trainers(
+    training: Training, system: System, engine_of: Callable[[str], Engine]
+) -> Iterator[Demand | str | None]:
+    """Yield the memory of the processes of a trainer on each device, or why it is unknown."""
+    found, processes = _trainer(training, system, engine_of), training.settings.learner.processes
+    if processes == 1 or not isinstance(found, Demand):
+        yield found
+    elif found.device == "cpu":
+        what = f"{found.what}, {processes} processes"
+        yield replace(found, what=what, fixed=processes * found.fixed, working=processes * found.working)
+    else:  # a process on each device, the first of which is that of engines without a number
+        kind = devices.device_type(found.device)
+        yield from (replace(found, device=f"{kind}:{n}" if n else kind) for n in range(processes))
+
+
 def _trainer(training: Training, system: System, engine_of: Callable[[str], Engine]) -> Demand | str | None:
-    """Return the memory of a trainer, or why it is unknown."""
+    """Return the memory of one process of a trainer, or why it is unknown."""
     if not (trained := _trained(training, system)):
         return None
     section, settings = training.section, training.settings
@@ -255,6 +272,9 @@ def _trainer(training: Training, system: System, engine_of: Callable[[str], Engi
         for space in spaces(system, partition(trained, training.sharing, section)).values()
     )
     dtype = loading.dtype_of(placement)
+    weights = sizes.weights(dtype, placement.quantization)
+    if settings.learner.sharding == "fsdp":
+        weights //= settings.learner.processes
     tokens = settings.optimizer.micro_tokens
     longest = settings.rollouts.max_length if isinstance(settings, PolicySettings) else tokens
     eager = placement.attn_implementation == "eager"
@@ -265,12 +285,14 @@ def _trainer(training: Training, system: System, engine_of: Callable[[str], Engi
     return Demand(
         f"trainer of {model!r} in {dtype}",
         devices.resolve_device(placement.device),
-        sizes.weights(dtype, placement.quantization) + OPTIMIZER_BYTES * adapters,
+        weights + (OPTIMIZER_BYTES + SUM_BYTES) * adapters,
         int(tokens * stored * (1 if settings.base.gradient_checkpointing else REPEATED)) + logits,
         f"lower {section}.optimizer.micro_tokens"
         + ("" if settings.base.gradient_checkpointing else f" or set {section}.base.gradient_checkpointing"),
         f"set {section}.base.dtype to bfloat16 or {section}.base.quantization to 4bit, choose another "
-        f"{section}.base.device, or use a smaller model",
+        f"{section}.base.device, "
+        + (f"lower {section}.learner.processes, " if settings.learner.processes > 1 else "")
+        + "or use a smaller model",
     )
 
 

@@ -33,7 +33,7 @@ from compound.testing.checks import temporary_folder
 from compound.testing.doubles import PlainMemory, ScriptedLM
 
 if TYPE_CHECKING:
-    from compound.optimizers.weights.learner.trainer import Trainer
+    from compound.optimizers.weights.learner.learner import Learner
 
 __all__ = ["Answer", "DigitLM", "RecipeJob", "WatchedSampler"]
 
@@ -247,7 +247,7 @@ class RecipeJob:
             context=JobContext(executor, metric, problem.rules, PlainMemory(self._files), folder),
         )
         return RecipeContext(
-            sampler, self.trained, step, cast("Trainer", self.critic), task, self.state, folder
+            sampler, self.trained, step, cast("Learner", self.critic), task, self.state, folder
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -42,6 +42,7 @@ PROBE_TEXT = "The quick answer to the question is that nobody knows, since it wa
 FLOAT32_TOLERANCE = 1e-2  # nats by which a token's log-probability may differ through rounding, in float32
 HALF_TOLERANCE = 0.5  # the same in half precision
 Name = str
+Prepare = Callable[["PreTrainedModel"], None]
 
 
 class Adapters:
@@ -55,6 +56,7 @@ class Adapters:
         dtype: the number format of the base model, without a ``placement``; adapters are in float32.
         placement: where and how the base model is loaded.
         checkpointing: whether the activations of each layer are recomputed in the backward pass.
+        prepare: called with the base model before adapters are added.
 
     Attributes:
         unshared: why equal prompts cannot be processed once on this base model; ``""`` if they can.
@@ -71,8 +73,11 @@ class Adapters:
         dtype: str = "auto",
         placement: Placement | None = None,
         checkpointing: bool = False,
+        prepare: Prepare | None = None,
     ) -> None:
         self.base, self.tokenizer = _load(model, placement or Placement(dtype=dtype))
+        if prepare is not None:
+            prepare(self.base)
         self.spaces = {
             name: replace(space, targets=tuple(resolve(self.base, space.targets)))
             for name, space in sorted(spaces.items())
