@@ -83,6 +83,7 @@ def test_too_few_devices_are_refused_before_a_run(method: str, monkeypatch: pyte
     """For every method that trains weights, in the check that precedes the first call."""
     monkeypatch.setattr(devices, "resolve_device", lambda *_: "cuda")
     monkeypatch.setattr(devices, "device_count", lambda kind: 1)
+    monkeypatch.setattr(devices, "supports_bfloat16", lambda device: True)
     learner = {"learner": {"processes": 2}}
     section = {"training": {"ppo": learner}} if method == "optimas" else learner
     overrides = [("optimize.method", method), (f"optimize.{method}", json.dumps(section))]
