@@ -14,6 +14,7 @@ from tables import (
     gateway,
     interchange,
     intervals,
+    learner_processes,
     local_rewards,
     real_systems,
     reliability,
@@ -45,11 +46,12 @@ PAGES = tuple(
         "guides/vllm.md",
         "guides/cluster.md",
         "guides/agents.md",
+        "guides/weights.md",
     )
 )
 MODULES = (
-    acceptance, agents, cluster, decoding, fleet, gateway, interchange, intervals, local_rewards,
-    real_systems, reliability, serving, sweeps, systems, training, training_speed,
+    acceptance, agents, cluster, decoding, fleet, gateway, interchange, intervals, learner_processes,
+    local_rewards, real_systems, reliability, serving, sweeps, systems, training, training_speed,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {
     table.__name__: table for module in MODULES for table in module.TABLES

@@ -30,7 +30,7 @@ from compound.optimizers.weights.learner.saved import Saved  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
 from compound.optimizers.weights.methods import POLICY_METHODS  # noqa: E402
 from compound.storage.artifacts import Reference  # noqa: E402
-from tests.optimizers.weights.test_every_method import trained  # noqa: E402
+from training_jobs import trained  # noqa: E402
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

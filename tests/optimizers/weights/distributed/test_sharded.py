@@ -26,7 +26,7 @@ from compound.optimizers.weights.learner.saved import Saved  # noqa: E402
 from compound.optimizers.weights.learner.trainer import VALUE, StaleSamples  # noqa: E402
 
 EQUAL = 1e-6  # relative to the largest number of a tensor, in float32
-MANY = {"groups": 12, "prompt": 20}  # a micro-batch of 64 tokens for each group
+MANY: dict[str, Any] = {"groups": 12, "prompt": 20}  # a micro-batch of 64 tokens for each group
 Group = Callable[[int], Processes]
 
 
@@ -90,6 +90,7 @@ def both(
     for (_, ours), (_, theirs) in zip(said, others, strict=True):
         for row, expected in zip(theirs, ours, strict=True):
             assert row == pytest.approx(expected, abs=LOGPROBS)
+    assert all(several.adapters.values())
     weights = difference(weights_of(several, folder / "several"), weights_of(alone, folder / "alone"))
     return weights, max(norms)
 
@@ -145,7 +146,7 @@ def test_a_step_without_samples_for_a_process_ends(
 
 def test_log_ratios_are_those_of_one_process(model: Path, group: Group, tmp_path: Path) -> None:
     spec = declared(model, micro_tokens=64)
-    learners = [open_trainer(spec), ShardedLearner(group(2), spec)]
+    learners: list[Learner] = [open_trainer(spec), ShardedLearner(group(2), spec)]
     rows = []
     for learner in learners:
         learner.step(drawn(), 0)
