@@ -74,7 +74,7 @@ def _join(rank: int, count: int, backend: str, shared: Path) -> None:
     """Form the group, by a file instead of a port."""
     import torch
 
-    if backend == "nccl":
+    if torch.cuda.device_count() > rank:
         torch.cuda.set_device(rank)
     torch.distributed.init_process_group(
         backend, init_method=f"file://{shared / 'store'}", rank=rank, world_size=count, timeout=PATIENCE
@@ -114,8 +114,8 @@ class Worker:
         """Carry out an action, and return its result as JSON."""
         return getattr(self, f"do_{action}")(**arguments)
 
-    def do_open(self, spec: Message, sharding: str) -> None:
-        """Load the base model, instead of an earlier one."""
+    def do_open(self, spec: Message, sharding: str) -> str:
+        """Load the base model, instead of an earlier one; return why it cannot share prompts, if so."""
         if self._trainer is not None:
             self._trainer.close()
         given = LearnerSpec.model_validate(spec)
@@ -125,6 +125,7 @@ class Worker:
             prepare = partial(shard_layers, device=placement.device)
             placement = replace(placement, device="cpu")
         self._trainer = open_trainer(given.model_copy(update={"placement": placement}), prepare=prepare)
+        return self._trainer.adapters.unshared
 
     def do_start(self, references: Mapping[str, Mapping[str, str] | None], folder: str) -> None:
         """Start from stored adapters."""

@@ -87,8 +87,12 @@ class Processes:
         """Whether no process runs any more."""
         return all(process.poll() is not None for process in self._processes)
 
-    def call(self, action: str, **arguments: Any) -> Any:  # noqa: ANN401 - JSON
-        """Let all processes carry out an action, and return the result of the first one.
+    def call(self, action: str, **arguments: object) -> Any:  # noqa: ANN401 - JSON
+        """Let all processes carry out an action, and return the result of the first one; see `call_all`."""
+        return self.call_all(action, **arguments)[0]
+
+    def call_all(self, action: str, **arguments: object) -> list[Any]:
+        """Let all processes carry out an action, and return the result of each.
 
         Args:
             action: one of the actions of `compound.optimizers.weights.distributed.process`.
@@ -142,8 +146,8 @@ class Processes:
             self._events.put((rank, message))
         self._events.put((rank, None))
 
-    def _collect(self, action: str, timeout: float | None = None) -> Any:  # noqa: ANN401 - JSON
-        """Wait for the reports of all processes, and return the result of the first one."""
+    def _collect(self, action: str, timeout: float | None = None) -> list[Any]:
+        """Wait for the reports of all processes, and return the result of each."""
         results: dict[int, Any] = {}
         while len(results) < self.count:
             try:
@@ -154,7 +158,7 @@ class Processes:
             if message is None or "result" not in message:
                 raise self._failed({rank: message, **self._further(rank)}, action)
             results[rank] = message["result"]
-        return results[0]
+        return [results[rank] for rank in range(self.count)]
 
     def _further(self, first: int) -> dict[int, Message | None]:
         """Return the failures of other processes that follow the first one."""

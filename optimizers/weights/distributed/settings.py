@@ -72,6 +72,11 @@ class LearnerSettings(Settings):
                 hint=f"set {where}.processes to {count}",
             )
         self._check_backend(kind, where)
+        if self.sharding == "fsdp" and self.backend_on(kind) == "gloo" and kind != "cpu":
+            raise DeclarationError(
+                f"{where}.sharding is fsdp, which needs nccl on GPUs, but {where}.backend is gloo",
+                hint=f"set {where}.backend to auto, or {where}.sharding to data",
+            )
         if self.sharding == "fsdp" and placement.quantization != "none":
             raise DeclarationError(
                 f"{where}.sharding is fsdp, which does not divide weights quantized to "

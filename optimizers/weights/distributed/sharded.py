@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compound.components.engines import model_folder, models
+from compound.errors import CompoundError
 from compound.optimizers.weights.distributed.messages import samples_to_json
 from compound.optimizers.weights.distributed.processes import Processes
 from compound.optimizers.weights.learner.learner import LearnerSpec
@@ -37,7 +38,12 @@ class ShardedLearner:
 
     def __init__(self, processes: Processes, spec: LearnerSpec, *, sharding: str = "data") -> None:
         self._processes, self._model = processes, spec.model
-        processes.call("open", spec=spec.model_dump(mode="json"), sharding=sharding)
+        unshared = processes.call_all("open", spec=spec.model_dump(mode="json"), sharding=sharding)
+        if len(set(map(bool, unshared))) > 1:  # they would divide samples differently
+            raise CompoundError(
+                f"the learner processes differ: only some can read equal prompts once ({unshared})",
+                hint=f"set {spec.section}.learner.processes to 1, or use equal devices",
+            )
         self._versions: Mapping[str, list[str]] = processes.call("versions")
 
     @cached_property

@@ -412,7 +412,7 @@ class Trainer:
 
     def close(self) -> None:
         """Release the model's memory; the trainer cannot be used afterwards."""
-        del self.adapters, self._updaters, self.head
+        del self.adapters, self._updaters
         loading.release()
 
     def save(self, folder: Path) -> Saved:

@@ -44,7 +44,12 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"processes": 2, "backend": "nccl"}, Placement("cpu"), "nccl, which needs CUDA devices"),
         (
             {"processes": 2, "sharding": "fsdp", "backend": "gloo"},
-            Placement("cuda", quantization="4bit"),
+            Placement("cuda"),
+            "sharding is fsdp, which needs nccl on GPUs",
+        ),
+        (
+            {"processes": 2, "sharding": "fsdp"},
+            Placement("cpu", quantization="4bit"),
             "does not divide weights quantized to 4bit",
         ),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import warnings
@@ -19,7 +18,11 @@ from learners import difference, weights_of
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
+from compound.api.optimize import optimize  # noqa: E402
+from compound.benchmarks.simulated.toys import make_toy_model, toy  # noqa: E402
+from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.errors import CompoundError  # noqa: E402
+from compound.evaluation.dataset import Dataset  # noqa: E402
 from compound.optimizers.weights import training as session  # noqa: E402
 from compound.optimizers.weights.distributed.processes import Processes  # noqa: E402
 from compound.optimizers.weights.distributed.settings import LearnerSettings  # noqa: E402
@@ -29,8 +32,11 @@ from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.saved import Saved  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
 from compound.optimizers.weights.methods import POLICY_METHODS  # noqa: E402
+from compound.runs.directory import read_records  # noqa: E402
+from compound.settings.optimize import make_settings  # noqa: E402
 from compound.storage.artifacts import Reference  # noqa: E402
 from training_jobs import trained  # noqa: E402
+from training_settings import trainings  # noqa: E402
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,6 +51,13 @@ def model(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make_model(tmp_path_factory.mktemp("model"), positions=4096)
+
+
+@pytest.fixture(scope="module")
+def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make_toy_model(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture(autouse=True)
@@ -168,24 +181,41 @@ def test_every_method_trains_to_the_weights_of_one_process(
     assert max(differences) <= EQUAL
 
 
-def test_one_setting_starts_the_processes_and_a_loss_of_one_is_no_loss_of_steps(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_one_setting_starts_the_processes_and_a_killed_one_loses_no_step(
+    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job with two processes, one of which is killed, ends with the checkpoint of the step before."""
-    steps: list[int] = []
+    """The run ends with an error, and resumes from its last step, in one process."""
+
+    def run(folder: Path, processes: int) -> None:
+        task = toy("chain", str(toy_model))
+        rows = [[{"id": e.id, **e.inputs, **e.gold} for e in some] for some in (task.train, task.valid)]
+        data = Dataset.of(train=rows[0], valid=rows[1], test=rows[1][:2])
+        section = trainings(steps=2, examples=4, runs=4, lr=0.01, micro_tokens=64)["mmgrpo"]
+        section["learner"] = {"processes": processes}
+        settings = make_settings({"method": "mmgrpo", "valid_size": None, "mmgrpo": section})
+        engine = TransformersEngine(str(toy_model), dtype="float32", deterministic=True)
+        optimize(task.system, data, task.metric, settings, run_dir=folder, engines=lambda _: engine)
+
+    def records(folder: Path) -> list[dict[str, Any]]:
+        return [r for r in read_records(folder / "memory.jsonl") if r["kind"] == "training"]
+
     step = ShardedLearner.step
 
     def dying(self: ShardedLearner, samples: Sequence[Sample], number: int) -> dict[str, Any]:
-        steps.append(number)
         if number == 1:
             os.kill(self._processes._processes[0].pid, signal.SIGKILL)
         return step(self, samples, number)
 
-    monkeypatch.setattr(ShardedLearner, "step", dying)
-    monkeypatch.setattr(Trainer, "step", lambda *_: pytest.fail("computed in this process"))
-    with pytest.raises(CompoundError, match=r"learner process 0 of 2 .* was killed by signal 9"):
-        asyncio.run(trained(model, "mmgrpo", tmp_path, learner=json.loads('{"processes": 2}')))
-    assert steps == [0, 1]
-    stored = [path.name for path in tmp_path.iterdir()]
-    assert sum(name.startswith("optimizer-states-") for name in stored) == 1
-    assert sum(name.startswith("answerer-") for name in stored) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardedLearner, "step", dying)
+        patch.setattr(Trainer, "step", lambda *_: pytest.fail("computed in this process"))
+        with pytest.raises(CompoundError, match=r"learner process 0 of 2 .* was killed by signal 9"):
+            run(tmp_path / "killed", 2)
+    (first,) = records(tmp_path / "killed")
+    run(tmp_path / "killed", 1)
+    run(tmp_path / "whole", 1)
+    resumed, whole = records(tmp_path / "killed"), records(tmp_path / "whole")
+    assert [record["step"] for record in resumed] == [record["step"] for record in whole] == [0, 1]
+    assert resumed[0] == first  # not computed again
+    assert first["norms"] == pytest.approx(whole[0]["norms"], rel=EQUAL)
+    assert first["answers"] == whole[0]["answers"]
