@@ -6,8 +6,8 @@ The same step of a random Llama (4 layers of width 256, 40,000 words, float32) o
 tokens, four to a prompt, is computed by one process and by two processes (data parallel, and with the layers
 of the base model divided, FSDP2), each with one thread. All learners are open at once, and the steps
 alternate ``TURNS`` times, in reverse order every other turn, so that other load affects all equally. A ratio
-belongs to one turn; over all turns the median, the minimum and the maximum are reported. The time of a message with the
-samples of a step is measured, too. No GPU is used. Results are written to
+belongs to one turn; over all turns the median, the minimum and the maximum are reported. The time of a
+message with the samples of a step is measured, too. No GPU is used. Results are written to
 ``benchmarks/data/learner_processes.json``, with the machine's load at the end.
 """
 
