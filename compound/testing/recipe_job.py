@@ -33,7 +33,7 @@ from compound.testing.checks import temporary_folder
 from compound.testing.doubles import PlainMemory, ScriptedLM
 
 if TYPE_CHECKING:
-    from compound.optimizers.weights.learner.learner import Learner
+    from compound.optimizers.weights.distributed.learner import Learner
 
 __all__ = ["Answer", "DigitLM", "RecipeJob", "WatchedSampler"]
 

@@ -42,11 +42,11 @@ from compound.optimizers.weights.bases import (
     check_sampling_engine,
     spaces,
 )
+from compound.optimizers.weights.distributed.learner import AdapterShape, Learner, LearnerSpec
 from compound.optimizers.weights.distributed.opening import open_learner
 from compound.optimizers.weights.interchange.group_export import FIELD as STORED_SAMPLES
 from compound.optimizers.weights.interchange.group_export import write_samples
 from compound.optimizers.weights.learner.adapters import partition
-from compound.optimizers.weights.learner.learner import AdapterShape, Learner, LearnerSpec
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.saved import Best, Saved, Step, Stored, TrainingState
 from compound.optimizers.weights.learner.trainer import OPTIMIZERS, VALUE

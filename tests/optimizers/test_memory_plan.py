@@ -22,7 +22,6 @@ from compound.components.engines.local.engine import TransformersEngine  # noqa:
 from compound.components.engines.local.footprint import Footprint  # noqa: E402
 from compound.errors import CompoundError, DeclarationError  # noqa: E402
 from compound.optimization.problem import Problem  # noqa: E402
-from compound.optimizers import memory_plan  # noqa: E402
 from compound.optimizers.memory_plan import Demand, MemoryPlan, plan_memory  # noqa: E402
 from compound.optimizers.weights.distributed.settings import LearnerSettings  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
@@ -181,7 +180,7 @@ def test_every_process_of_a_learner_is_counted(folder: Path, monkeypatch: pytest
     assert divided.fixed == weights // 2 * 2 + 2 * (one.fixed - weights)
     monkeypatch.setattr(LearnerSettings, "check", lambda *_: None)  # this machine may have no GPU
     monkeypatch.setattr(footprint, "free_memory", lambda _: None)
-    monkeypatch.setattr(memory_plan.devices, "resolve_device", lambda *_: "cuda")
+    monkeypatch.setattr(devices, "resolve_device", lambda *_: "cuda")
     several = trainers(processes=2)
     assert [demand.device for demand in several] == ["cuda", "cuda:1"]
     assert {demand.fixed for demand in several} == {one.fixed}

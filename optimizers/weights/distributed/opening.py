@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compound.components.engines.local import devices, loading
+from compound.optimizers.weights.distributed.learner import Learner, LearnerSpec, open_trainer
 from compound.optimizers.weights.distributed.processes import Processes
 from compound.optimizers.weights.distributed.settings import LearnerSettings
 from compound.optimizers.weights.distributed.sharded import ShardedLearner
-from compound.optimizers.weights.learner.learner import Learner, LearnerSpec, open_trainer
 
 
 def open_learner(spec: LearnerSpec, settings: LearnerSettings) -> Learner:

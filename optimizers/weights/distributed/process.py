@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from compound.errors import CompoundError
+from compound.optimizers.weights.distributed.fully_sharded import shard_layers
+from compound.optimizers.weights.distributed.learner import LearnerSpec, open_trainer
 from compound.optimizers.weights.distributed.messages import (
     Message,
     encode,
@@ -26,8 +28,6 @@ from compound.optimizers.weights.distributed.messages import (
     samples_from_json,
 )
 from compound.optimizers.weights.distributed.settings import place
-from compound.optimizers.weights.learner.fully_sharded import shard_layers
-from compound.optimizers.weights.learner.learner import LearnerSpec, open_trainer
 from compound.optimizers.weights.learner.saved import Saved
 from compound.optimizers.weights.learner.trainer import Trainer
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from compound.components.engines import model_folder, models
 from compound.errors import CompoundError
+from compound.optimizers.weights.distributed.learner import LearnerSpec
 from compound.optimizers.weights.distributed.messages import samples_to_json
 from compound.optimizers.weights.distributed.processes import Processes
-from compound.optimizers.weights.learner.learner import LearnerSpec
 from compound.optimizers.weights.learner.samples import Sample
 from compound.optimizers.weights.learner.saved import Saved
 from compound.storage.artifacts import Reference, copy_into

@@ -17,12 +17,11 @@ from compound.components.engines.local import loading
 from compound.components.engines.local.out_of_memory import naming_settings
 from compound.errors import CompoundError
 from compound.optimizers.weights.learner.adapters import Adapters
-from compound.optimizers.weights.learner.batching import by_adapter, minibatches, size
+from compound.optimizers.weights.learner.batching import Pass, by_adapter, divide, in_step, minibatches, size
 from compound.optimizers.weights.learner.forward import ForwardPass, forward
 from compound.optimizers.weights.learner.monitor import Monitor
 from compound.optimizers.weights.learner.samples import SECTION, Sample, SamplingSettings
 from compound.optimizers.weights.learner.saved import Saved
-from compound.optimizers.weights.learner.shares import Pass, divide, in_step
 from compound.optimizers.weights.learner.updates import (
     OptimizerSettings,
     Rate,

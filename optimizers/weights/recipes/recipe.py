@@ -22,9 +22,9 @@ from compound.example import Example
 from compound.execution.trace import Call
 from compound.formatting import short_repr
 from compound.optimization.method import Task
+from compound.optimizers.weights.distributed.learner import Learner
 from compound.optimizers.weights.distributed.settings import LearnerSettings
 from compound.optimizers.weights.learner.base import BaseModelSettings
-from compound.optimizers.weights.learner.learner import Learner
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.updates import OptimizerSettings
 from compound.optimizers.weights.learner.values import CriticSettings

@@ -42,8 +42,8 @@ from compound.optimizers.weights.step_batch import StepBatch  # noqa: E402
 from compound.optimizers.weights.step_notes import reason_without_samples  # noqa: E402
 from compound.spec import load  # noqa: E402
 from compound.testing import ScriptedLM  # noqa: E402
-from training_jobs import ATLAS, SMALL, letters, trained  # noqa: E402
 from training_settings import trainings  # noqa: E402
+from trainings.jobs import ATLAS, SMALL, letters, trained  # noqa: E402
 
 SMALL_SECTIONS = [(f"optimize.{name}", json.dumps(section)) for name, section in trainings(**SMALL).items()]
 METHODS = ["ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from learners import declared, drawn
+from trainings.learners import declared, drawn
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
@@ -128,7 +128,7 @@ def test_a_program_that_is_missing_is_an_error_without_processes(tmp_path: Path)
 
 DRIVER = """
 import sys, threading, time
-from learners import declared, drawn
+from trainings.learners import declared, drawn
 from compound.optimizers.weights.distributed.processes import Processes
 from compound.optimizers.weights.distributed.sharded import ShardedLearner
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from learners import difference, weights_of
+from trainings.learners import difference, weights_of
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
@@ -24,10 +24,10 @@ from compound.components.engines.local.engine import TransformersEngine  # noqa:
 from compound.errors import CompoundError  # noqa: E402
 from compound.evaluation.dataset import Dataset  # noqa: E402
 from compound.optimizers.weights import training as session  # noqa: E402
+from compound.optimizers.weights.distributed.learner import LearnerSpec, open_trainer  # noqa: E402
 from compound.optimizers.weights.distributed.processes import Processes  # noqa: E402
 from compound.optimizers.weights.distributed.settings import LearnerSettings  # noqa: E402
 from compound.optimizers.weights.distributed.sharded import ShardedLearner  # noqa: E402
-from compound.optimizers.weights.learner.learner import LearnerSpec, open_trainer  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.saved import Saved  # noqa: E402
 from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
@@ -35,8 +35,8 @@ from compound.optimizers.weights.methods import POLICY_METHODS  # noqa: E402
 from compound.runs.directory import read_records  # noqa: E402
 from compound.settings.optimize import make_settings  # noqa: E402
 from compound.storage.artifacts import Reference  # noqa: E402
-from training_jobs import trained  # noqa: E402
 from training_settings import trainings  # noqa: E402
+from trainings.jobs import trained  # noqa: E402
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

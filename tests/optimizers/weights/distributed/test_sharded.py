@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from learners import declared, difference, drawn, weights_of
 from numerics import LOGPROBS
+from trainings.learners import declared, difference, drawn, weights_of
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
 from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
 from compound.errors import ConfigurationError  # noqa: E402
+from compound.optimizers.weights.distributed.learner import AdapterShape, Learner, LearnerSpec, open_trainer  # noqa: E402
 from compound.optimizers.weights.distributed.processes import Processes  # noqa: E402
 from compound.optimizers.weights.distributed.sharded import ShardedLearner  # noqa: E402
-from compound.optimizers.weights.learner.learner import AdapterShape, Learner, LearnerSpec, open_trainer  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.saved import Saved  # noqa: E402
 from compound.optimizers.weights.learner.trainer import VALUE, StaleSamples  # noqa: E402

@@ -1,4 +1,4 @@
-"""What a training job needs of its learner, and the declaration that every learner is opened from."""
+"""Protocol of the learners of training jobs, and the declaration that every learner is opened from."""
 
 from __future__ import annotations
 

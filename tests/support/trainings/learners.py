@@ -10,7 +10,7 @@ from typing import Any
 from compound.components.engines.local.devices import Placement
 from compound.engine import TokenRecord
 from compound.optimizers.weights.credit.advantages import advantages
-from compound.optimizers.weights.learner.learner import AdapterShape, LearnerSpec
+from compound.optimizers.weights.distributed.learner import AdapterShape, LearnerSpec
 from compound.optimizers.weights.learner.samples import Sample
 from compound.optimizers.weights.learner.saved import Saved
 from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learners import drawn
+from trainings.learners import drawn
 
 pytest.importorskip("torch")
 
-from compound.optimizers.weights.learner.batching import micro_batches
+from compound.optimizers.weights.learner.batching import Pass, cost, divide, in_step, micro_batches
 from compound.optimizers.weights.learner.forward import saves_enough
 from compound.optimizers.weights.learner.samples import Sample, probe_sample
-from compound.optimizers.weights.learner.shares import Pass, cost, divide, in_step
 
 
 def ids(batches: list[list[Sample]]) -> list[list[int]]:

@@ -1,6 +1,6 @@
 """Measure the time of a training step in one process and in several, on the CPU.
 
-    OMP_NUM_THREADS=1 python -m compound.benchmarks.measure.learner_processes
+    OMP_NUM_THREADS=1 python -m compound.benchmarks.measure.training.learner_processes
 
 The same step of a random Llama (4 layers of width 256, 40,000 words, float32) on 16 sequences of 192 + 16
 tokens, four to a prompt, is computed by one process and by two processes (data parallel, and with the layers
@@ -22,21 +22,19 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-import torch
-
 from compound.benchmarks.measure.weights_speed import LOSS, samples
 from compound.benchmarks.simulated.toy_model import make_toy_model
 from compound.components.engines.local.devices import Placement
 from compound.execution.rng import fork_torch_rng
 from compound.graph.space import ATTENTION
+from compound.optimizers.weights.distributed.learner import AdapterShape, Learner, LearnerSpec, open_trainer
 from compound.optimizers.weights.distributed.messages import encode, samples_from_json, samples_to_json
 from compound.optimizers.weights.distributed.processes import Processes
 from compound.optimizers.weights.distributed.sharded import ShardedLearner
-from compound.optimizers.weights.learner.learner import AdapterShape, Learner, LearnerSpec, open_trainer
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.updates import OptimizerSettings
 
-OUTPUT = Path(__file__).parents[1] / "data" / "learner_processes.json"
+OUTPUT = Path(__file__).parents[2] / "data" / "learner_processes.json"
 TURNS = 15
 PROMPT, ANSWER, GROUPS, EACH = 192, 16, 4, 4
 BASIS = "1 process"
@@ -72,6 +70,8 @@ def spec(model: Path) -> LearnerSpec:
 
 def measure(model: Path) -> dict[str, object]:
     """Return the seconds of every step by learner, and those of a message."""
+    import torch
+
     torch.set_num_threads(1)
     rows = [replace(s, on_policy=False) for s in samples(PROMPT, ANSWER, GROUPS, EACH)]
     alone, groups = open_trainer(spec(model)), [Processes(2), Processes(2)]
