@@ -43,6 +43,7 @@ SMALL = "minilm"  # a backbone of 90 MB, which is not planned
 # Keys and values of prompts that are processed once are repeated for each answer: 8 answers take up to 1.6
 # times the memory of a batch with the same number of tokens (docs/guides/weights.md).
 REPEATED = 1.6
+SUM_BYTES = 8  # per adapter parameter: the sum of its gradients in float64
 LOGIT_COPIES = 3  # logits in float32, their exponentials, and their gradient
 
 
@@ -157,7 +158,7 @@ def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPla
     unknown: list[str] = []
     engines = list({id(engine): engine for engine in open_engines(problem).values()}.values())
     demands = [*_known((_engine(engine, problem.system) for engine in engines), unknown)]
-    trained = (_trainer(training, problem.system, engine_of) for training in trainings(methods))
+    trained = (demand for each in trainings(methods) for demand in _trainers(each, problem.system, engine_of))
     # trainings and methods run one after another, so only the largest on each device count
     demands += _largest([*_known(trained, unknown)])
     demands += _largest([*_known(map(_backbone, learnings(methods)), unknown)])
@@ -178,7 +179,8 @@ def check_placements(made: Method, system: System, engine_of: Callable[[str], En
         learning.backbone.placement.check(f"optimize.{made.name}.backbone")
     for training in trainings([made]):
         if trained := _trained(training, system):
-            _placement(training, trained, system, engine_of)
+            placement = _placement(training, trained, system, engine_of)
+            training.settings.learner.check(placement, training.section)
 
 
 def _trained(training: PlannedTraining, system: System) -> list[str]:
@@ -253,10 +255,25 @@ def learnings(methods: Iterable[Method]) -> Iterator[RewardLearning]:
         yield from [each for each in found if isinstance(each, RewardLearning)][:1]
 
 
+def _trainers(
+    training: PlannedTraining, system: System, engine_of: Callable[[str], Engine]
+) -> Iterator[Demand | str | None]:
+    """Yield the memory of the processes of a trainer on each device, or why it is unknown."""
+    found, processes = _trainer(training, system, engine_of), training.settings.learner.processes
+    if processes == 1 or not isinstance(found, Demand):
+        yield found
+    elif found.device == "cpu":
+        what = f"{found.what}, {processes} processes"
+        yield replace(found, what=what, fixed=processes * found.fixed, working=processes * found.working)
+    else:  # a process on each device
+        kind = devices.device_type(found.device)
+        yield from (replace(found, device=_device(f"{kind}:{n}")) for n in range(processes))
+
+
 def _trainer(
     training: PlannedTraining, system: System, engine_of: Callable[[str], Engine]
 ) -> Demand | str | None:
-    """Return the memory of a trainer, or why it is unknown."""
+    """Return the memory of one process of a trainer, or why it is unknown."""
     if not (trained := _trained(training, system)):
         return None
     section, settings = training.section, training.settings
@@ -273,6 +290,9 @@ def _trainer(
         sizes.adapter(space.rank, resolve(footprint.empty_model(folder), space.targets)) for space in own
     )
     dtype = loading.dtype_of(placement)
+    weights = sizes.weights(dtype, placement.quantization)
+    if settings.learner.sharding == "fsdp":
+        weights //= settings.learner.processes
     tokens = settings.optimizer.micro_tokens
     longest = settings.rollouts.max_length if isinstance(settings, PolicySettings) else tokens
     eager = placement.attn_implementation == "eager"
@@ -283,12 +303,14 @@ def _trainer(
     return Demand(
         f"trainer of {model!r} in {dtype}",
         _device(placement.device),
-        sizes.weights(dtype, placement.quantization) + OPTIMIZER_BYTES * adapters,
+        weights + (OPTIMIZER_BYTES + SUM_BYTES) * adapters,
         int(tokens * stored * (1 if settings.base.gradient_checkpointing else REPEATED)) + logits,
         f"lower {section}.optimizer.micro_tokens"
         + ("" if settings.base.gradient_checkpointing else f" or set {section}.base.gradient_checkpointing"),
         f"set {section}.base.dtype to bfloat16 or {section}.base.quantization to 4bit, choose another "
-        f"{section}.base.device, or use a smaller model",
+        f"{section}.base.device, "
+        + (f"lower {section}.learner.processes, " if settings.learner.processes > 1 else "")
+        + "or use a smaller model",
     )
 
 

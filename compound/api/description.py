@@ -31,10 +31,13 @@ FOR_MEMORY = (
     "optimize.*.base.gradient_checkpointing",
     "optimize.*.reward.lora.gradient_checkpointing",
 )  # settings that an out-of-memory error suggests lowering
-PLACES = tuple(
-    f"optimize.*.{part}.{setting}"
-    for part in ("base", "backbone")
-    for setting in ("device", "attn_implementation")
+PLACES = (
+    *(
+        f"optimize.*.{part}.{how}"
+        for part in ("base", "backbone")
+        for how in ("device", "attn_implementation")
+    ),
+    *(f"optimize.*.learner.{how}" for how in ("processes", "backend", "sharding")),
 )  # settings that change results only by rounding
 MAY_CHANGE = (
     "optimize.budget.",

@@ -33,7 +33,7 @@ from compound.testing.checks import temporary_folder
 from compound.testing.doubles import PlainMemory, ScriptedLM
 
 if TYPE_CHECKING:
-    from compound.optimizers.weights.learner.trainer import Trainer
+    from compound.optimizers.weights.distributed.learner import Learner
 
 __all__ = ["Answer", "DigitLM", "RecipeJob", "WatchedSampler"]
 
@@ -254,7 +254,7 @@ class RecipeJob:
             sampler,
             self.trained,
             step,
-            cast("Trainer", self.critic),
+            cast("Learner", self.critic),
             task,
             self.state,
             folder,

@@ -15,6 +15,7 @@ from tables import (
     interchange,
     intervals,
     layouts,
+    learner_processes,
     local_rewards,
     real_systems,
     reliability,
@@ -49,11 +50,12 @@ PAGES = tuple(
         "docs/guides/cluster.md",
         "docs/guides/scale.md",
         "docs/guides/agents.md",
+        "docs/guides/weights.md",
     )
 )
 MODULES = (
-    acceptance, agents, cluster, decoding, fleet, gateway, interchange, intervals, layouts, local_rewards,
-    real_systems, reliability, serving, sweeps, systems, training, training_speed,
+    acceptance, agents, cluster, decoding, fleet, gateway, interchange, intervals, layouts, learner_processes,
+    local_rewards, real_systems, reliability, serving, sweeps, systems, training, training_speed,
     training_variants,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {

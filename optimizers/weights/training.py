@@ -22,8 +22,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from compound.components.engines.local import loading
-from compound.components.engines.local.out_of_memory import naming_settings
 from compound.components.engines.prefilled import Prefilled
 from compound.concurrency.threads import compute
 from compound.engine import Adapter
@@ -44,13 +42,16 @@ from compound.optimizers.weights.bases import (
     check_sampling_engine,
     spaces,
 )
+from compound.optimizers.weights.distributed.learner import AdapterShape, Learner, LearnerSpec
+from compound.optimizers.weights.distributed.opening import open_learner
 from compound.optimizers.weights.interchange.group_export import FIELD as STORED_SAMPLES
 from compound.optimizers.weights.interchange.group_export import write_samples
-from compound.optimizers.weights.learner.adapters import Adapters, partition
+from compound.optimizers.weights.learner.adapters import partition
 from compound.optimizers.weights.learner.critic import VALUE
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.saved import Best, Saved, Step, Stored, TrainingState
-from compound.optimizers.weights.learner.trainer import OPTIMIZERS, Trainer
+from compound.optimizers.weights.learner.trainer import OPTIMIZERS
+from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective
 from compound.optimizers.weights.recipes.recipe import (
     Recipe,
     RecipeContext,
@@ -77,7 +78,6 @@ from compound.storage.artifacts import (
 )
 
 RECORD = "training"  # the kind of a memory record
-LOWER = "set {section}.base.dtype to bfloat16, {section}.base.quantization to 4bit, or use a smaller model"
 WINDOW = 0.2  # share of the steps at each end whose mean reward is compared
 
 
@@ -141,7 +141,7 @@ class TrainingSession:
     sharing: Sharing = "each"
     section: str = SECTION
     trained: tuple[str, ...] = field(init=False)
-    trainer: Trainer = field(init=False)
+    trainer: Learner = field(init=False)
 
     def __post_init__(self) -> None:
         self.trained = tuple(components_of(self.task.keys))
@@ -182,32 +182,33 @@ class TrainingSession:
             base_quantization(system, self.trained, engine_of),
             self.section,
         )
-        with naming_settings(f"loading {model!r} for training", LOWER.format(section=self.section)):
-            adapters = Adapters(
-                model, spaces(system, self._groups), seed=self.task.seed, placement=placement,
-                checkpointing=self.settings.base.gradient_checkpointing,
-                critic=self.recipe.critic.space if self.recipe.critic else None,
-            )  # fmt: skip
-        self.trainer = Trainer(
-            adapters, self._adapter_of, self.recipe.loss, self.settings.optimizer, self.recipe.sampling,
-            self.recipe.critic, seed=self.task.seed, steps=self.settings.steps,
-            longest=self._max_answer_tokens(), section=self.section,
+        shapes = {name: AdapterShape.of(space) for name, space in spaces(system, self._groups).items()}
+        loss = self.recipe.loss
+        spec = LearnerSpec(
+            model=model, shapes=shapes, adapter_of=self._adapter_of,
+            policy=loss if isinstance(loss, PolicyObjective) else None,
+            imitation=loss if isinstance(loss, ImitationObjective) else None,
+            optimizer=self.settings.optimizer, rollouts=self.recipe.sampling, critic=self.recipe.critic,
+            seed=self.task.seed, steps=self.settings.steps, longest=self._max_answer_tokens(),
+            section=self.section, placement=placement,
+            checkpointing=self.settings.base.gradient_checkpointing,
         )  # fmt: skip
+        self.trainer = open_learner(spec, self.settings.learner)
         values = system.configuration.values()
         moments.drop_rejected(self._memory, {v["sha256"] for v in values if is_reference(v)})
         if state.saved is not None:
             self.trainer.restore(state.saved, self.folder)
             return
+        references = {name: _weights(system, some[0]) for name, some in self._groups.items()}
         for name, some in self._groups.items():
-            reference = _weights(system, some[0])
+            reference = references[name]
             if any(system.configuration[f"{c}.weights"] != reference for c in some):
                 raise DeclarationError(
                     f"the components that share the adapter {name!r} start from different adapters",
                     hint=f"start {', '.join(some)} from the same adapter, or set {self.section}.adapters to "
                     "each",
                 )
-            adapters.start_from(name, reference, self.folder)
-            self.trainer.versions[name] = [adapters.version(name)]
+        self.trainer.start(references, self.folder)
         for name, kept in moments.find(self._memory, self._recipe, self._starts()).items():
             self.trainer.restore_optimizer(name, kept.reference, self.folder)
             if self.recipe.critic and set(kept.adapters) == set(self._groups):
@@ -223,7 +224,7 @@ class TrainingSession:
             if hasattr(engine, "admit"):
                 with tempfile.TemporaryDirectory(prefix=".shape-", dir=self.folder) as folder:
                     path = Path(folder)
-                    await compute(self.trainer.adapters.write, name, path)
+                    await compute(self.trainer.write_adapter, name, path)
                     await engine.admit(Adapter(str(path), folder_digest(path)))
 
     @property
@@ -257,10 +258,10 @@ class TrainingSession:
         )
 
     def close(self) -> None:
-        """Release the model's memory."""
+        """Release the model's memory, and end the processes of the learner."""
         if hasattr(self, "trainer"):
+            self.trainer.close()
             del self.trainer
-            loading.release()
 
     def values(self, saved: Saved | None) -> Mapping[str, object]:
         """Return the weights of a checkpoint, by key of the configuration."""
@@ -411,7 +412,7 @@ class TrainingSession:
         if self.recipe.sampling.max_staleness:
             record["staleness"] = number - drawn.version
         if self.settings.keep_samples:
-            write = partial(write_samples, samples, self.trainer.adapters.tokenizer)
+            write = partial(write_samples, samples, self.trainer.tokenizer)
             record[STORED_SAMPLES] = await compute(store_folder, write, self.folder, "samples")
         self.task.context.memory.append(record)
         return saved, facts
@@ -463,7 +464,7 @@ class TrainingSession:
         scores = {"reward": credited.reward, "rollouts": len(credited.scores)}
         job = {"seed": self.task.seed, "recipe": type(self.recipe).__name__, "keys": list(self.task.keys)}
         found = {**job, **scores, **credited.facts, **trained, **drawn.facts}
-        answers = examples_of(credited.samples, self.trainer.adapters.tokenizer)
+        answers = examples_of(credited.samples, self.trainer.tokenizer)
         return {"kind": RECORD, "step": number, **found, "answers": answers, "memory": peak_memory()}
 
     def delete_unused(self, state: TrainingState) -> None:

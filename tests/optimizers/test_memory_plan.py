@@ -24,6 +24,7 @@ from compound.errors import CompoundError, DeclarationError  # noqa: E402
 from compound.optimization.problem import Problem  # noqa: E402
 from compound.optimizers import memory_plan  # noqa: E402
 from compound.optimizers.memory_plan import Demand, MemoryPlan, PlannedTraining, plan_memory  # noqa: E402
+from compound.optimizers.weights.distributed.settings import LearnerSettings  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
 from compound.optimizers.weights.recipes.recipe import PolicySettings  # noqa: E402
 from compound.registry.engines import find_engine  # noqa: E402
@@ -145,7 +146,7 @@ def test_trainer_and_engine_are_planned_together(folder: Path) -> None:
     engine, trainer = plan.demands
     adapter = sum(RANK * (inputs + outputs) for _, inputs, outputs in sizes.linear)
     assert engine.fixed == sizes.weights("float32")
-    assert trainer.fixed == sizes.weights("float32") + 16 * adapter
+    assert trainer.fixed == sizes.weights("float32") + 24 * adapter
     stored = int(1.6 * 128 * sizes.activations("float32"))  # prompts of up to 8 answers are shared
     assert trainer.working == stored + 128 * 3 * 4 * sizes.vocabulary
     assert engine.working == (
@@ -159,7 +160,7 @@ def test_the_critics_adapter_is_counted(folder: Path) -> None:
         for critic in ({}, {"adapter": {"rank": 2 * RANK}})
     )
     per_rank = sum(inputs + outputs for _, inputs, outputs in footprint.footprint(folder).linear)
-    assert critic - probe == 16 * 2 * RANK * per_rank
+    assert critic - probe == (16 + 8) * 2 * RANK * per_rank  # and the sum of the gradients in float64
 
 
 def engine_adapters(parameters: int) -> int:
@@ -177,6 +178,25 @@ def test_checkpointing_and_smaller_batches_need_less(folder: Path) -> None:
     assert "gradient_checkpointing" in usual.lower
     assert "gradient_checkpointing" not in trainer(base={"gradient_checkpointing": True}).lower
     assert trainer(base={"attn_implementation": "eager"}).working > usual.working
+
+
+def test_every_process_of_a_learner_is_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trainers(**learner: Any) -> list[Demand]:
+        found = plan_memory(problem(folder, learner=learner)).demands
+        return [demand for demand in found if demand.what.startswith("trainer")]
+
+    (one,), weights = trainers(), footprint.footprint(folder).weights("float32")
+    (three,) = trainers(processes=3)
+    assert (three.fixed, three.working) == (3 * one.fixed, 3 * one.working)
+    assert three.what.endswith(", 3 processes")
+    (divided,) = trainers(processes=2, sharding="fsdp")
+    assert divided.fixed == weights // 2 * 2 + 2 * (one.fixed - weights)
+    monkeypatch.setattr(LearnerSettings, "check", lambda *_: None)  # this machine may have no GPU
+    monkeypatch.setattr(footprint, "free_memory", lambda _: None)
+    monkeypatch.setattr(devices, "resolve_device", lambda name: name if ":" in name else "cuda:0")
+    several = trainers(processes=2)
+    assert [demand.device for demand in several] == ["cuda:0", "cuda:1"]
+    assert {demand.fixed for demand in several} == {one.fixed}
 
 
 def test_a_run_that_cannot_fit_is_refused_with_numbers_and_settings(

@@ -11,7 +11,7 @@ import hashlib
 import json
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -47,6 +47,7 @@ FLOAT32_TOLERANCE = 1e-2  # nats by which a token's log-probability may differ t
 HALF_TOLERANCE = 0.5  # the same in half precision
 CRITIC = "|critic"  # adapter names are identifiers, so they cannot collide with it
 Name = str
+Prepare = Callable[["PreTrainedModel"], None]
 
 
 class Adapters:
@@ -61,6 +62,7 @@ class Adapters:
         placement: where and how the base model is loaded.
         checkpointing: whether the activations of each layer are recomputed in the backward pass.
         critic: the shape of an adapter named `CRITIC`, which is neither saved nor sampled with.
+        prepare: called with the base model before adapters are added.
 
     Attributes:
         unshared: why equal prompts cannot be processed once on this base model; ``""`` if they can.
@@ -78,8 +80,11 @@ class Adapters:
         placement: Placement | None = None,
         checkpointing: bool = False,
         critic: Weights | None = None,
+        prepare: Prepare | None = None,
     ) -> None:
         self.base, self.tokenizer = _load(model, placement or Placement(dtype=dtype))
+        if prepare is not None:
+            prepare(self.base)
         self.spaces = {
             name: replace(space, targets=tuple(resolve(self.base, space.targets)))
             for name, space in sorted(spaces.items())

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compound.components.engines.local import loading
 from compound.components.engines.local.out_of_memory import naming_settings
 from compound.errors import CompoundError
 from compound.optimizers.weights.learner.adapters import CRITIC, Adapters
-from compound.optimizers.weights.learner.batching import by_adapter, micro_batches, minibatches, size
+from compound.optimizers.weights.learner.batching import Pass, by_adapter, divide, in_step, minibatches, size
 from compound.optimizers.weights.learner.critic import VALUE, Critic
 from compound.optimizers.weights.learner.forward import ForwardPass, forward
 from compound.optimizers.weights.learner.monitor import Monitor
@@ -37,7 +38,7 @@ from compound.storage.artifacts import Reference, store_folder, verify_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 OPTIMIZERS = "optimizer-states"  # prefix of the folders of optimizer states
 
@@ -73,6 +74,7 @@ class Trainer:
         steps: the total number of steps, for the learning rate schedule.
         longest: the maximum number of tokens of an answer, which `dr_grpo` divides by.
         section: the path of the training settings, for messages.
+        in_step: whether all processes must run the same forward passes, since they share the base model.
     """
 
     def __init__(
@@ -88,8 +90,9 @@ class Trainer:
         steps: int = 1,
         longest: int | None = None,
         section: str = SECTION,
+        in_step: bool = False,
     ) -> None:
-        self.section = section
+        self.section, self.in_step = section, in_step
         self.adapters, self.adapter_of, self.longest, self.seed = adapters, dict(adapter_of), longest, seed
         self.optimizer, self.rollouts = optimizer, rollouts
         self.variant, self.loss = loss.name, loss.settings
@@ -173,9 +176,13 @@ class Trainer:
                 continue
             weight_of = self._weights(own)
             with self.adapters.using(name) as model:
-                for batch in self._mine(self._batches(learned)):
-                    loss = self._loss(model, batch, weight_of, fixed, monitor)
+                for each in self._passes_over(learned):
+                    if each.counts:
+                        loss = self._loss(model, each.samples, weight_of, fixed, monitor, each.shared)
+                    else:
+                        loss = 0.0 * self._forward(model, each, temperature=1.0, entropy=False).logps.sum()
                     loss.backward()
+                    self._accumulate()
             if self.critic is not None and self.critic.has_adapter:
                 self._fit_critic(self.critic, learned, weight_of)
             monitor.add_norm(name, self._updaters[name].update(number))
@@ -186,10 +193,20 @@ class Trainer:
     def _fit_critic(self, critic: Critic, samples: Sequence[Sample], weight_of: Mapping[int, float]) -> None:
         """Add the gradients of the value loss to the critic's adapter and head."""
         with self.adapters.using(CRITIC) as model:
-            for batch in self._mine(self._batches(samples)):
-                ran = self._forward(model, batch, temperature=1.0, logps=False)
-                weight = _padded([(weight_of[id(s)],) for s in batch], ran.mask[:, :1])
-                (self._value_loss(batch, ran, critic) * ran.mask * weight).sum().backward()
+            for each in self._passes_over(samples):
+                ran = self._forward(model, each, temperature=1.0, logps=False)
+                if each.counts:
+                    weight = _padded([(weight_of[id(s)],) for s in each.samples], ran.mask[:, :1])
+                    loss = (self._value_loss(each.samples, ran, critic) * ran.mask * weight).sum()
+                else:
+                    loss = 0.0 * ran.states.sum()
+                loss.backward()
+                self._accumulate()
+
+    def _accumulate(self) -> None:
+        """Add the gradients of a micro-batch to the sums of the update."""
+        for updater in self._updaters.values():
+            updater.accumulate()
 
     def _learned_from(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples whose tokens contribute to the loss, without masked truncated ones."""
@@ -211,6 +228,7 @@ class Trainer:
         weight_of: Mapping[int, float],
         fixed: FixedLogps,
         monitor: Monitor,
+        shared: bool | None = None,
     ) -> Tensor:
         """Return the contribution of a micro-batch to the loss of an update."""
         import torch
@@ -219,7 +237,8 @@ class Trainer:
         entropy = 0.0 if policy is None else policy.entropy
         # imitation maximizes the likelihood at temperature 1, whatever the rollouts were sampled at
         temperature = 1.0 if policy is None else self.rollouts.temperature
-        ran = self._forward(model, batch, entropy_grad=entropy > 0, temperature=temperature)
+        each = Pass(list(batch), shared)
+        ran = self._forward(model, each, entropy_grad=entropy > 0, temperature=temperature)
         weight = torch.tensor([weight_of[id(s)] for s in batch], device=ran.mask.device)[:, None]
         old = ran.logps.detach() if not fixed.old else _rows(fixed.old, batch, ran.mask)
         advantages = ran.mask
@@ -329,21 +348,26 @@ class Trainer:
         """Yield this process's micro-batches with their forward passes: of policy, base, or critic."""
         for name, own in by_adapter(samples, self.adapter_of).items():
             with self.adapters.using(CRITIC if critic else None if base else name) as model:
-                for batch in self._mine(self._batches(own)):
+                for each in self._passes_over(own):
                     temperature = self.rollouts.temperature
-                    yield (
-                        batch,
-                        self._forward(model, batch, temperature=temperature, entropy=False, logps=not critic),
-                    )
+                    ran = self._forward(model, each, temperature=temperature, entropy=False, logps=not critic)
+                    if each.counts:
+                        yield each.samples, ran
 
-    def _batches(self, samples: Sequence[Sample]) -> list[list[Sample]]:
-        """Divide the samples of one adapter into micro-batches."""
-        return micro_batches(samples, self.optimizer.micro_tokens, share_prompts=not self.adapters.unshared)
+    def _passes_over(self, samples: Sequence[Sample]) -> Iterator[Pass]:
+        """Yield this process's share of the forward passes over the samples of one adapter."""
+        rank, processes = rank_and_world_size()
+        share_prompts = not self.adapters.unshared
+        shares = divide(samples, self.optimizer.micro_tokens, processes, share_prompts=share_prompts)
+        if self.in_step:
+            yield from in_step(shares, rank, share_prompts=share_prompts)
+        else:
+            yield from map(Pass, shares[rank])
 
     def _forward(
         self,
         model: PreTrainedModel,
-        batch: Sequence[Sample],
+        each: Pass,
         *,
         temperature: float,
         entropy_grad: bool = False,
@@ -351,7 +375,7 @@ class Trainer:
         logps: bool = True,
     ) -> ForwardPass:
         """Run the model over a micro-batch; equal prompts are processed once if the model allows it."""
-        shared = False if self.adapters.unshared else None
+        batch, shared = each.samples, False if self.adapters.unshared else each.shared
         # Imitation also teaches the format, so it maximizes the likelihood without the constraint.
         constrained = self.policy is not None and any(sample.tokens.constraint for sample in batch)
         return forward(
@@ -377,12 +401,6 @@ class Trainer:
                     f"{self.section}.rollouts.max_staleness",
                 )
 
-    @staticmethod
-    def _mine(batches: Sequence[list[Sample]]) -> Sequence[list[Sample]]:
-        """Return this process's share of the micro-batches."""
-        rank, world = rank_and_world_size()
-        return batches[rank::world]
-
     def _memory(self) -> AbstractContextManager[None]:
         """Turn an out-of-memory error into one that names the settings to lower."""
         section = self.section
@@ -394,6 +412,34 @@ class Trainer:
         )
 
     # -- checkpoints -----------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the base model."""
+        return self.adapters.tokenizer
+
+    def start(self, references: Mapping[str, Reference | None], folder: Path) -> None:
+        """Start from stored adapters; ``None`` keeps the initial weights, which equal the base model.
+
+        Args:
+            references: the stored adapters by name, relative to ``folder`` or absolute.
+            folder: the folder that adapters are saved to.
+
+        Raises:
+            ConfigurationError: a folder is missing, was changed, or does not match the adapters.
+        """
+        for name, reference in references.items():
+            self.adapters.start_from(name, reference, folder)
+            self.versions[name] = [self.adapters.version(name)]
+
+    def write_adapter(self, name: str, folder: Path) -> None:
+        """Write the current weights of an adapter to a folder, in peft's format."""
+        self.adapters.write(name, folder)
+
+    def close(self) -> None:
+        """Release the model's memory; the trainer cannot be used afterwards."""
+        del self.adapters, self._updaters
+        loading.release()
 
     def save(self, folder: Path) -> Saved:
         """Store adapters and optimizer states, and return their references, relative to ``folder``."""

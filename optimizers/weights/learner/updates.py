@@ -1,6 +1,7 @@
 """AdamW with a learning rate schedule, stored without pickle.
 
-In distributed training, gradients are summed over the processes, so all take the same update.
+Gradients of micro-batches are summed in float64, in distributed training also over the processes. The order
+of the sum then has no visible effect, so any number of processes takes the same update.
 """
 
 from __future__ import annotations
@@ -103,7 +104,40 @@ class Updater:
         self.rate, self.max_norm, self.whose, self.section = rate, max_norm, whose, section
         self.parameters = list(parameters)
         self.max_skipped, self.skipped = max_skipped, 0
+        self._sum: Tensor | None = None
         self._adam = torch.optim.AdamW([p for _, p in self.parameters], lr=rate.lr, weight_decay=0.0)
+
+    def accumulate(self) -> None:
+        """Add the gradients of a micro-batch to the sum of the update, and clear them."""
+        start = 0
+        for _, tensor in self.parameters:
+            end = start + tensor.numel()
+            if tensor.grad is not None:
+                self._gradients()[start:end].add_(tensor.grad.flatten())
+                tensor.grad = None
+            start = end
+
+    def reduce(self) -> None:
+        """Set the gradients to their sums over the micro-batches of all processes."""
+        self.accumulate()
+        total, start = self._gradients(), 0
+        all_reduce([total])
+        for _, tensor in self.parameters:
+            end = start + tensor.numel()
+            tensor.grad = total[start:end].view_as(tensor).to(tensor.dtype)
+            start = end
+        self._sum = None
+
+    def _gradients(self) -> Tensor:
+        """Return the sum of the gradients of all tensors, one after the other."""
+        import torch
+
+        if self._sum is None:
+            device = self.parameters[0][1].device
+            dtype = torch.float32 if device.type == "mps" else torch.float64  # which MPS lacks
+            size = sum(tensor.numel() for _, tensor in self.parameters)
+            self._sum = torch.zeros(size, dtype=dtype, device=device)
+        return self._sum
 
     def update(self, step: int) -> float:
         """Apply one update with the accumulated gradients, and return their norm before clipping.
@@ -118,12 +152,8 @@ class Updater:
         """
         import torch
 
+        self.reduce()
         tensors = [p for _, p in self.parameters]
-        for tensor in tensors:
-            if tensor.grad is None:
-                tensor.grad = torch.zeros_like(tensor)
-            tensor.grad = tensor.grad.contiguous()
-        all_reduce([tensor.grad for tensor in tensors])
         norm = float(torch.nn.utils.clip_grad_norm_(tensors, self.max_norm))
         if not math.isfinite(norm):
             self._adam.zero_grad()

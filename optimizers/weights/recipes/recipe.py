@@ -22,9 +22,10 @@ from compound.example import Example
 from compound.execution.trace import Call
 from compound.formatting import short_repr
 from compound.optimization.method import Task
+from compound.optimizers.weights.distributed.learner import Learner
+from compound.optimizers.weights.distributed.settings import LearnerSettings
 from compound.optimizers.weights.learner.base import BaseModelSettings
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
-from compound.optimizers.weights.learner.trainer import Trainer
 from compound.optimizers.weights.learner.updates import OptimizerSettings
 from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.loss.objective import (
@@ -57,6 +58,8 @@ class TrainingSettings(Settings):
     """Weight updates."""
     base: BaseModelSettings = BaseModelSettings()
     """The frozen base model in the trainer."""
+    learner: LearnerSettings = LearnerSettings()
+    """Processes that compute the training steps."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """Evaluations that choose the step to propose."""
     keep_samples: bool = False
@@ -139,7 +142,7 @@ class RecipeContext:
     sampler: Sampler
     trained: tuple[str, ...]
     seed: int
-    trainer: Trainer
+    trainer: Learner
     task: Task
     state: dict[str, object] = field(default_factory=dict)
     folder: Path = Path()

@@ -37,6 +37,7 @@ from compound.optimizers.methods import method  # noqa: E402
 from compound.optimizers.weights import moments  # noqa: E402
 from compound.optimizers.weights import training as session  # noqa: E402
 from compound.optimizers.weights.learner.saved import TrainingState  # noqa: E402
+from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
 from compound.optimizers.weights.recipes.selection import split  # noqa: E402
 from compound.storage.artifacts import verify_reference  # noqa: E402
 from compound.testing import PlainMemory  # noqa: E402
@@ -300,6 +301,7 @@ class TestNextJob:
 
         def watched(job: session.TrainingSession, state: TrainingState) -> None:
             opened(job, state)
+            assert isinstance(job.trainer, Trainer)
             for name, updater in job.trainer._updaters.items():
                 counts = [v for key, v in updater.state().items() if key.endswith("|step")]
                 found[name] = float(counts[0]) if counts else 0.0

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,7 @@ from compound.api.optimize import make_problem, optimize  # noqa: E402
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.errors import ConfigurationError, DeclarationError, SpecError  # noqa: E402
 from compound.evaluation.metrics.custom import custom  # noqa: E402
-from compound.example import Example, Score  # noqa: E402
-from compound.execution.cache import MemoryCache  # noqa: E402
-from compound.execution.executor import Executor  # noqa: E402
-from compound.graph.configuration import to_readable_json  # noqa: E402
-from compound.optimization.method import Job, JobContext, Proposal, Task  # noqa: E402
-from compound.optimization.problem import Problem  # noqa: E402
-from compound.optimization.scorer import JobScorer  # noqa: E402
+from compound.optimization.method import Job  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
 from compound.optimizers.optimas.weights import LocalDraws  # noqa: E402
 from compound.optimizers.weights.bases import base_format, base_model  # noqa: E402
@@ -40,25 +34,17 @@ from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
 from compound.optimizers.weights.loss.losses import VARIANTS  # noqa: E402
 from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective  # noqa: E402
 from compound.optimizers.weights.recipes.mhgpo import MHGPO  # noqa: E402
-from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, GRPOSettings, MMGRPOSettings  # noqa: E402
+from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings  # noqa: E402
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings  # noqa: E402
-from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings  # noqa: E402
+from compound.optimizers.weights.recipes.ppo import PPO  # noqa: E402
 from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe  # noqa: E402
 from compound.optimizers.weights.step_batch import StepBatch  # noqa: E402
 from compound.optimizers.weights.step_notes import reason_without_samples  # noqa: E402
 from compound.spec import load  # noqa: E402
-from compound.testing import PlainMemory, ScriptedLM  # noqa: E402
-from training_settings import placed, read_by, trainings  # noqa: E402
+from compound.testing import ScriptedLM  # noqa: E402
+from training_settings import trainings  # noqa: E402
+from trainings.jobs import ATLAS, SMALL, letters, trained  # noqa: E402
 
-ATLAS = Path(__file__).parents[3] / "benchmarks" / "atlas.yaml"
-SMALL = {
-    "steps": 2, "examples": 2, "runs": 3, "lr": 0.01, "attempts": 3, "keep": 2, "threshold": 0.0,
-}  # fmt: skip
-REWARDS = {
-    "backbone": {"model": "none"},
-    "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 1, "level": 1},
-    "reward": {"min_accuracy": 0.5, "trust_level": 1},
-}
 SMALL_SECTIONS = [(f"optimize.{name}", json.dumps(section)) for name, section in trainings(**SMALL).items()]
 METHODS = ["ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo"]
 
@@ -68,59 +54,6 @@ def model(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make_model(tmp_path_factory.mktemp("model"), positions=4096)
-
-
-def letters(outputs: Mapping[str, Any], example: Example) -> Score:
-    """Reward answers of many different letters: a random model says something else each time."""
-    return Score(len(set(outputs["answer"])) / 60)
-
-
-async def trained(
-    model: Path,
-    name: str,
-    folder: Path,
-    start: Mapping[str, Any] | None = None,
-    share: float = float("inf"),
-    local: str = "ppo",
-    **more: Any,
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run the jobs of a method as the loop does, without decisions; return the values and the records."""
-    kind = PPOSettings if local == "ppo" else GRPOSettings
-    learned = placed(kind, **read_by(kind, {**SMALL, **more}))
-    program = load(
-        ATLAS,
-        overrides=[
-            ("lm", str(model)),
-            *(
-                (f"optimize.{each}", json.dumps(section))
-                for each, section in trainings(**{**SMALL, **more}).items()
-            ),
-            ("optimize.optimas", json.dumps({**REWARDS, "training": {local: learned}})),
-            ("optimize.better_together", json.dumps({"stages": ["random", "mmgrpo"]})),
-        ],
-    )
-    metric, settings = custom(letters, "letters"), program.optimize
-    memory = PlainMemory(folder)
-    executor = Executor(program.find_engine, cache=MemoryCache(), folder=folder)
-    chosen = method(name, program.system, settings)
-    problem = Problem(program.system, (), (), (), metric, settings, chosen, program.find_engine)
-    assert program.data
-    train = program.data.examples("train", list(program.system.inputs), limit=12, seed=0)
-    context = JobContext(executor, metric, problem.rules, memory)
-    values: dict[str, Any] = dict(start or {})
-    jobs = [*([chosen.opening] if chosen.opening else []), *chosen.jobs]
-    for number, job in enumerate(jobs):
-        system = program.system.bind({**program.system.configuration, **values})
-        begun = executor.meter.system_runs
-        scorer = JobScorer(problem, executor, system, share, begun)
-        task = Task(system, job.keys, train, scorer, number, 0, 2, 2, context)
-        async for event in chosen.optimizers[job.optimizer].propose(task):
-            if isinstance(event, Proposal):
-                values |= event.values
-                spent, facts = executor.meter.system_runs - begun, to_readable_json(event.facts)
-                memory.append({"kind": "job", "optimizer": job.optimizer, "spent": spent, "facts": facts})
-    await executor.aclose()
-    return values, memory.records()
 
 
 @pytest.mark.parametrize("name", [*METHODS, "better_together"])

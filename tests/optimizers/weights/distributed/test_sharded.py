@@ -1,0 +1,239 @@
+"""Learners of several processes compute what one process computes, whatever is divided among them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from numerics import LOGPROBS
+from trainings.learners import declared, difference, drawn, weights_of
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
+from compound.errors import ConfigurationError  # noqa: E402
+from compound.optimizers.weights.distributed.learner import AdapterShape, Learner, LearnerSpec, open_trainer  # noqa: E402
+from compound.optimizers.weights.distributed.processes import Processes  # noqa: E402
+from compound.optimizers.weights.distributed.sharded import ShardedLearner  # noqa: E402
+from compound.optimizers.weights.learner.critic import VALUE  # noqa: E402
+from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
+from compound.optimizers.weights.learner.saved import Saved  # noqa: E402
+from compound.optimizers.weights.learner.trainer import StaleSamples  # noqa: E402
+from compound.optimizers.weights.learner.values import CriticSettings  # noqa: E402
+
+EQUAL = 1e-6  # relative to the largest number of a tensor, in float32
+MANY: dict[str, Any] = {"groups": 12, "prompt": 20}  # a micro-batch of 64 tokens for each group
+Group = Callable[[int], Processes]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make_toy_model(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Group]:
+    """Return a group of processes, which several learners use one after the other."""
+    known: dict[int, Processes] = {}
+
+    def found(count: int) -> Processes:
+        if count not in known:
+            known[count] = Processes(count)
+        return known[count]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield found
+    for each in known.values():
+        each.close()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def trained(
+    learner: Learner, folder: Path, steps: Sequence[int] = (0, 1), *, critic: bool = True, **samples: Any
+) -> tuple[Saved, list[tuple[dict[str, float], list[tuple[float, ...]]]]]:
+    """Train for some steps; return the checkpoint, and the norms and values of each step."""
+    folder.mkdir(exist_ok=True)
+    reports = []
+    for number in steps:
+        given = drawn(seed=number, **samples)
+        given = learner.values(given) if critic else given
+        facts = learner.step(given, number)
+        reports.append((facts["norms"], [sample.values for sample in given]))
+    return learner.save(folder), reports
+
+
+def both(
+    spec: LearnerSpec, processes: Processes, folder: Path, sharding: str = "data", **how: Any
+) -> tuple[float, float]:
+    """Train in one process and in several; return the differences of weights and of gradient norms."""
+    alone, said = trained(open_trainer(spec), folder / "alone", **how)
+    several, others = trained(ShardedLearner(processes, spec, sharding=sharding), folder / "several", **how)
+    norms = [
+        abs(theirs[name] - norm) / (norm or 1.0)  # a critic starts at 0, where its adapter has no gradient
+        for (ours, _), (theirs, _) in zip(said, others, strict=True)
+        for name, norm in ours.items()
+    ]
+    for (_, ours), (_, theirs) in zip(said, others, strict=True):
+        for row, expected in zip(theirs, ours, strict=True):
+            assert row == pytest.approx(expected, abs=LOGPROBS)
+    assert all(several.adapters.values())
+    weights = difference(weights_of(several, folder / "several"), weights_of(alone, folder / "alone"))
+    return weights, max(norms)
+
+
+LOSSES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo"]
+COUNTS = [2, pytest.param(4, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("sharding", ["data", "fsdp"])
+def test_many_micro_batches_train_to_equal_weights(
+    sharding: str, count: int, model: Path, group: Group, tmp_path: Path
+) -> None:
+    """With a value head, several updates a step, a KL term, and samples of two adapters."""
+    spec = declared(model, critic=True, micro_tokens=64, epochs=2, beta=0.05)
+    weights, norms = both(spec, group(count), tmp_path, sharding, **MANY)
+    assert norms <= EQUAL
+    assert weights <= EQUAL
+
+
+@pytest.mark.parametrize("sharding", ["data", "fsdp"])
+def test_a_critic_with_its_own_adapter_trains_to_equal_weights(
+    sharding: str, model: Path, group: Group, tmp_path: Path
+) -> None:
+    critic = CriticSettings.model_validate({"adapter": {"rank": 2}})
+    spec = declared(model, critic=True, micro_tokens=64).model_copy(update={"critic": critic})
+    weights, norms = both(spec, group(2), tmp_path, sharding, **MANY)
+    assert norms <= EQUAL
+    assert weights <= EQUAL
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("sharding", ["data", "fsdp"])
+def test_few_micro_batches_are_divided_with_equal_gradients(
+    sharding: str, count: int, model: Path, group: Group, tmp_path: Path
+) -> None:
+    """Other micro-batches round differently; Adam may turn a gradient of rounding into a whole step."""
+    spec = declared(model, critic=True)
+    weights, norms = both(spec, group(count), tmp_path, sharding, steps=(0,))
+    assert norms <= EQUAL
+    assert weights <= 1e-2
+
+
+@pytest.mark.parametrize("loss", LOSSES[1:])
+def test_every_kind_of_loss_is_the_sum_over_processes(
+    loss: str, model: Path, group: Group, tmp_path: Path
+) -> None:
+    spec = declared(model, ("x",), loss=loss, micro_tokens=64, epochs=2)
+    weights, norms = both(spec, group(2), tmp_path, steps=(0,), names=("x",), critic=False, **MANY)
+    assert max(weights, norms) <= EQUAL
+
+
+@pytest.mark.parametrize("count", [2])
+def test_a_step_without_samples_for_a_process_ends(
+    count: int, model: Path, group: Group, tmp_path: Path
+) -> None:
+    """One sample, of which the other processes get nothing; also where they gather the layers together."""
+    for sharding in ("data", "fsdp"):
+        learner = ShardedLearner(group(count), declared(model, ("x",)), sharding=sharding)
+        facts = learner.step(drawn(("x",), groups=1, each=2)[:1], 0)
+        assert facts["norms"]["x"] > 0
+        assert learner.step([], 1)["norms"] == {}
+
+
+def test_log_ratios_are_those_of_one_process(model: Path, group: Group, tmp_path: Path) -> None:
+    spec = declared(model, micro_tokens=64)
+    learners: list[Learner] = [open_trainer(spec), ShardedLearner(group(2), spec)]
+    rows = []
+    for learner in learners:
+        learner.step(drawn(), 0)
+        rows.append(learner.divergences(drawn(seed=1)))
+    assert any(abs(ratio) > 1e-3 for row in rows[0] for ratio in row)
+    for ours, expected in zip(rows[1], rows[0], strict=True):
+        assert ours == pytest.approx(expected, abs=LOGPROBS)
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), pytest.param(2, 4, marks=pytest.mark.slow)])
+def test_a_checkpoint_is_continued_by_any_number_of_processes(
+    first: int, second: int, model: Path, group: Group, tmp_path: Path
+) -> None:
+    """With the optimizer states of adapters and value head, to the weights of an uninterrupted training."""
+    spec = declared(model, critic=True, micro_tokens=64)
+
+    def opened(count: int) -> Learner:
+        return open_trainer(spec) if count == 1 else ShardedLearner(group(count), spec)
+
+    folder = tmp_path / "whole"
+    whole, _ = trained(open_trainer(spec), folder, (0, 1), **MANY)
+    begun, _ = trained(opened(first), tmp_path, (0,), **MANY)
+    learner = opened(second)
+    learner.restore(begun, tmp_path)
+    ended, _ = trained(learner, tmp_path, (1,), **MANY)
+    assert difference(weights_of(ended, tmp_path), weights_of(whole, folder)) <= EQUAL
+    # without the states the second step would be another one
+    learner = opened(2)
+    learner.start(begun.adapters, tmp_path)
+    other, _ = trained(learner, tmp_path, (1,), **MANY)
+    assert difference(weights_of(other, tmp_path), weights_of(whole, folder)) > 1e-3
+    learner = opened(2)
+    learner.start(begun.adapters, tmp_path)
+    for name in ("x", "y", VALUE):
+        learner.restore_optimizer(name, begun.optimizers, tmp_path)
+    same, _ = trained(learner, tmp_path, (1,), **MANY)
+    assert difference(weights_of(same, tmp_path), weights_of(whole, folder)) <= EQUAL
+
+
+def test_a_start_elsewhere_is_copied_by_the_run_and_only_the_first_process_writes(
+    model: Path, group: Group, tmp_path: Path
+) -> None:
+    spec, elsewhere, folder = declared(model, ("x",)), tmp_path / "elsewhere", tmp_path / "run"
+    for path in (elsewhere, folder):
+        path.mkdir()
+    begun, _ = trained(open_trainer(spec), elsewhere, (0,), critic=False, names=("x",))
+    reference = begun.adapters["x"]
+    assert reference is not None
+    learner = ShardedLearner(group(2), spec)
+    learner.start({"x": {**reference, "path": str(elsewhere / reference["path"])}}, folder)
+    assert [path.name for path in folder.iterdir()] == [reference["path"]]
+    learner.write_adapter("x", made := tmp_path)
+    assert (made / "adapter_model.safetensors").exists()
+    version = reference["sha256"]
+    learner.step([fresh(sample, version) for sample in drawn(("x",))], 0)
+    saved = learner.save(folder)
+    assert saved.versions["x"][-2:] == [version, (saved.adapters["x"] or {})["sha256"]]
+    assert len(list(folder.iterdir())) == 3  # two adapters and the optimizer states
+    with pytest.raises(StaleSamples, match=r"learner process \d of 2"):
+        learner.step([fresh(sample, version) for sample in drawn(("x",))], 1)
+
+
+def fresh(sample: Sample, version: str) -> Sample:
+    """Return a sample that was drawn with a version of its adapter."""
+    return replace(sample, on_policy=True, tokens=replace(sample.tokens, adapter=version))
+
+
+def test_errors_of_a_process_are_those_of_the_trainer(model: Path, tmp_path: Path) -> None:
+    """With the same class, so that the run treats them in the same way."""
+    spec = declared(model, ("x",))
+    saved, _ = trained(open_trainer(spec), tmp_path, (0,), critic=False, names=("x",))
+    wider = spec.model_copy(update={"shapes": {"x": AdapterShape(rank=8, alpha=8, targets="attention")}})
+    processes = Processes(2)
+    learner = ShardedLearner(processes, wider)
+    with pytest.raises(ConfigurationError, match="learner process 0 of 2.*declares alpha 8 and rank 8"):
+        learner.restore(saved, tmp_path)
+    assert processes.ended

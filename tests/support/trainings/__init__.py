@@ -1,0 +1,1 @@
+"""Declarations, samples and jobs for tests of weight training."""

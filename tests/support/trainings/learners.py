@@ -1,0 +1,81 @@
+"""Declarations, samples and comparisons for tests of learners."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from compound.components.engines.local.devices import Placement
+from compound.engine import TokenRecord
+from compound.optimizers.weights.credit.advantages import advantages
+from compound.optimizers.weights.distributed.learner import AdapterShape, LearnerSpec
+from compound.optimizers.weights.learner.samples import Sample
+from compound.optimizers.weights.learner.saved import Saved
+from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective
+from compound.optimizers.weights.recipes.ppo import PPOSettings
+from training_settings import plain
+
+
+def declared(
+    model: Path, names: Sequence[str] = ("x", "y"), *, critic: bool = False, **given: Any
+) -> LearnerSpec:
+    """Return the declaration of a learner with one adapter for each component; settings as in `plain`."""
+    own = plain(**{"lr": 0.01, **given}).settings
+    return LearnerSpec(
+        model=str(model),
+        shapes={name: AdapterShape(rank=4, alpha=8, targets="all-linear") for name in names},
+        adapter_of={name: name for name in names},
+        policy=own.loss if isinstance(own.loss, PolicyObjective) else None,
+        imitation=own.loss if isinstance(own.loss, ImitationObjective) else None,
+        optimizer=own.optimizer,
+        rollouts=own.rollouts,
+        critic=own.critic if critic and isinstance(own, PPOSettings) else None,
+        steps=4,
+        longest=8,
+        section="optimize.ppo",
+        placement=Placement("cpu", "float32"),
+    )
+
+
+def drawn(
+    names: Sequence[str] = ("x", "y"), *, groups: int = 8, each: int = 4, prompt: int = 5, seed: int = 0
+) -> list[Sample]:
+    """Return samples of random tokens with advantages, off-policy so that no version is checked."""
+    rng, found = random.Random(seed), []
+    for name in names:
+        for group in range(groups):
+            tokens = tuple(rng.randrange(24) for _ in range(prompt + group % 4))
+            for rollout in range(each):
+                sampled = tuple(rng.randrange(24) for _ in range(1 + rng.randrange(6)))
+                record = TokenRecord(tokens, sampled, (-1.0,) * len(sampled), "stop")
+                found.append(
+                    Sample(
+                        name, f"e{group}", name, 0, record, rng.random(), (name, group), rollout,
+                        on_policy=False, returns=(0.7,) * len(sampled),
+                    )
+                )  # fmt: skip
+    return advantages(found, "trl")[0]
+
+
+def weights_of(saved: Saved, folder: Path) -> dict[str, Any]:
+    """Return the tensors of all adapters of a checkpoint."""
+    from safetensors.torch import load_file
+
+    found: dict[str, Any] = {}
+    for name, reference in saved.adapters.items():
+        if reference is not None:
+            tensors = load_file(folder / reference["path"] / "adapter_model.safetensors")
+            found |= {f"{name}.{key}": tensor for key, tensor in tensors.items()}
+    return found
+
+
+def difference(ours: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
+    """Return the largest difference of two sets of tensors, relative to the largest number of each tensor."""
+    assert ours.keys() == expected.keys()
+    found = [
+        float((ours[name] - tensor).abs().max() / tensor.abs().max().clamp(min=1e-30))
+        for name, tensor in expected.items()
+    ]
+    return max(found, default=0.0)
