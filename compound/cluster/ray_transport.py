@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import suppress
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from compound.cluster.transport import WorkerConnection, WorkerLost
@@ -16,6 +17,7 @@ from compound.cluster.worker import serve
 from compound.errors import CompoundError
 from compound.extras import explain_missing
 
+GRACE = 0.001  # seconds that a reply of the driver may take before the worker is asked for more texts
 HINT = "start one with `ray start --head`, correct optimize.runner.ray.address, or use address: local"
 
 
@@ -24,16 +26,27 @@ class ClusterUnavailable(CompoundError):
 
 
 class _Inbox:
-    """The worker's end of its connection: texts that the actor's methods put in and take out."""
+    """The worker's end of its connection: texts that the actor's method puts in and takes out."""
 
     def __init__(self) -> None:
         self.arriving: asyncio.Queue[str] = asyncio.Queue()
         self.leaving: list[str] = []
-        self.some = asyncio.Event()
+        self._waiting: asyncio.Future[None] | None = None
 
     async def send(self, text: str) -> None:
         self.leaving.append(text)
-        self.some.set()
+        self.wake()
+
+    async def some(self) -> None:
+        """Return when there are texts that leave, or when `wake` is called."""
+        if not self.leaving:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+
+    def wake(self) -> None:
+        """Let the call that waits for texts return."""
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     async def receive(self) -> str:
         return await self.arriving.get()
@@ -49,47 +62,63 @@ class WorkerActor:
         self._inbox = _Inbox()
         self._serving: asyncio.Task[None] | None = None
 
-    async def put(self, text: str) -> None:
-        """Deliver a text of the driver."""
+    async def exchange(self, text: str) -> list[str]:
+        """Deliver a text of the driver, if it is not empty, and wait for texts to the driver.
+
+        The call returns as soon as there are any, or when the next call arrives.
+        """
         if self._serving is None:
             self._serving = asyncio.create_task(serve(self._inbox))
-        self._inbox.arriving.put_nowait(text)
-
-    async def take(self) -> list[str]:
-        """Wait for texts to the driver and return all that there are."""
-        waiting = asyncio.create_task(self._inbox.some.wait())
-        await asyncio.wait(
-            {waiting, *([self._serving] if self._serving is not None else [])},
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        waiting.cancel()
-        if self._serving is not None and self._serving.done():
+            self._serving.add_done_callback(lambda _: self._inbox.wake())
+        self._inbox.wake()
+        if text:
+            self._inbox.arriving.put_nowait(text)
+        if not self._serving.done():
+            await self._inbox.some()
+        if self._serving.done():
             self._serving.result()  # raises what ended the worker
         texts, self._inbox.leaving = self._inbox.leaving, []
-        self._inbox.some.clear()
         return texts
 
 
 class _Handle(Protocol):
     """An actor as its driver sees it; Ray has no types for it."""
 
-    put: Any
-    take: Any
+    exchange: Any
 
 
 class _RayConnection:
-    """The driver's end of the connection to an actor."""
+    """The driver's end of the connection to an actor.
+
+    A call delivers a text and returns what the worker sends next, so that an exchange is one call instead
+    of two. If there is nothing to deliver for `GRACE` seconds and no call is open, an empty text is sent.
+    At most two calls are open: the second makes the first one return, and their order is that of the texts.
+    """
 
     def __init__(self, actor: _Handle) -> None:
         self._actor = actor
         self._texts: deque[str] = deque()
+        self._calls: deque[Awaitable[list[str]]] = deque()
+        self._changed = asyncio.Event()
 
     async def send(self, text: str) -> None:
-        await self._call(self._actor.put, text)
+        while len(self._calls) > 1:
+            self._changed.clear()
+            await self._changed.wait()
+        self._call(text)
 
     async def receive(self) -> str:
         while not self._texts:
-            self._texts.extend(await self._call(self._actor.take))
+            if not self._calls:
+                self._changed.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), GRACE)
+            if not self._calls:
+                self._call("")
+            with _losses():
+                self._texts.extend(await self._calls[0])
+            self._calls.popleft()
+            self._changed.set()
         return self._texts.popleft()
 
     async def aclose(self) -> None:
@@ -98,14 +127,21 @@ class _RayConnection:
         with suppress(Exception):  # the cluster may be gone
             await asyncio.to_thread(ray.kill, self._actor)
 
-    @staticmethod
-    async def _call(method: Any, *arguments: str) -> Any:  # noqa: ANN401 - Ray has no types
-        from ray.exceptions import RayError
+    def _call(self, text: str) -> None:
+        with _losses():
+            self._calls.append(self._actor.exchange.remote(text))
+        self._changed.set()
 
-        try:
-            return await method.remote(*arguments)
-        except RayError as error:
-            raise WorkerLost(_line(error, -1)) from error
+
+@contextmanager
+def _losses() -> Iterator[None]:
+    """Raise `WorkerLost` for errors of Ray."""
+    from ray.exceptions import RayError
+
+    try:
+        yield
+    except RayError as error:
+        raise WorkerLost(_line(error, -1)) from error
 
 
 class RayTransport:
@@ -132,9 +168,7 @@ class RayTransport:
         async with self._opening:
             if not self._ray.is_initialized():
                 await self._open()
-        actor = self._ray.remote(WorkerActor).options(
-            num_cpus=self._cpus, max_restarts=0, max_concurrency=1000
-        )
+        actor = self._ray.remote(WorkerActor).options(num_cpus=self._cpus, max_restarts=0, max_concurrency=10)
         return _RayConnection(actor.remote())
 
     async def aclose(self) -> None:

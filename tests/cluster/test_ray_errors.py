@@ -50,7 +50,7 @@ def test_a_lost_actor_is_reported(ray: ModuleType, text: str, first: str, last: 
             raise RayError(text)
 
     class Actor:
-        put = take = Method()
+        exchange = Method()
 
     with pytest.raises(WorkerLost) as caught:
         asyncio.run(_RayConnection(Actor()).receive())
