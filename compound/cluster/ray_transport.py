@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any, Protocol
 
-from compound.cluster.transport import WorkerConnection, WorkerLost
+from compound.cluster.ray_cluster import RayCluster, losses
+from compound.cluster.transport import WorkerConnection
 from compound.cluster.worker import serve
-from compound.errors import CompoundError
-from compound.extras import explain_missing
 
 GRACE = 0.001  # seconds that a reply of the driver may take before the worker is asked for more texts
-HINT = "start one with `ray start --head`, correct optimize.runner.ray.address, or use address: local"
-
-
-class ClusterUnavailable(CompoundError):
-    """There is no Ray cluster at the address, or it cannot start workers."""
 
 
 class _Inbox:
@@ -115,7 +109,7 @@ class _RayConnection:
                     await asyncio.wait_for(self._changed.wait(), GRACE)
             if not self._calls:
                 self._call("")
-            with _losses():
+            with losses():
                 self._texts.extend(await self._calls[0])
             self._calls.popleft()
             self._changed.set()
@@ -128,27 +122,16 @@ class _RayConnection:
             await asyncio.to_thread(ray.kill, self._actor)
 
     def _call(self, text: str) -> None:
-        with _losses():
+        with losses():
             self._calls.append(self._actor.exchange.remote(text))
         self._changed.set()
-
-
-@contextmanager
-def _losses() -> Iterator[None]:
-    """Raise `WorkerLost` for errors of Ray."""
-    from ray.exceptions import RayError
-
-    try:
-        yield
-    except RayError as error:
-        raise WorkerLost(_line(error, -1)) from error
 
 
 class RayTransport:
     """Starts workers on a Ray cluster.
 
     Args:
-        address: address of the cluster: ``auto``, ``local`` to start one on this machine, or ``host:port``.
+        address: address of the cluster; see `RayCluster`.
         cpus: processors that each worker reserves.
 
     Raises:
@@ -156,41 +139,15 @@ class RayTransport:
     """
 
     def __init__(self, address: str = "auto", cpus: float = 1.0) -> None:
-        with explain_missing("optimize.runner.ray"):
-            import ray
-        self._ray = ray
-        self._address, self._cpus = address, cpus
-        self._opening = asyncio.Lock()
-        self._own = False
+        self._cluster, self._cpus = RayCluster(address), cpus
 
     async def connect(self, number: int) -> WorkerConnection:
         """Start a worker; see `Transport.connect`."""
-        async with self._opening:
-            if not self._ray.is_initialized():
-                await self._open()
-        actor = self._ray.remote(WorkerActor).options(num_cpus=self._cpus, max_restarts=0, max_concurrency=10)
+        await self._cluster.connect()
+        worker = self._cluster.ray.remote(WorkerActor)
+        actor = worker.options(num_cpus=self._cpus, max_restarts=0, max_concurrency=10)
         return _RayConnection(actor.remote())
 
     async def aclose(self) -> None:
         """Disconnect from the cluster, unless the caller was connected before."""
-        if self._own:
-            self._own = False
-            await asyncio.to_thread(self._ray.shutdown)
-
-    async def _open(self) -> None:
-        try:
-            await asyncio.to_thread(
-                self._ray.init, address=self._address, namespace="compound", log_to_driver=False,
-                include_dashboard=None, logging_level="ERROR",
-            )  # fmt: skip
-        except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-            raise ClusterUnavailable(
-                f"no Ray cluster at address {self._address!r}: {_line(error, 0)}", hint=HINT
-            ) from error
-        self._own = True
-
-
-def _line(error: Exception, at: int) -> str:
-    """Return a line of an error's text, or its class if it has none."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[at][:300]
+        await self._cluster.aclose()

@@ -8,7 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from compound.cluster.ray_transport import ClusterUnavailable, RayTransport, _RayConnection
+from compound.cluster.ray_cluster import ClusterUnavailable
+from compound.cluster.ray_transport import RayTransport, _RayConnection
 from compound.cluster.transport import WorkerLost
 
 

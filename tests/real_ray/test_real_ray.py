@@ -14,7 +14,8 @@ from clusters.program import evaluated, local_result, remote_executor, requests,
 from compound.cluster.handshake import WorkerMismatch, rebuild
 from compound.cluster.messages import SystemFile
 from compound.cluster.pool import WorkersLost
-from compound.cluster.ray_transport import ClusterUnavailable, RayTransport
+from compound.cluster.ray_cluster import ClusterUnavailable
+from compound.cluster.ray_transport import RayTransport
 from compound.cluster.transport import WorkerConnection
 from compound.execution.cache import MemoryCache
 from compound.settings.common import RaySettings, RunnerSettings
@@ -120,12 +121,12 @@ def test_a_cluster_without_a_free_place_is_reported(source: SystemFile, tmp_path
 
 def test_a_dead_address_is_reported(source: SystemFile, monkeypatch: pytest.MonkeyPatch) -> None:
     transport = RayTransport("127.0.0.1:1")
-    monkeypatch.setattr(transport._ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(transport._cluster.ray, "is_initialized", lambda: False)
 
     def init(**_: object) -> None:
         raise ConnectionError("Could not connect to 127.0.0.1:1")
 
-    monkeypatch.setattr(transport._ray, "init", init)
+    monkeypatch.setattr(transport._cluster.ray, "init", init)
     with pytest.raises(ClusterUnavailable, match="no Ray cluster at address '127.0.0.1:1'"):
         asyncio.run(evaluated(remote_executor(source, transport, 1), rebuild(source).system))
 
