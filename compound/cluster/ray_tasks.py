@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import cast
 
 from compound.cluster.pool import WorkersLost
 from compound.cluster.ray_cluster import ClusterUnavailable, RayCluster, losses
@@ -86,6 +85,6 @@ class RayTasks:
     async def _answer(self, call: Awaitable[str]) -> str:
         self._running.add(call)
         with losses():
-            answer = cast("str", await call)
+            answer = await call
         self._running.discard(call)
         return answer

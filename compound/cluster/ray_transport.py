@@ -7,6 +7,7 @@ code that is installed on its machine.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Awaitable
 from contextlib import suppress
@@ -19,16 +20,34 @@ from compound.cluster.worker import serve
 GRACE = 0.001  # seconds that a reply of the driver may take before the worker is asked for more texts
 
 
+class _InOrder:
+    """Restores the order of texts; Ray does not guarantee that of calls to an asynchronous actor."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._early: dict[int, str] = {}
+
+    def add(self, number: int, text: str) -> list[str]:
+        """Add the text with a number, from 0; return the texts that are next."""
+        self._early[number] = text
+        found = []
+        while self._next in self._early:
+            found.append(self._early.pop(self._next))
+            self._next += 1
+        return found
+
+
 class _Inbox:
     """The worker's end of its connection: texts that the actor's method puts in and takes out."""
 
     def __init__(self) -> None:
         self.arriving: asyncio.Queue[str] = asyncio.Queue()
-        self.leaving: list[str] = []
+        self.leaving: list[tuple[int, str]] = []
+        self._numbers = itertools.count()
         self._waiting: asyncio.Future[None] | None = None
 
     async def send(self, text: str) -> None:
-        self.leaving.append(text)
+        self.leaving.append((next(self._numbers), text))
         self.wake()
 
     async def some(self) -> None:
@@ -53,20 +72,20 @@ class WorkerActor:
     """A worker in a Ray actor. Its methods run in one event loop with the examples."""
 
     def __init__(self) -> None:
-        self._inbox = _Inbox()
+        self._inbox, self._in_order = _Inbox(), _InOrder()
         self._serving: asyncio.Task[None] | None = None
 
-    async def exchange(self, text: str) -> list[str]:
-        """Deliver a text of the driver, if it is not empty, and wait for texts to the driver.
+    async def exchange(self, number: int, text: str) -> list[tuple[int, str]]:
+        """Deliver a text of the driver, unless it is empty, and wait for texts to the driver.
 
-        The call returns as soon as there are any, or when the next call arrives.
+        The call returns them with their numbers as soon as there are any, or when the next call arrives.
         """
         if self._serving is None:
             self._serving = asyncio.create_task(serve(self._inbox))
             self._serving.add_done_callback(lambda _: self._inbox.wake())
         self._inbox.wake()
-        if text:
-            self._inbox.arriving.put_nowait(text)
+        for each in self._in_order.add(number, text) if text else ():
+            self._inbox.arriving.put_nowait(each)
         if not self._serving.done():
             await self._inbox.some()
         if self._serving.done():
@@ -86,32 +105,33 @@ class _RayConnection:
 
     A call delivers a text and returns what the worker sends next, so that an exchange is one call instead
     of two. If there is nothing to deliver for `GRACE` seconds and no call is open, an empty text is sent.
-    At most two calls are open: the second makes the first one return, and their order is that of the texts.
+    At most two calls are open: the second makes the first one return.
     """
 
     def __init__(self, actor: _Handle) -> None:
         self._actor = actor
+        self._exchange = actor.exchange
         self._texts: deque[str] = deque()
-        self._calls: deque[Awaitable[list[str]]] = deque()
+        self._calls: deque[Awaitable[list[tuple[int, str]]]] = deque()
+        self._in_order, self._numbers = _InOrder(), itertools.count()
         self._changed = asyncio.Event()
 
     async def send(self, text: str) -> None:
         while len(self._calls) > 1:
-            self._changed.clear()
-            await self._changed.wait()
-        self._call(text)
+            await self._wait()
+        self._call(next(self._numbers), text)
 
     async def receive(self) -> str:
         while not self._texts:
             if not self._calls:
-                self._changed.clear()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), GRACE)
+                await self._wait(GRACE)
             if not self._calls:
-                self._call("")
+                self._call(-1, "")
             with losses():
-                self._texts.extend(await self._calls[0])
+                found = await self._calls[0]
             self._calls.popleft()
+            for number, text in found:
+                self._texts.extend(self._in_order.add(number, text))
             self._changed.set()
         return self._texts.popleft()
 
@@ -121,9 +141,21 @@ class _RayConnection:
         with suppress(Exception):  # the cluster may be gone
             await asyncio.to_thread(ray.kill, self._actor)
 
-    def _call(self, text: str) -> None:
+    async def _wait(self, seconds: float | None = None) -> None:
+        """Wait until a call is opened or has returned, at most for a time."""
+        self._changed.clear()
+        if seconds is None:
+            await self._changed.wait()
+            return
+        timer = asyncio.get_running_loop().call_later(seconds, self._changed.set)
+        try:
+            await self._changed.wait()
+        finally:
+            timer.cancel()
+
+    def _call(self, number: int, text: str) -> None:
         with losses():
-            self._calls.append(self._actor.exchange.remote(text))
+            self._calls.append(self._exchange.remote(number, text))
         self._changed.set()
 
 

@@ -133,8 +133,9 @@ class ExampleServices:
         """Cancel what is in progress, because the worker is lost or the job has ended."""
         for claim in self._claims.values():
             claim.close()
-        leases = [*self._turns.values(), *self._leases.values()]
-        self.job.meter.incidents["lost"] += sum(lease.close() for lease in leases)
+        lost = sum(turn.close() for turn in self._turns.values())
+        lost += sum(lease.close() for lease in self._leases.values())
+        self.job.meter.incidents["lost"] += lost
 
     def _begin_claim(self, message: Claim, request: Enter | None) -> None:
         component = self.job.system.components[message.component]

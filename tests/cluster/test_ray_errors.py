@@ -47,7 +47,7 @@ def test_a_dead_address_is_reported(ray: ModuleType, text: str, first: str, last
 @TEXTS
 def test_a_lost_actor_is_reported(ray: ModuleType, text: str, first: str, last: str) -> None:
     class Method:
-        async def remote(self, *_: str) -> None:
+        async def remote(self, *_: object) -> None:
             raise RayError(text)
 
     class Actor:
