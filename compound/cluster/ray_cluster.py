@@ -48,6 +48,25 @@ class RayCluster:
             if not self.ray.is_initialized():
                 await self._open()
 
+    async def machines(self, cpus: float) -> dict[str, str]:
+        """Return the machines with at least a number of processors: the id of each by its name.
+
+        Raises:
+            ClusterUnavailable: there is none, or no cluster.
+        """
+        await self.connect()
+        found = {
+            f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})": str(node["NodeID"])
+            for node in await asyncio.to_thread(self.ray.nodes)
+            if node["Alive"] and node["Resources"].get("CPU", 0.0) >= cpus
+        }
+        if not found:
+            raise ClusterUnavailable(
+                f"no machine of the cluster has {cpus:g} processors, which each worker reserves",
+                hint="lower optimize.runner.ray.cpus, or add a machine",
+            )
+        return found
+
     async def aclose(self) -> None:
         """Disconnect from the cluster, unless the caller was connected before."""
         if self._own:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from compound.cluster.pool import WorkersLost
-from compound.cluster.ray_cluster import ClusterUnavailable, RayCluster, losses
+from compound.cluster.ray_cluster import RayCluster, losses
 from compound.cluster.transport import WorkerLost
 
 Function = Callable[[str], str]
@@ -39,22 +39,13 @@ class RayTasks:
         """Check every machine that can run tasks."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        await self._cluster.connect()
-        nodes = await asyncio.to_thread(self._cluster.ray.nodes)
-        usable = [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0.0) >= self._cpus]
-        if not usable:
-            raise ClusterUnavailable(
-                f"no machine of the cluster has {self._cpus:g} processors, which each task reserves",
-                hint="lower optimize.runner.ray.cpus, or add a machine",
-            )
+        machines = await self._cluster.machines(self._cpus)
         function, answers = self._cluster.ray.remote(self._check), dict[str, str]()
-        pending = {
-            f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})": function.options(
-                num_cpus=0, max_retries=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
-            ).remote(text)
-            for node in usable
-        }  # fmt: skip
+        pending = {}
+        for name, node in machines.items():
+            there = NodeAffinitySchedulingStrategy(node, soft=False)
+            options = function.options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+            pending[name] = options.remote(text)
         for name, call in pending.items():
             try:
                 async with asyncio.timeout(self._start_seconds):

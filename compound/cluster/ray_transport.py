@@ -173,11 +173,17 @@ class RayTransport:
     def __init__(self, address: str = "auto", cpus: float = 1.0) -> None:
         self._cluster, self._cpus = RayCluster(address), cpus
 
+    async def machines(self) -> int:
+        """Return the number of machines with the processors that a worker reserves."""
+        return len(await self._cluster.machines(self._cpus))
+
     async def connect(self, number: int) -> WorkerConnection:
-        """Start a worker; see `Transport.connect`."""
+        """Start a worker on the machine with the fewest; see `Transport.connect`."""
         await self._cluster.connect()
         worker = self._cluster.ray.remote(WorkerActor)
-        actor = worker.options(num_cpus=self._cpus, max_restarts=0, max_concurrency=10)
+        actor = worker.options(
+            num_cpus=self._cpus, max_restarts=0, max_concurrency=10, scheduling_strategy="SPREAD"
+        )
         return _RayConnection(actor.remote())
 
     async def aclose(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -75,6 +76,13 @@ def test_the_results_are_those_of_a_sweep_in_this_process(
     said.clear()
     assert timeless(run(monkeypatch, None, "there", log=said.append)) == timeless(expected)
     assert sum("finished before" in line for line in said) == 4
+
+
+def test_by_default_each_machine_has_a_run(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.RUNNER", ("optimize.runner", "{ray: {}}"))
+    tasks = ThreadTasks()
+    run(monkeypatch, tasks, methods=("random",), seeds=(0, 1, 2), controls=False)
+    assert tasks.most == len(asyncio.run(tasks.check("{}")))
 
 
 def test_a_killed_task_is_resumed_from_its_checkpoint(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,8 +62,8 @@ class ClusterRuns:
     Args:
         runs: the runs; their examples run in the process of their task.
         folder: the sweep's directory, which all machines share.
-        settings: ``workers`` is the number of tasks at a time, and ``max_restarts`` the number of lost tasks
-            that are sent again.
+        settings: ``workers`` is the number of tasks at a time (default: one per machine), and
+            ``max_restarts`` the number of lost tasks that are sent again.
         tasks: runs the tasks.
         report: called when a run ends, with the reason if it has failed.
         log: receives one-line messages about the start and end of each run.
@@ -83,7 +83,7 @@ class ClusterRuns:
         self._runs = runs
         self._folder, self._place = folder.absolute(), UntrustedFolder(folder)
         self._tasks, self._report, self._log, self._stopper = tasks, report, log, stopper
-        self._places = asyncio.Semaphore(settings.workers)
+        self._workers = settings.workers
         self._resends_left = settings.max_restarts
         self._token = secrets.token_hex(16)
         self._files: dict[str, SweepFile] = {}
@@ -104,19 +104,21 @@ class ClusterRuns:
         if not waiting:
             return
         try:
-            await self._check({run.file: run for run, _ in waiting})
+            machines = await self._check({run.file: run for run, _ in waiting})
+            places = asyncio.Semaphore(self._workers or machines)
             watching = asyncio.create_task(self._forward_stop())
             try:
                 async with asyncio.TaskGroup() as group:
                     for run, place in waiting:
-                        group.create_task(self._run(run, place))
+                        group.create_task(self._run(run, place, places))
             finally:
                 watching.cancel()
         finally:
             await self._tasks.aclose()
             self._place.remove(TOKEN)
 
-    async def _check(self, runs: dict[str, PlannedRun]) -> None:
+    async def _check(self, runs: dict[str, PlannedRun]) -> int:
+        """Check all machines that can run tasks, and return their number."""
         for name, run in runs.items():
             source = source_of(run.program.find_engine)
             self._files[name] = SweepFile(
@@ -124,10 +126,12 @@ class ClusterRuns:
             )
         self._place.write(TOKEN, self._token)
         check = self._machine_check(list(self._files.values()))
-        for machine, answer in (await self._tasks.check(check.model_dump_json())).items():
+        answers = await self._tasks.check(check.model_dump_json())
+        for machine, answer in answers.items():
             found = _read(answer)
             if found.status != "finished":
                 raise WorkerMismatch(f"machine {machine} cannot be used: {found.message}", hint=found.hint)
+        return len(answers)
 
     def _machine_check(self, files: list[SweepFile]) -> MachineCheck:
         return MachineCheck(folder=str(self._folder), token=self._token, files=files)
@@ -140,8 +144,8 @@ class ClusterRuns:
             await asyncio.sleep(WATCH_SECONDS)
         self._place.write(STOP, "")
 
-    async def _run(self, run: PlannedRun, place: str) -> None:
-        async with self._places:
+    async def _run(self, run: PlannedRun, place: str, places: asyncio.Semaphore) -> None:
+        async with places:
             if self._stopper.is_requested:
                 return
             self._log(place)
