@@ -178,7 +178,7 @@ class RayTransport:
         return len(await self._cluster.machines(self._cpus))
 
     async def connect(self, number: int) -> WorkerConnection:
-        """Start a worker on the machine with the fewest; see `Transport.connect`."""
+        """Start a worker; Ray spreads them over machines. See `Transport.connect`."""
         await self._cluster.connect()
         worker = self._cluster.ray.remote(WorkerActor)
         actor = worker.options(

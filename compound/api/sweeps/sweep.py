@@ -111,7 +111,9 @@ def sweep(
     if not cluster:
         return _execute_here(table, watch or (lambda _: nullcontext(lambda event: None)), log, stopper)
     _stop_if_requested(stopper, folder)
-    run_blocking(ClusterRuns(runs, folder, settings, tasks, table.report, log, stopper).execute())
+    on_cluster = ClusterRuns(runs, folder, settings, tasks, table.report, log, stopper)
+    saved = f"stopped; progress is saved in {folder}; run the same command to resume"
+    run_blocking(on_cluster.execute(), interrupted=saved)
     for control in table.applicable_controls():
         _stop_if_requested(stopper, folder)
         table.evaluate(control, log)
