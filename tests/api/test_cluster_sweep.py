@@ -218,3 +218,17 @@ def test_files_without_a_cluster_are_refused(game: Path, monkeypatch: pytest.Mon
     with pytest.raises(DeclarationError, match=r"needs the same optimize\.runner\.ray in every file"):
         sweep(planned, Path("out"), cluster=True)
     assert not Path("out").exists()
+
+
+def test_the_command_runs_tasks(game: Path, monkeypatch: pytest.MonkeyPatch, cli: Any) -> None:
+    tasks = ThreadTasks()
+    monkeypatch.setattr(sweeps, "open_tasks", lambda _: tasks)
+    arguments = ["game.yaml", "--methods", "random", "--no-controls", "--run", "out", "--cluster"]
+    code, _, err = cli("sweep", *arguments)
+    assert code == 2
+    assert "needs the same optimize.runner.ray in every file" in err
+    runner, budget = (f"{name}={value}" for name, value in (RUNNER, SETS[0]))
+    code, out, err = cli("sweep", *arguments, "--seeds", "0,1", "--set", runner, "--set", budget)
+    assert (code, tasks.started) == (0, 2)
+    assert "[2 of 2] game, random, seed 1: finished" in err
+    assert "table: out/sweep.md" in out
