@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypedDict, runtime_checkable
 
+from compound.token_ids import token_ids
+
 if TYPE_CHECKING:
     from compound.image import Image
 
@@ -250,7 +252,7 @@ class TokenRecord:
     def from_row(row: TokenRow) -> TokenRecord:
         """Build a record from a row."""
         prompt, sampled, logprobs, reason, adapter, *rest = row
-        return TokenRecord(tuple(prompt), tuple(sampled), tuple(logprobs), reason, adapter, *rest)
+        return TokenRecord(token_ids(prompt), token_ids(sampled), tuple(logprobs), reason, adapter, *rest)
 
     def __repr__(self) -> str:
         sizes = f"{len(self.prompt)} prompt tokens, {len(self.sampled)} sampled"

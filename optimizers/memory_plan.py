@@ -65,6 +65,11 @@ class Demand:
     lower: str
     smaller: str
 
+    @property
+    def most(self) -> int:
+        """Upper bound of the memory: fixed and working."""
+        return self.fixed + self.working
+
 
 @dataclass(frozen=True)
 class MemoryPlan:
@@ -103,17 +108,14 @@ class MemoryPlan:
         found = []
         for device in dict.fromkeys(demand.device for demand in self.demands):
             own = self._on(device)
-            fixed, most = sum(d.fixed for d in own), sum(d.fixed + d.working for d in own)
+            fixed, most = sum(d.fixed for d in own), sum(d.most for d in own)
             free = self.free.get(device)
             found.append(
                 f"memory on {device}: {format_bytes(fixed)} for weights and optimizer states, at most "
                 f"{format_bytes(most)} with activations and caches, "
                 + ("free memory unknown" if free is None else f"{format_bytes(free)} free")
             )
-            found += [
-                f"  {d.what}: {format_bytes(d.fixed)}, at most {format_bytes(d.fixed + d.working)}"
-                for d in own
-            ]
+            found += [f"  {d.what}: {format_bytes(d.fixed)}, at most {format_bytes(d.most)}" for d in own]
             if free is not None and most > free:
                 lower = "; ".join(dict.fromkeys(d.lower for d in sorted(own, key=lambda d: -d.working)))
                 found.append(f"  long prompts and answers may not fit: {lower}")
@@ -124,7 +126,7 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True)
-class Training:
+class PlannedTraining:
     """Training of weights by an optimizer of a method.
 
     Attributes:
@@ -155,7 +157,7 @@ def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPla
     engines = list({id(engine): engine for engine in open_engines(problem).values()}.values())
     demands = [*_known((_engine(engine, problem.system) for engine in engines), unknown)]
     trained = (_trainer(training, problem.system, engine_of) for training in trainings(methods))
-    # trainings and methods run one after another, so only the largest on each device counts
+    # trainings and methods run one after another, so only the largest on each device count
     demands += _largest([*_known(trained, unknown)])
     demands += _largest([*_known(map(_backbone, learnings(methods)), unknown)])
     places = dict.fromkeys(demand.device for demand in demands)
@@ -178,14 +180,14 @@ def check_placements(made: Method, system: System, engine_of: Callable[[str], En
             _placement(training, trained, system, engine_of)
 
 
-def _trained(training: Training, system: System) -> list[str]:
+def _trained(training: PlannedTraining, system: System) -> list[str]:
     """Return the components that a training trains, except those whose model may still change."""
     keys = [key for key in training.keys if isinstance(system.parameters[key], Weights)]
     return [name for name in components_of(keys) if f"{name}.lm" not in system.parameters]
 
 
 def _placement(
-    training: Training, trained: Sequence[str], system: System, engine_of: Callable[[str], Engine]
+    training: PlannedTraining, trained: Sequence[str], system: System, engine_of: Callable[[str], Engine]
 ) -> Placement:
     return training.settings.base.placement(
         base_format(system, trained, engine_of),
@@ -204,16 +206,27 @@ def _known(found: Iterable[Demand | str | None], unknown: list[str]) -> Iterator
 
 
 def _largest(demands: Sequence[Demand]) -> list[Demand]:
-    """Return the largest demand on each device."""
-    found: dict[str, Demand] = {}
-    for demand in demands:
-        other = found.get(demand.device)
-        if other is None or demand.fixed > other.fixed:
-            found[demand.device] = demand
-    return list(found.values())
+    """Return the memory on each device of demands that are held one after another, as one demand.
+
+    Its fixed memory is the maximum of theirs, and its bound the maximum of their bounds, which may be that
+    of another demand.
+    """
+    found = []
+    for device in dict.fromkeys(demand.device for demand in demands):
+        own = [demand for demand in demands if demand.device == device]
+        fixed = max(own, key=lambda d: (d.fixed, d.most))
+        most = max(own, key=lambda d: (d.most, d.fixed))
+        what = " or ".join(dict.fromkeys([fixed.what, most.what]))
+        found.append(replace(fixed, what=what, working=most.most - fixed.fixed, lower=most.lower))
+    return found
 
 
-def trainings(methods: Iterable[Method]) -> Iterator[Training]:
+def _device(name: str) -> str:
+    """Return the device of a name, under the only name that the plan uses for it."""
+    return devices.indexed_device(devices.resolve_device(name))
+
+
+def trainings(methods: Iterable[Method]) -> Iterator[PlannedTraining]:
     """Yield the trainings of weights of some methods."""
     for made in methods:
         for job in filter(None, (*made.jobs, made.opening)):
@@ -221,14 +234,14 @@ def trainings(methods: Iterable[Method]) -> Iterator[Training]:
                 yield replace(training, keys=job.keys)
 
 
-def _training(optimizer: Optimizer) -> Training | None:
+def _training(optimizer: Optimizer) -> PlannedTraining | None:
     """Return the training of an optimizer; ``None`` if it trains no weights."""
     if isinstance(optimizer, FastSlow):
         optimizer = optimizer.training
     if isinstance(optimizer, WeightTraining):
-        return Training((), optimizer.recipe.settings, optimizer.section, optimizer.adapters)
+        return PlannedTraining((), optimizer.recipe.settings, optimizer.section, optimizer.adapters)
     if isinstance(optimizer, LocalTraining):
-        return Training((), optimizer.training.settings, optimizer.section)
+        return PlannedTraining((), optimizer.training.settings, optimizer.section)
     return None
 
 
@@ -239,7 +252,9 @@ def learnings(methods: Iterable[Method]) -> Iterator[RewardLearning]:
         yield from [each for each in found if isinstance(each, RewardLearning)][:1]
 
 
-def _trainer(training: Training, system: System, engine_of: Callable[[str], Engine]) -> Demand | str | None:
+def _trainer(
+    training: PlannedTraining, system: System, engine_of: Callable[[str], Engine]
+) -> Demand | str | None:
     """Return the memory of a trainer, or why it is unknown."""
     if not (trained := _trained(training, system)):
         return None
@@ -264,7 +279,7 @@ def _trainer(training: Training, system: System, engine_of: Callable[[str], Engi
     logits = LOGIT_COPIES * 4 * min(CHUNK, tokens * sizes.vocabulary)
     return Demand(
         f"trainer of {model!r} in {dtype}",
-        devices.resolve_device(placement.device),
+        _device(placement.device),
         sizes.weights(dtype, placement.quantization) + OPTIMIZER_BYTES * adapters,
         int(tokens * stored * (1 if settings.base.gradient_checkpointing else REPEATED)) + logits,
         f"lower {section}.optimizer.micro_tokens"
@@ -296,7 +311,7 @@ def _engine(engine: Engine, system: System) -> Demand | str | None:
     )
     return Demand(
         f"engine of {engine.model!r} in {dtype}",
-        devices.resolve_device(engine.placement.device),
+        _device(engine.placement.device),
         0 if engine.loaded else sizes.weights(dtype, engine.quantization),
         working,
         f"lower max_batch_tokens and max_batch of the engine of {engine.model!r}",
@@ -323,7 +338,7 @@ def _backbone(learning: RewardLearning) -> Demand | str | None:
         working = max(working, 2 * lora.batch * settings.max_length * stored)
     return Demand(
         f"reward backbone {settings.model!r} in {dtype}",
-        devices.resolve_device(settings.device),
+        _device(settings.device),
         sizes.weights(dtype) + OPTIMIZER_BYTES * adapter,
         working,
         "lower backbone.max_length" + (" or reward.lora.batch" if lora else ""),

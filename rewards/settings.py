@@ -30,7 +30,7 @@ class BackboneSettings(Settings):
 
     @property
     def placement(self) -> Placement:
-        """Where and how the backbone is loaded."""
+        """Device, number format and attention kernels of the backbone."""
         return Placement(self.device, self.dtype, self.attn_implementation)
 
 

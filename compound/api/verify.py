@@ -109,7 +109,7 @@ def _check_artifacts(folder: UntrustedFolder, stored: Checkpoint) -> None:
     """Verify the folders referenced by the best configuration."""
     for value in (stored.state.best or {}).values():
         if is_reference(value):
-            verify_reference(value, folder.path / MEMORY_FOLDER)
+            verify_reference(value, folder.path / MEMORY_FOLDER, reread=True)
 
 
 def _check_best(folder: UntrustedFolder, stored: Checkpoint) -> None:

@@ -14,7 +14,7 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO, Literal, Self
@@ -24,6 +24,7 @@ from compound.security.directory import Directory, open_directory
 from compound.security.limits import ARTIFACT, FILE, Limit
 
 Kind = Literal["file", "folder"]
+FolderStatus = tuple[tuple[str, int, int, int, int, int], ...]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CHUNK = 2**20
 TEMPORARY = ".tmp"
@@ -189,8 +190,24 @@ class UntrustedFolder:
             self._check_hard_links(found, name)
         return self.path.joinpath(*self._parts(name))
 
-    def digest(self) -> str:
+    def status(self) -> FolderStatus:
+        """Return identity, size and times of change of all files in the folder, without reading them.
+
+        Raises:
+            CompoundError: an entry is neither a file nor a folder.
+        """
+        found = []
+        for parts in sorted(self.files()):
+            name = "/".join(parts)
+            if (at := self._status(name)) is not None:
+                found.append((name, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns))
+        return tuple(found)
+
+    def digest(self, known: Mapping[str, bytes] | None = None) -> str:
         """Return the SHA-256 of the names and contents of all files in the folder.
+
+        Args:
+            known: the SHA-256 of files by name; these files are not read.
 
         Raises:
             CompoundError: an entry is not a file, or the files are larger than the limit.
@@ -198,15 +215,23 @@ class UntrustedFolder:
         hashed, total = hashlib.sha256(), 0
         for parts in sorted(self.files()):
             name = "/".join(parts)
-            content = hashlib.sha256()
-            with self.reader(name) as file:
-                while chunk := self._chunk(name, file):
-                    total += len(chunk)
-                    if total > ARTIFACT.bytes:
-                        raise self._error(f"{self} holds more than {ARTIFACT}", hint=ARTIFACT.hint)
-                    content.update(chunk)
-            hashed.update(hashlib.sha256(name.encode()).digest() + content.digest())
+            content = (known or {}).get(name)
+            if content is None:
+                content, size = self._file_digest(name, ARTIFACT.bytes - total)
+                total += size
+            hashed.update(hashlib.sha256(name.encode()).digest() + content)
         return hashed.hexdigest()
+
+    def _file_digest(self, name: str, most: int) -> tuple[bytes, int]:
+        """Return the SHA-256 of a file and its size, which may be at most ``most``."""
+        content, size = hashlib.sha256(), 0
+        with self.reader(name) as file:
+            while chunk := self._chunk(name, file):
+                size += len(chunk)
+                if size > most:
+                    raise self._error(f"{self} holds more than {ARTIFACT}", hint=ARTIFACT.hint)
+                content.update(chunk)
+        return content.digest(), size
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -262,6 +287,18 @@ class UntrustedFolder:
             CompoundError: the name belongs to something other than a file, or it cannot be written.
         """
         raw = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+        with self.writer(name) as file:
+            file.write(raw)
+
+    @contextmanager
+    def writer(self, name: str) -> Iterator[BinaryIO]:
+        """Open a file whose content replaces that of ``name`` atomically when the block ends.
+
+        If the block raises, the old content is kept.
+
+        Raises:
+            CompoundError: the name belongs to something other than a file, or it cannot be written.
+        """
         *above, last = self._parts(name)
         if (found := self._status(name)) is not None:
             self._check_file_type(found, self._shown(name), stat.S_IFDIR)
@@ -270,7 +307,7 @@ class UntrustedFolder:
             descriptor = folder.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:
                 with os.fdopen(descriptor, "wb") as file:
-                    file.write(raw)
+                    yield file
                     file.flush()
                     os.fsync(file.fileno())
                 # after fsync, so that a crash cannot leave the new name with incomplete content

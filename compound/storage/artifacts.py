@@ -16,9 +16,11 @@ from typing import TypeGuard, overload
 
 from compound.errors import ConfigurationError
 from compound.security.untrusted import UntrustedFolder, os_errors_as
+from compound.storage.written import WrittenFolders, set_back
 
 Reference = Mapping[str, str]
 SHOWN = 16  # digits of a digest in a folder name
+WRITTEN = WrittenFolders()
 _STORED = re.compile(rf"[^/\\]+-[0-9a-f]{{{SHOWN}}}")
 
 
@@ -72,8 +74,13 @@ def folder_digest(folder: Path) -> str:
     return UntrustedFolder(folder, error=ConfigurationError).digest()
 
 
-def verify_reference(reference: Reference, folder: Path | None = None) -> Path:
+def verify_reference(reference: Reference, folder: Path | None = None, *, reread: bool = False) -> Path:
     """Return the folder of a reference, relative to ``folder``, after verifying its digest.
+
+    Args:
+        reference: the reference.
+        folder: the folder that its path is relative to; by default the working directory.
+        reread: whether to read also files that this process wrote and that were not changed since.
 
     Raises:
         ConfigurationError: the folder is missing, has other content, or is above ``folder``.
@@ -92,7 +99,8 @@ def verify_reference(reference: Reference, folder: Path | None = None) -> Path:
             f"the configuration needs the folder {path}, which does not exist",
             hint="keep it next to the configuration file, or restore it from its run",
         )
-    digest = found.below(name).digest()
+    place = found.below(name)
+    digest = (None if reread else WRITTEN.digest(place)) or place.digest()
     if digest != reference["sha256"]:
         raise ConfigurationError(
             f"{path} was changed: its files have the digest {digest[:SHOWN]}…, but the configuration expects "
@@ -115,10 +123,18 @@ def check_inside(entry: str, path: str) -> None:
         )
 
 
-def store_folder(write: Callable[[Path], object], folder: Path, name: str) -> dict[str, str]:
+def store_folder(
+    write: Callable[[Path], object], folder: Path, name: str, known: Mapping[str, bytes] | None = None
+) -> dict[str, str]:
     """Store what ``write`` writes into an empty folder, and return its reference, relative to ``folder``.
 
     Equal content is stored once. A crash leaves either all of it or nothing.
+
+    Args:
+        write: writes the files.
+        folder: where the folder is stored.
+        name: the start of its name.
+        known: the SHA-256 of written files by name, where the caller knows them; the others are read.
 
     Raises:
         RunDirectoryError: the folder cannot be written.
@@ -133,10 +149,13 @@ def store_folder(write: Callable[[Path], object], folder: Path, name: str) -> di
         # the usual permissions: libraries write for one user, but a server may run as another
         for path in (made, *made.rglob("*")):
             os.chmod(path, (0o777 if path.is_dir() else 0o666) & ~UMASK)
-        digest = folder_digest(made)
+            set_back(path)
+        written = UntrustedFolder(made, error=ConfigurationError)
+        status, digest = written.status(), written.digest(known)
         target = folder / f"{name}-{digest[:SHOWN]}"
         if UntrustedFolder(folder, error=ConfigurationError).kind(target.name) is None:
             os.replace(made, target)
+            WRITTEN.add(UntrustedFolder(target), digest, status)
     return {"path": target.name, "sha256": digest}
 
 

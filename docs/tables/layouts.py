@@ -11,7 +11,7 @@ KINDS = ("in turns", "one after the other", "overlapping")
 
 
 def layouts(gpus: str) -> str:
-    """Tabulate the fastest layout of each kind for a number of GPUs, with examples in proportion to the GPUs."""
+    """Tabulate the fastest layout of each kind, with examples in proportion to the GPUs."""
     rows = [
         [base, kind, _division(found[kind]), f"{found[kind]['step']:.0f} s", found[kind]["bottleneck"]]
         for base, by_gpus in results("layouts")["scaling"].items()

@@ -27,26 +27,27 @@ from tables import (
 from tables.data import ROOT
 
 PAGES = tuple(
-    ROOT / "docs" / name
+    ROOT / name
     for name in (
-        "evidence/local_rewards.md",
-        "evidence/real_systems.md",
-        "evidence/training.md",
-        "adr/0024-intervals-stay-in-the-range.md",
-        "adr/0037-constrained-decoding.md",
-        "guides/nothing_found.md",
-        "guides/structured_output.md",
-        "evidence/reliability.md",
-        "evidence/README.md",
-        "evidence/benchmarks.md",
-        "evidence/acceptance.md",
-        "guides/serving.md",
-        "guides/imports.md",
-        "guides/existing_agents.md",
-        "guides/vllm.md",
-        "guides/cluster.md",
-        "guides/scale.md",
-        "guides/agents.md",
+        "README.md",
+        "docs/evidence/local_rewards.md",
+        "docs/evidence/real_systems.md",
+        "docs/evidence/training.md",
+        "docs/adr/0024-intervals-stay-in-the-range.md",
+        "docs/adr/0037-constrained-decoding.md",
+        "docs/guides/nothing_found.md",
+        "docs/guides/structured_output.md",
+        "docs/evidence/reliability.md",
+        "docs/evidence/README.md",
+        "docs/evidence/benchmarks.md",
+        "docs/evidence/acceptance.md",
+        "docs/guides/serving.md",
+        "docs/guides/imports.md",
+        "docs/guides/existing_agents.md",
+        "docs/guides/vllm.md",
+        "docs/guides/cluster.md",
+        "docs/guides/scale.md",
+        "docs/guides/agents.md",
     )
 )
 MODULES = (

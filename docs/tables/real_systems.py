@@ -62,4 +62,19 @@ def real_runs() -> str:
     return markdown(["system", "system runs", "seeds", "mean test scores, best first"], rows)
 
 
-TABLES = (real_system, real_runs)
+def measured() -> str:
+    """Test scores by 400 system runs of two methods, next to the controls."""
+    rows = []
+    for name in SYSTEMS:
+        found = results(f"searches/{name}")
+        runs = {method: found["runs"][method][BUDGETS[-1]] for method in ("search", "optimas")}
+        seeds = sorted(set.intersection(*(set(each) for each in runs.values())))
+        scores = (fmean(fmean(each[seed]["scores"]) for seed in seeds) for each in runs.values())
+        start, controls = fmean(found["start"]), found["controls"].values()
+        cells = (f"{score:.3f}" for score in (start, *scores, *controls))
+        rows.append([name, str(len(seeds)), *cells])
+    headings = ["system", "seeds", "initial", "`search`", "`optimas`", "best constant answer", "direct call"]
+    return markdown(headings, rows)
+
+
+TABLES = (measured, real_system, real_runs)

@@ -37,24 +37,6 @@ def judged(name: str) -> str:
     return markdown(["component", "local reward (each run)", "judge (each run)", "pairs"], rows)
 
 
-def controls() -> str:
-    """Test scores of sweeps with the embedded model, next to the best constant answer."""
-    constant = results("constant_answers")
-    rows = []
-    for file in ("atlas", "hotpotqa", "pubmedqa", "amazon"):
-        found = results(f"sweep_{file}")
-        seeds = found["seeds"]
-        scores = [one["mean"] for one in constant[file] if one["seed"] in seeds]
-        rows += [
-            [file, render_block(row["method"]), str(len(seeds)), spread(row["test"])]
-            for row in found["rows"]
-            if row["test"] is not None
-        ]
-        if not any(row.get("control") == "constant" for row in found["rows"]):  # sweeps before 0.4
-            rows.append([file, "the best constant answer", str(len(seeds)), f"{fmean(scores):.3f}"])
-    return markdown(["system", "method", "seeds", "test score"], rows)
-
-
 def of_searches() -> str:
     """Tabulate the test scores of searches with several seeds."""
     found = results("spread")
@@ -67,4 +49,4 @@ def of_searches() -> str:
     return markdown(["search", "seeds", "mean", "standard deviation", "lowest", "highest"], rows)
 
 
-TABLES = (sweep, rewards, judged, controls, of_searches)
+TABLES = (sweep, rewards, judged, of_searches)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -109,4 +109,26 @@ def batches() -> str:
     return markdown(["`micro_tokens`", "a step, s", "peak, MiB", "of it for the step, MiB"], rows)
 
 
-TABLES = (speed, sampling, prefill, several, batches)
+def overheads() -> str:
+    """Compare ways of storing an adapter and of holding token records: medians, and the range over turns."""
+    found = results("step_overheads")
+    files, records = found["adapter"], found["tokens"]
+    hashed, kept = ("three times", "once"), ("separate", "shared")
+    rows = [
+        [f"storing an adapter of {files['bytes'] / 2**20:.0f} MiB, s", *_medians(files, hashed, "seconds")],
+        ["of it computing, s", *_medians(files, hashed, "CPU seconds")],
+        [
+            f"a record of {records['prompt']:,} + {records['answer']:,} tokens, KiB",
+            *(f"{records[way]['bytes']['median'] / 1024:.0f}" for way in kept),
+        ],
+        ["making it from parsed JSON, ms", *_medians(records, kept, "seconds", 1000)],
+    ]
+    return markdown(["", "before", "now"], rows)
+
+
+def _medians(found: Mapping[str, Any], ways: Sequence[str], quantity: str, scale: float = 1) -> list[str]:
+    measured = [found[way][quantity] for way in ways]
+    return [in_range(*(scale * value for value in (one["median"], *one["spread"]))) for one in measured]
+
+
+TABLES = (speed, sampling, prefill, several, batches, overheads)

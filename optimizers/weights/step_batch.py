@@ -11,6 +11,7 @@ from typing import Any
 from compound.engine import TokenRecord
 from compound.optimizers.weights.learner.samples import Sample
 from compound.optimizers.weights.recipes.recipe import CreditedSamples
+from compound.token_ids import token_ids
 
 FILE = "drawn.json"
 
@@ -47,7 +48,8 @@ class StepBatch:
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
-    tokens = TokenRecord(**_tuples(row["tokens"]))
+    shared = {name: token_ids(row["tokens"][name]) for name in ("prompt", "sampled")}
+    tokens = TokenRecord(**{**_tuples(row["tokens"]), **shared})
     return Sample(**_tuples({**row, "tokens": tokens}))
 
 

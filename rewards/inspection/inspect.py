@@ -103,7 +103,7 @@ class Inspection:
         if UntrustedFolder(folder).kind(f"{FOLDER}/card.json") is None:
             raise RunDirectoryError(
                 f"{folder} has no local rewards",
-                hint="method optimas learns them after collecting pairs in its offline phase",
+                hint="method optimas stores them after jobs of single components whose outputs made a difference",
             )
         try:
             optimize = config["optimize"]

@@ -22,8 +22,10 @@ from compound.components.engines.local.engine import TransformersEngine  # noqa:
 from compound.components.engines.local.footprint import Footprint  # noqa: E402
 from compound.errors import CompoundError, DeclarationError  # noqa: E402
 from compound.optimization.problem import Problem  # noqa: E402
-from compound.optimizers.memory_plan import Demand, MemoryPlan, plan_memory  # noqa: E402
+from compound.optimizers import memory_plan  # noqa: E402
+from compound.optimizers.memory_plan import Demand, MemoryPlan, PlannedTraining, plan_memory  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
+from compound.optimizers.weights.recipes.recipe import PolicySettings  # noqa: E402
 from compound.registry.engines import find_engine  # noqa: E402
 from compound.settings.optimize import OptimizeSettings  # noqa: E402
 
@@ -35,7 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_toy_model(tmp_path_factory.mktemp("toy"))
 
 
-def problem(folder: Path, engine: TransformersEngine | None = None, **settings: Any) -> Problem:
+def problem(
+    folder: Path, engine: TransformersEngine | None = None, *, method: str = "mmgrpo", **settings: Any
+) -> Problem:
     """Return the problem of training one component on a toy model."""
     question = cp.Input("question", str)
     answer = cp.LLM("answerer", prompt="Answer.", output=str, weights=cp.LoRA(rank=RANK))(question=question)
@@ -44,7 +48,7 @@ def problem(folder: Path, engine: TransformersEngine | None = None, **settings: 
     data = cp.Dataset.of(train=rows, valid=rows, test=rows)
     lm = engine or TransformersEngine(str(folder), dtype="float32", max_batch=2, max_batch_tokens=400)
     given = OptimizeSettings.model_validate(
-        {"method": "mmgrpo", "budget": {"system_runs": 4000}, "mmgrpo": settings}
+        {"method": method, "budget": {"system_runs": 4000}, method: settings}
     )
     return make_problem(system, data, cp.exact_match("answer"), given, {"toy": lm})
 
@@ -137,7 +141,7 @@ def stored_bytes(model: Any, checkpointing: bool) -> float:
 def test_trainer_and_engine_are_planned_together(folder: Path) -> None:
     plan = plan_memory(problem(folder, optimizer={"micro_tokens": 128}))
     sizes = footprint.footprint(folder)
-    assert {demand.device for demand in plan.demands} == {devices.resolve_device()}
+    assert {demand.device for demand in plan.demands} == {devices.indexed_device(devices.resolve_device())}
     engine, trainer = plan.demands
     adapter = sum(RANK * (inputs + outputs) for _, inputs, outputs in sizes.linear)
     assert engine.fixed == sizes.weights("float32")
@@ -208,6 +212,67 @@ def test_devices_are_compared_one_by_one() -> None:
     assert "cuda:1" not in str(raised.value)
 
 
+@pytest.fixture
+def gpu_of_10_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with one CUDA device, on which 10 bytes are free."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(footprint, "free_memory", lambda _: 10)
+    monkeypatch.setattr(Footprint, "weights", lambda *_: 6)
+    monkeypatch.setattr(Footprint, "adapter", lambda *_: 0)
+
+
+@pytest.mark.usefixtures("gpu_of_10_bytes")
+@pytest.mark.parametrize(("engine", "trainer"), [("cuda", "cuda:0"), ("cuda:0", "auto"), ("auto", "cuda")])
+def test_all_names_of_a_device_are_planned_as_one_device(folder: Path, engine: Any, trainer: str) -> None:
+    lm = TransformersEngine(str(folder), dtype="float32", device=engine)
+    plan = plan_memory(problem(folder, lm, base={"device": trainer}))
+    assert [(demand.device, demand.fixed) for demand in plan.demands] == [("cuda:0", 6), ("cuda:0", 6)]
+    assert plan.free == {"cuda:0": 10}
+    with pytest.raises(CompoundError, match="on cuda:0"):
+        plan.check()
+
+
+def trainers(folder: Path, monkeypatch: pytest.MonkeyPatch, **found: tuple[int, int]) -> MemoryPlan:
+    """Return the plan of methods whose trainers need these fixed and working bytes, without its engine."""
+    made = problem(folder)
+
+    def demand(training: PlannedTraining, *_: object) -> Demand:
+        name = training.section
+        return Demand(f"trainer {name}", "cpu", *found[name], f"lower {name}", f"shrink {name}")
+
+    monkeypatch.setattr(memory_plan, "_engine", lambda *_: None)
+    monkeypatch.setattr(memory_plan, "_trainer", demand)
+    monkeypatch.setattr(
+        memory_plan,
+        "trainings",
+        lambda _: [PlannedTraining((), PolicySettings(), section) for section in found],
+    )
+    return plan_memory(made)
+
+
+def test_only_the_largest_of_successive_trainers_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mib = 2**20
+    plan = trainers(folder, monkeypatch, a=(10 * mib, mib), b=(9 * mib, 100 * mib), c=(8 * mib, 2 * mib))
+    plan = replace(plan, free={"cpu": 10 * mib})
+    plan.check()  # not 10 + 9 + 8
+    first, part, note = plan.lines()
+    assert first.startswith("memory on cpu: 10 MiB for weights and optimizer states, at most 109 MiB with")
+    assert part == "  trainer a or trainer b: 10 MiB, at most 109 MiB"
+    assert "lower b" in note
+    with pytest.raises(CompoundError, match="needs at least 10 MiB of memory on cpu") as raised:
+        replace(plan, free={"cpu": 10 * mib - 1}).check()
+    assert "shrink a" in raised.value.hint
+
+
+def test_a_trainer_with_both_maxima_is_the_only_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = trainers(folder, monkeypatch, a=(5, 1), b=(7, 3))
+    assert [(demand.what, demand.fixed, demand.working) for demand in plan.demands] == [("trainer b", 7, 3)]
+
+
 def test_a_loaded_engine_needs_no_further_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TransformersEngine, "loaded", True)
     assert plan_memory(problem(folder)).demands[0].fixed == 0
@@ -233,7 +298,7 @@ def test_systems_of_remote_models_plan_nothing() -> None:
     assert plan.lines() == []
 
 
-def test_devices_of_trainer_and_backbone_are_checked_before_anything_is_spent(
+def test_the_device_of_the_trainer_is_checked_before_anything_is_spent(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -241,6 +306,16 @@ def test_devices_of_trainer_and_backbone_are_checked_before_anything_is_spent(
         problem(folder, base={"device": "cuda:3"})
     with pytest.raises(DeclarationError, match=r"optimize\.mmgrpo\.base\.quantization is 4bit"):
         problem(folder, TransformersEngine("openai", dtype="float32"), base={"quantization": "4bit"})
+
+
+def test_the_device_of_the_backbone_is_checked_before_anything_is_spent(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    backbone = {"model": "minilm", "device": "cuda:3"}
+    with pytest.raises(DeclarationError, match=r"optimize\.optimas\.backbone\.device is cuda:3"):
+        problem(folder, method="optimas", backbone=backbone)
+    problem(folder, method="optimas", backbone={**backbone, "device": "cpu"})
 
 
 def test_the_trainer_has_the_format_of_the_sampler(folder: Path) -> None:
@@ -251,7 +326,7 @@ def test_the_trainer_has_the_format_of_the_sampler(folder: Path) -> None:
 
 def test_the_plan_lists_devices_and_their_parts(folder: Path) -> None:
     lines = plan_memory(problem(folder)).lines()
-    assert lines[0].startswith(f"memory on {devices.resolve_device()}: ")
+    assert lines[0].startswith(f"memory on {devices.indexed_device(devices.resolve_device())}: ")
     assert "for weights and optimizer states, at most" in lines[0]
     assert lines[1].startswith("  engine of")
     assert lines[2].startswith("  trainer of")

@@ -41,7 +41,9 @@ def lm() -> Iterator[VLLMEngine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPOUND_VLLM", os.environ["REAL_VLLM"])
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
-        engine = VLLMEngine("smollm2", args=ARGS, max_lora_rank=8, max_loras=2, restarts=1)
+        engine = VLLMEngine(
+            "smollm2", args=ARGS, max_lora_rank=8, max_loras=2, restarts=1, deterministic=True
+        )
         yield engine
         asyncio.run(engine.aclose())
 

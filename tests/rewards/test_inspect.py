@@ -370,7 +370,7 @@ class TestErrors:
 
     def test_a_run_without_local_rewards(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text("{}")
-        with pytest.raises(RunDirectoryError, match="has no local rewards; method optimas learns them"):
+        with pytest.raises(RunDirectoryError, match="has no local rewards; method optimas stores them"):
             Inspection.open(tmp_path)
 
     def test_an_unknown_component_is_named(self, run: Path) -> None:

@@ -108,7 +108,7 @@ class Costs:
     @property
     def group(self) -> int:
         """GPUs of a replica, a power of two: the weights take at most 60 % of their memory."""
-        return 2 ** max(0, math.ceil(math.log2(self.base.weights / (0.6 * self.device.memory))))
+        return 1 << max(0, math.ceil(math.log2(self.base.weights / (0.6 * self.device.memory))))
 
     def capacity(self, context: float) -> int:
         """Return the most requests of a context length, in tokens, whose cache a replica holds."""

@@ -40,7 +40,7 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how a model is loaded.
+    """Device, number format, attention kernels and quantization of a model.
 
     Attributes:
         device: ``auto`` (CUDA if available, else the CPU), ``cpu``, ``cuda``, ``cuda:1``, ``xpu`` or ``mps``.
@@ -149,6 +149,19 @@ def resolve_device(name: str = "auto", where: str = "device") -> str:
             else f"set {where}.device to one of them",
         )
     return name
+
+
+def indexed_device(device: str) -> str:
+    """Return the name of an available device with its index, so that equal devices have equal names.
+
+    ``cuda`` and ``xpu`` are the current device of PyTorch; other names are returned unchanged.
+
+    >>> indexed_device("cuda:1"), indexed_device("cpu")
+    ('cuda:1', 'cpu')
+    """
+    if device not in ("cuda", "xpu"):
+        return device
+    return f"{device}:{getattr(torch_module(), device).current_device()}"
 
 
 def device_count(kind: str) -> int:

@@ -36,6 +36,7 @@ from compound.engine import (
 from compound.errors import CallError, DeclarationError, TransientError
 from compound.formatting import plural
 from compound.graph.configuration import digest
+from compound.token_ids import token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -350,7 +351,7 @@ class TransformersEngine:
             if row.finish is None:
                 _fail([job], CallError(f"{self.name} was closed during the call"))
                 continue
-            sampled = tuple(row.sampled)
+            sampled = token_ids(row.sampled)
             constraint = row.constraint.to_text() if row.constraint else ""
             record = TokenRecord(row.prompt, sampled, tuple(row.logprobs), row.finish, version, constraint)
             usage = Usage(1, len(row.prompt), len(sampled))
@@ -418,7 +419,7 @@ class TransformersEngine:
                 raise CallError(
                     f"the chat template of {self.model!r} does not accept the messages: {error}"
                 ) from error
-            return tuple(tokenizer(text + cue, add_special_tokens=False).input_ids)
+            return token_ids(tokenizer(text + cue, add_special_tokens=False).input_ids)
 
 
 def _wait_until_idle(loop: asyncio.AbstractEventLoop, until: float) -> None:

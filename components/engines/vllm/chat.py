@@ -15,6 +15,7 @@ from compound.components.engines.chat_format import (
 from compound.components.engines.remote import answer_text
 from compound.engine import Completion, FinishReason, Request, TokenRecord, Usage
 from compound.errors import CallError, TransientError
+from compound.token_ids import token_ids
 
 MIN_LOGPROB = -9000.0  # vLLM writes -9999 for a missing log-probability
 NEUTRAL = {  # sent explicitly, as defaults come from the model's generation_config.json otherwise
@@ -80,8 +81,17 @@ def distribution_options(extra: Mapping[str, object]) -> list[str]:
     )
 
 
-def body(request: Request, model: str, extra: Mapping[str, object]) -> dict[str, object]:
-    """Return the JSON body of a request; ``model`` is the name of the model or adapter on the server.
+def body(
+    request: Request, model: str, extra: Mapping[str, object], *, seeded: bool = False
+) -> dict[str, object]:
+    """Return the JSON body of a request.
+
+    Args:
+        request: the request.
+        model: the name of the model or adapter on the server.
+        extra: options that are passed on.
+        seeded: whether sampled answers are drawn with the request's seed. vLLM then draws for each request
+            by itself.
 
     >>> from compound.engine import Message
     >>> body(Request((Message("user", "Hi"),), cue="answer:"), "m", {})["messages"][-1]
@@ -97,8 +107,8 @@ def body(request: Request, model: str, extra: Mapping[str, object]) -> dict[str,
         **_constraint(request),
         **extra,
     }
-    if request.temperature > 0:  # greedy answers need none, and a request with a seed is sampled by itself
-        sent.setdefault("seed", request.seed % 2**63)  # vLLM parses a signed 64-bit number
+    if seeded and request.temperature > 0:
+        sent["seed"] = request.seed % 2**63  # vLLM parses a signed 64-bit number
     if request.stop:
         sent["stop"] = list(request.stop)
     if request.cue:
@@ -190,9 +200,9 @@ def _usage(data: Mapping[str, object], worst: Usage) -> tuple[Usage, int]:
 def _record(request: Request, answer: ChatAnswer, reason: FinishReason) -> TokenRecord:
     choice = answer["choices"][0]
     logprobs = tuple(float(entry["logprob"]) for entry in choice["logprobs"]["content"])
-    sampled = tuple(int(token) for token in choice["token_ids"])
+    sampled = token_ids(map(int, choice["token_ids"]))
     if len(logprobs) != len(sampled) or not all(MIN_LOGPROB < logprob < 0.01 for logprob in logprobs):
         raise ValueError("a sampled token has no log-probability")
-    prompt = tuple(int(token) for token in answer["prompt_token_ids"])
+    prompt = token_ids(map(int, answer["prompt_token_ids"]))
     adapter = request.adapter.sha256 if request.adapter is not None else ""
     return TokenRecord(prompt, sampled, logprobs, reason, adapter)

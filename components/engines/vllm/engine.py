@@ -81,6 +81,9 @@ class VLLMEngine:
             server needs a parser of the model's calls: ``--enable-auto-tool-choice`` and
             ``--tool-call-parser`` in ``args``.
         takes_images: whether the model takes images.
+        deterministic: whether answers are drawn with the seed of their request, so that equal requests get
+            equal answers as far as vLLM's batching allows. vLLM then draws for each request by itself, which
+            costs time; otherwise it draws from its own random state, and only recorded answers are repeated.
 
     Attributes:
         prefill: a `Prefilled`, the prompt tokens and those served from the server's prefix cache.
@@ -112,6 +115,7 @@ class VLLMEngine:
         extra: Extra | None = None,
         native_tools: bool = False,
         takes_images: bool = False,
+        deterministic: bool = False,
     ) -> None:
         if model.startswith("-"):
             raise DeclarationError(f"{model!r} is not a model name", hint="vLLM would parse it as an option")
@@ -121,6 +125,7 @@ class VLLMEngine:
             "max_lora_rank": max_lora_rank, "max_loras": max_loras, "concurrency": concurrency,
             "timeout": timeout, "max_wait": max_wait, "start_timeout": start_timeout,
             "restarts": restarts, "args": args, "native_tools": native_tools, "takes_images": takes_images,
+            "deterministic": deterministic,
         }  # fmt: skip
         check_settings(VLLMEngine, given)
         self.model, self.api_base, self.api_key_env = model, api_base, api_key_env
@@ -132,6 +137,7 @@ class VLLMEngine:
         self.prefill = Prefilled()
         self.environment: Mapping[str, str] = {}
         self.native_tools, self.takes_images = native_tools, takes_images
+        self.deterministic = deterministic
         self._concurrency = concurrency
         self._link: Link | None = None
         self._opening: asyncio.Task[Link] | None = None
@@ -142,7 +148,10 @@ class VLLMEngine:
     def name(self) -> str:  # noqa: D102
         server = f"@{self.api_base}" if self.api_base else ""
         settings = [json.dumps(found, sort_keys=True) for found in (self.args, self.extra) if found]
-        return ":".join([f"vllm:{self.model}{server}", *settings, *["native_tools"] * self.native_tools])
+        flags = {"native_tools": self.native_tools, "deterministic": self.deterministic}
+        return ":".join(
+            [f"vllm:{self.model}{server}", *settings, *(name for name, on in flags.items() if on)]
+        )
 
     @property
     def trainable(self) -> str:
@@ -271,7 +280,7 @@ class VLLMEngine:
     async def _sample(self, link: Link, name: str, request: Request) -> Completion:
         if request.want_tokens and request.temperature not in {0, 1}:
             await self._check_temperature(link)
-        sent = vllm_chat.body(request, name, self.extra)
+        sent = vllm_chat.body(request, name, self.extra, seeded=self.deterministic)
         worst = self.worst_case(request)
         largest = max_answer_bytes(request) + PER_PROMPT_TOKEN * worst.prompt_tokens
         answer = await link.api.send("chat/completions", sent, request.timeout or self.timeout, largest)

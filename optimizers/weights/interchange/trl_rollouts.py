@@ -42,7 +42,7 @@ REWARD = "run_reward"  # the field in which TRL passes rewards to the reward fun
 
 
 class RolloutFields(TypedDict):
-    """What TRL reads of a rollout function, one entry per prompt."""
+    """Fields that TRL reads from the result of a rollout function, with one entry per prompt."""
 
     prompt_ids: list[list[int]]
     completion_ids: list[list[int]]
@@ -176,7 +176,7 @@ def trl_rollouts(
     failure_score: float = 0.0,
     max_failed: float = 0.5,
 ) -> TRLRollouts:
-    """Return what TRL's ``GRPOTrainer`` needs to train one component of a system.
+    """Return rollout function, reward function and data set that train one component in ``GRPOTrainer``.
 
     The runs of a group share what the components before the trained one answer, so they have one prompt.
     Every answer gets the global reward of its run; a failed run gets ``failure_score``.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compound.components.engines import model_folder, models
+from compound.components.engines.adapter_files import WEIGHTS, read_config
 from compound.components.engines.local import loading
 from compound.components.engines.local.checkpointing import checkpoint_layers
 from compound.components.engines.local.constraints import ConstraintCompiler, end_tokens
@@ -28,7 +30,8 @@ from compound.graph.component import check_name
 from compound.graph.space import Weights
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.targets import resolve
-from compound.storage.artifacts import Reference, copy_into, store_folder, verify_reference
+from compound.security.untrusted import os_errors_as
+from compound.storage.artifacts import Reference, copy_into, store_folder
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PROBE = "probe.json"
+METADATA = {"format": "pt"}
 # Do not change: adapter digests and stored probes depend on it.
 PROBE_TEXT = "The quick answer to the question is that nobody knows, since it was never asked before."
 FLOAT32_TOLERANCE = 1e-2  # nats by which a token's log-probability may differ through rounding, in float32
@@ -138,27 +142,48 @@ class Adapters:
         Returns:
             The reference, relative to ``folder``; ``None`` if the adapter never changed.
         """
-        content, reference = self._content(name), self._stored[name][1]
-        if content != self._stored[name][0]:
-            reference = store_folder(lambda path: self.write(name, path), folder, name)
-            self._before[name] = _logprobs(folder / reference["path"]) or []
-            self._stored[name] = content, reference
+        content, reference = self._stored[name]
+        with (
+            os_errors_as(folder),
+            tempfile.TemporaryDirectory(prefix=".weights-", dir=folder) as temporary,
+        ):
+            weights = Path(temporary) / WEIGHTS
+            self._write_weights(name, weights)
+            with weights.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256")
+            if digest.hexdigest() != content:
+                reference = store_folder(
+                    lambda path: self._write_around(name, weights.rename(path / WEIGHTS).parent),
+                    folder,
+                    name,
+                    {WEIGHTS: digest.digest()},
+                )
+                self._before[name] = _logprobs(folder / reference["path"]) or []
+                self._stored[name] = digest.hexdigest(), reference
         return reference
 
     def _content(self, name: Name) -> str:
-        """Return the digest of an adapter's current weights."""
-        hashed = hashlib.sha256()
-        for key, tensor in self.parameters(name):
-            hashed.update(key.encode() + tensor.detach().float().cpu().numpy().tobytes())
-        return hashed.hexdigest()
+        """Return the digest that the file of an adapter's current weights would have."""
+        from safetensors.torch import save
+
+        return hashlib.sha256(save(self._weights(name), METADATA)).hexdigest()
+
+    def _weights(self, name: Name) -> dict[str, Tensor]:
+        return {key: p.detach().float().cpu().contiguous() for key, p in self.parameters(name)}
+
+    def _write_weights(self, name: Name, path: Path) -> None:
+        from safetensors.torch import save_file
+
+        save_file(self._weights(name), path, METADATA)
 
     def write(self, name: Name, folder: Path) -> None:
         """Write an adapter and its probe to a folder, in peft's format."""
-        from safetensors.torch import save_file
+        self._write_weights(name, folder / WEIGHTS)
+        self._write_around(name, folder)
 
+    def _write_around(self, name: Name, folder: Path) -> None:
+        """Write the files beside the weights: the configuration and the probe."""
         space = self.spaces[name]
-        tensors = {key: p.detach().float().cpu().contiguous() for key, p in self.parameters(name)}
-        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -182,8 +207,6 @@ class Adapters:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        from compound.components.engines.adapter_files import read_config
-
         config, space = read_config(folder), self.spaces[name]
         alpha, rank = config["lora_alpha"], config["r"]
         if alpha * space.rank != space.alpha * rank:
@@ -194,7 +217,7 @@ class Adapters:
                 hint=f"set weights.lora.alpha to {alpha} and weights.lora.rank to {rank}",
             )
         try:
-            tensors = load_file(folder / "adapter_model.safetensors")
+            tensors = load_file(folder / WEIGHTS)
         except (OSError, SafetensorError) as error:
             raise ConfigurationError(f"{folder} contains no readable adapter: {error}") from None
         own = dict(self.parameters(name))
@@ -219,7 +242,7 @@ class Adapters:
         if reference is None:
             return
         own = copy_into({**reference, "path": str(folder / reference["path"])}, folder)
-        path = verify_reference(own, folder)
+        path = folder / own["path"]  # verified by `copy_into`
         self.load(name, path)
         self._stored[name] = self._content(name), own
         if found := _logprobs(path):

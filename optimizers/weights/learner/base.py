@@ -10,7 +10,7 @@ from compound.settings.base import Settings
 
 
 class BaseModelSettings(Settings):
-    """The frozen base model in the trainer: where and how it is loaded."""
+    """Device, number format, kernels and quantization of the frozen base model in the trainer."""
 
     device: DeviceName = "auto"
     """`auto` (CUDA if available, else the CPU), `cpu`, `cuda`, `cuda:1`, `xpu` or `mps`."""
@@ -28,7 +28,7 @@ class BaseModelSettings(Settings):
     `compound-ai[quantized]`. `auto` uses that of the engine that samples."""
 
     def placement(self, dtype: str, quantization: str, section: str) -> Placement:
-        """Return where and how the base is loaded.
+        """Return the placement of the base, after checking it.
 
         Args:
             dtype: the number format that the components sample in; ``auto`` if unknown.

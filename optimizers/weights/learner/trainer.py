@@ -145,10 +145,9 @@ class Trainer:
 
         kept = self._kept(samples)
         with self._memory(), torch.no_grad():
-            rows = self._rows_of(kept, lambda ran: values(self.head, ran.states))
+            rows = _per_token(kept, self._table(kept, lambda ran: values(self.head, ran.states)))
         return [
-            replace(sample, values=tuple(rows[id(sample)].tolist())) if id(sample) in rows else sample
-            for sample in samples
+            replace(sample, values=rows[id(sample)]) if id(sample) in rows else sample for sample in samples
         ]
 
     def divergences(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
@@ -160,9 +159,9 @@ class Trainer:
 
         kept = self._kept(samples)
         with self._memory(), torch.no_grad():
-            policy, base = self._logps(kept, base=False), self._logps(kept, base=True)
-        rows = {id(s): (policy[id(s)] - base[id(s)])[: s.length].tolist() for s in kept}
-        return [tuple(rows.get(id(sample), ())) for sample in samples]
+            policy, base = (self._table(kept, lambda ran: ran.logps, base=off) for off in (False, True))
+        rows = _per_token(kept, policy - base)
+        return [rows.get(id(sample), ()) for sample in samples]
 
     def _kept(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples that are neither empty nor too long."""
@@ -284,12 +283,14 @@ class Trainer:
         return FixedLogps(old, reference)
 
     def _logps(self, samples: Sequence[Sample], *, base: bool) -> dict[int, Tensor]:
-        return self._rows_of(samples, lambda ran: ran.logps, base=base)
+        """Return the log-probabilities of sampled tokens, by ``id`` of the sample."""
+        table = self._table(samples, lambda ran: ran.logps, base=base)
+        return {id(sample): row[: sample.length] for sample, row in zip(samples, table, strict=True)}
 
-    def _rows_of(
+    def _table(
         self, samples: Sequence[Sample], row: Callable[[ForwardPass], Tensor], *, base: bool = False
-    ) -> dict[int, Tensor]:
-        """Return one number per sampled token, by ``id`` of the sample.
+    ) -> Tensor:
+        """Return one number per sampled token, (samples, longest answer), on the device.
 
         Each process computes its share of the micro-batches. The rows are summed over the processes; rows of
         other processes are 0, so the sum is exact.
@@ -297,15 +298,15 @@ class Trainer:
         import torch
 
         place = {id(sample): number for number, sample in enumerate(samples)}
-        if not place:
-            return {}
-        longest = max(sample.length for sample in samples)
+        longest = max((sample.length for sample in samples), default=0)
         table = torch.zeros((len(samples), longest), device=self.adapters.device)
+        if not samples:
+            return table
         for batch, ran in self._passes(samples, base=base):
             numbers = row(ran) * ran.mask
             table[[place[id(sample)] for sample in batch], : numbers.shape[1]] = numbers
         all_reduce([table])
-        return {key: table[number, : samples[number].length] for key, number in place.items()}
+        return table
 
     def _passes(
         self, samples: Sequence[Sample], *, base: bool = False
@@ -440,6 +441,11 @@ def _stored(reference: Reference, folder: Path) -> dict[str, Tensor]:
 
     tensors: dict[str, Tensor] = load_file(verify_reference(reference, folder) / "state.safetensors")
     return tensors
+
+
+def _per_token(samples: Sequence[Sample], table: Tensor) -> dict[int, tuple[float, ...]]:
+    """Return the numbers of each sample's tokens, by its ``id``; reads them from the device at once."""
+    return {id(s): tuple(row[: s.length]) for s, row in zip(samples, table.tolist(), strict=True)}
 
 
 def _rows(known: Mapping[int, Tensor], batch: Sequence[Sample], like: Tensor) -> Tensor:

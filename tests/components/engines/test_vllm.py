@@ -26,7 +26,6 @@ from compound.components.engines.probe import (
     read_probe,
 )
 from compound.components.engines.vllm.adapters import DIFFERS_FROM_OTHERS, INDISTINGUISHABLE, MATCHES_PROBE
-from compound.components.engines.vllm.chat import body
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.engine import Adapter, AnswerFormat, Completion, Engine, Message, Request, TokenRecord
 from compound.errors import (
@@ -70,9 +69,10 @@ def test_it_is_an_engine_whose_name_tells_apart_what_changes_answers(server: Any
         VLLMEngine("m", api_base="http://h/v1"),
         VLLMEngine("m", args=["--dtype", "bfloat16"]),
         VLLMEngine("m", extra={"top_p": 0.5}),
+        VLLMEngine("m", deterministic=True),
     ]
-    assert len({lm.name for lm in others}) == 4
-    assert [lm.remote for lm in others] == [False, True, False, False]
+    assert len({lm.name for lm in others}) == 5
+    assert [lm.remote for lm in others] == [False, True, False, False, False]
 
 
 def test_an_answer_comes_with_the_tokens_it_cost(server: Any) -> None:
@@ -82,10 +82,16 @@ def test_an_answer_comes_with_the_tokens_it_cost(server: Any) -> None:
     assert (usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost) == (1, 5, 3, 0.0)
 
 
-def test_only_requests_that_are_sampled_carry_a_seed() -> None:
-    for temperature, expected in ((0.0, None), (0.7, 3)):
-        request = Request((Message("user", "Hi"),), temperature=temperature, seed=3)
-        assert body(request, "tiny", {}).get("seed") == expected
+@pytest.mark.parametrize(
+    ("deterministic", "temperature", "seed"), [(False, 0.7, None), (True, 0.7, 3), (True, 0.0, None)]
+)
+def test_only_sampled_requests_of_a_deterministic_engine_carry_a_seed(
+    server: Any, deterministic: bool, temperature: float, seed: int | None
+) -> None:
+    hi = Request((Message("user", "Hi"),), temperature=temperature, seed=3)
+    ask(engine(server, deterministic=deterministic), hi)
+    (sent,) = server.sent("chat/completions")
+    assert sent.get("seed") == seed
 
 
 def test_the_server_is_sent_the_request_and_nothing_of_the_models_own_sampling(server: Any) -> None:
@@ -96,7 +102,7 @@ def test_the_server_is_sent_the_request_and_nothing_of_the_models_own_sampling(s
         stop=("\n",),
         seed=2**63 + 3,
     )
-    ask(engine(server, extra={"top_p": 0.9}), what)
+    ask(engine(server, extra={"top_p": 0.9}, deterministic=True), what)
     assert server.sent("chat/completions") == [
         {
             "model": "tiny",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -50,6 +51,8 @@ from compound.optimizers.weights.learner.updates import Updater  # noqa: E402
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings  # noqa: E402
 from compound.optimizers.weights.recipes.prompt_r1 import rollout_rewards  # noqa: E402
 from compound.optimizers.weights.training import TrainingSession  # noqa: E402
+from compound.security.untrusted import UntrustedFolder  # noqa: E402
+from compound.storage.artifacts import folder_digest  # noqa: E402
 
 PLAIN = plain()
 
@@ -504,6 +507,38 @@ class TestAdapters:
             assert torch.equal(ours, forward(model, samples).logps)
         assert again.version("x") == reference["sha256"]
 
+    def test_weights_are_hashed_and_read_once_between_trainer_and_sampler(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from transformers import AutoModelForCausalLM
+
+        from compound.components.engines.local.adapters import AdapterCache
+        from compound.engine import Adapter
+
+        adapters, hashed, read = made(folder, "x"), [], []
+        reader, file_digest = UntrustedFolder.reader, hashlib.file_digest
+
+        def reading(place: UntrustedFolder, name: str) -> Any:
+            read.append(name)
+            return reader(place, name)
+
+        def hashing(file: Any, kind: str) -> Any:
+            hashed.append(Path(file.name).name)
+            return file_digest(file, kind)
+
+        monkeypatch.setattr(UntrustedFolder, "reader", reading)
+        monkeypatch.setattr(hashlib, "file_digest", hashing)
+        reference = adapters.save("x", tmp_path)
+        assert reference
+        adapter = Adapter(str(tmp_path / reference["path"]), reference["sha256"])
+        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        with AdapterCache(base, 1, lambda _: None).applied(adapter):
+            pass
+        assert read.count("adapter_model.safetensors") == 1  # by the sampler, which needs the tensors
+        assert hashed == ["adapter_model.safetensors"]
+        assert [path.name for path in tmp_path.iterdir()] == [reference["path"]]
+        assert folder_digest(tmp_path / reference["path"]) == reference["sha256"]
+
     def test_an_adapter_that_never_moved_is_the_base(self, folder: Path, tmp_path: Path) -> None:
         adapters = Adapters(str(folder), {"x": LoRA(rank=4)}, dtype="float32")
         assert (adapters.save("x", tmp_path), adapters.version("x")) == (None, "")
@@ -834,6 +869,25 @@ class TestSteps:
         with pytest.raises(CompoundError, match="adapter 'x' was not finite in 3 updates in a row"):
             again.step(broken, 0)
         assert again.adapters._content("x") == before
+
+    def test_numbers_of_all_samples_are_read_from_the_device_at_once(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        trainer = PLAIN.trainer(made(folder, "x"), {"x": "x"}, critic=True)
+        samples, reads = some(), []
+        tolist = torch.Tensor.tolist
+
+        def reading(tensor: Any) -> Any:
+            reads.append(tuple(tensor.shape))
+            return tolist(tensor)
+
+        monkeypatch.setattr(torch.Tensor, "tolist", reading)
+        longest = max(sample.length for sample in samples)
+        assert [len(sample.values) for sample in trainer.values(samples)] == [s.length for s in samples]
+        assert reads == [(len(samples), longest)]
+        assert list(map(len, trainer.divergences(samples))) == [s.length for s in samples]
+        assert reads == [(len(samples), longest)] * 2
+        assert (trainer.values([]), trainer.divergences([])) == ([], [])
 
     def test_the_kl_of_a_reward_is_the_log_ratio_to_the_base(self, folder: Path) -> None:
         adapters, samples = made(folder, "x"), some()

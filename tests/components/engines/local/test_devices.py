@@ -88,6 +88,14 @@ def test_a_gpu_with_bfloat16_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     Placement("cuda:0", "bfloat16").check(WHERE)
 
 
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_a_device_without_an_index_is_the_current_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(getattr(torch, kind), "current_device", lambda: 1)
+    assert devices.indexed_device(kind) == f"{kind}:1"
+    assert devices.indexed_device(f"{kind}:0") == f"{kind}:0"
+    assert devices.indexed_device("mps") == "mps"
+
+
 @pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_auto_is_the_cpu_which_supports_all_formats() -> None:
     assert devices.resolve_device() == "cpu"

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -206,6 +207,32 @@ def _is_zero(folder: Path) -> bool:
     return all(not tensor.any() for name, tensor in tensors.items() if "lora_B" in name)
 
 
+def drawn_by(model: str, folder: Path, process: int, prompts: list[str]) -> list[tuple[list[int], list[int]]]:
+    """Return prompts and completions that one of several processes of TRL draws, with the same weights."""
+    torch.manual_seed(0)
+    base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
+    trainer: Any = SimpleNamespace(
+        is_fsdp_enabled=False,
+        is_deepspeed_enabled=False,
+        model=peft.get_peft_model(base, lora),
+        accelerator=SimpleNamespace(process_index=process, unwrap_model=lambda model: model),
+        args=SimpleNamespace(temperature=1.0),
+        processing_class=transformers.AutoTokenizer.from_pretrained(model),
+    )
+    found = rollouts_of(model, folder)(prompts, trainer)
+    return list(zip(found["prompt_ids"], found["completion_ids"], strict=True))
+
+
+def test_processes_draw_the_parts_of_a_group_that_one_process_draws(model: str, tmp_path: Path) -> None:
+    whole = drawn_by(model, tmp_path / "whole", 0, ["0"] * 4)
+    first = drawn_by(model, tmp_path / "first", 0, ["0"] * 2)
+    second = drawn_by(model, tmp_path / "second", 1, ["0"] * 2)
+    assert len({tuple(completion) for _, completion in whole}) == 4
+    assert len({tuple(prompt) for prompt, _ in whole}) == 1
+    assert first + second == whole
+
+
 def test_runs_without_an_answer_are_left_out_of_their_group(model: str, tmp_path: Path) -> None:
     def picky(question: str) -> str:
         if "0" in question:
@@ -286,18 +313,19 @@ def test_exported_groups_are_read_by_datasets_and_trained_by_trl(
     )
     assert len(data) == count
     assert set(data["step"]) == {0, 1}
-    first = [row for row in data if row["step"] == 0]
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    for row in first:
+    for row in data:
         assert tokenizer.decode(row["completion_ids"]) == row["completion"]
         assert len(row["advantages"]) == len(row["completion_ids"]) == len(row["logprobs"])
-        assert json.loads(row["group"])[0] == row["example"]
-    replay = Replay(first)
+        assert json.loads(row["group"])[:3] == [row["job"], row["step"], row["example"]]
+    replay = Replay(data)
+    assert len(replay.groups) == len({(row["step"], row["example"]) for row in data}) == 4
     assert {len(rows) for rows in replay.groups.values()} == {GROUP}
     prompts = [{"prompt": name} for name in replay.groups]
     recorded, trainer = train_on_export(model, tmp_path, prompts, replay)
     samples = samples_of(recorded.drawn)
-    for sample, row in zip(samples, first, strict=True):  # TRL computes the advantages of the export
+    exported = [row for rows in replay.groups.values() for row in rows]
+    for sample, row in zip(samples, exported, strict=True):  # TRL computes the advantages of the export
         assert sample.advantages == pytest.approx(row["advantages"])
     assert_equal_steps(recorded, trainer, our_step(model, samples, tmp_path / "start", "bnpo", monkeypatch))
 
