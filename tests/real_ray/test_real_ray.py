@@ -69,6 +69,25 @@ def test_every_number_of_workers_gives_the_results_of_one_process(source: System
     assert executor.meter.usage.calls == meter.usage.calls
 
 
+def test_by_default_each_node_has_a_worker(source: SystemFile) -> None:
+    import ray
+
+    transport = Watched()
+    executor = remote_executor(source, transport, None, cache=MemoryCache())
+    evaluations, traces, _ = local_result(source)
+    nodes = set[str]()
+
+    async def work() -> object:
+        await executor._workers.pool.open()
+        for connection in transport.connections:
+            actor = connection._actor._actor_id.hex()  # type: ignore[attr-defined]
+            nodes.add(ray._private.state.actors(actor)["Address"]["NodeID"])
+        return await evaluated(executor, rebuild(source).system)
+
+    assert asyncio.run(work()) == (evaluations, traces)
+    assert (len(transport.connections), len(nodes)) == (3, 3)
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_killed_workers_change_nothing(source: SystemFile, workers: int) -> None:
     folder = Path(source.path).parent
