@@ -98,7 +98,7 @@ class FastSlow:
         """Declare the reflections of all rounds."""
         recipe, keys = self.training.recipe, outlook.keys
         weights = [key for key in keys if isinstance(outlook.system.parameters[key], Weights)]
-        step = recipe.cost(recipe.sampling.examples, len(components_of(weights)))
+        step = recipe.cost(recipe.sampling.max_examples, len(components_of(weights)))
         texts = tuple(key for key in keys if key in outlook.texts)
         found = self.reflection.bound(replace(outlook, keys=texts, runs=self._round_cost(step)))
         rounds = (recipe.settings.steps - 1) // self.settings.every

@@ -32,6 +32,7 @@ from compound.optimizers.weights.bases import base_format, base_model, base_quan
 from compound.optimizers.weights.learner.adapters import partition
 from compound.optimizers.weights.learner.head import CHUNK
 from compound.optimizers.weights.learner.targets import resolve
+from compound.optimizers.weights.recipes.ppo import PPOSettings
 from compound.optimizers.weights.recipes.recipe import PolicySettings, Sharing, TrainingSettings
 from compound.optimizers.weights.training import WeightTraining
 from compound.rewards.backbone import BATCH_TOKENS
@@ -265,9 +266,11 @@ def _trainer(
     if isinstance(found, str):
         return f"the trainer is unknown: {found}"
     folder, sizes = found
+    own = [*spaces(system, partition(trained, training.sharing, section)).values()]
+    if isinstance(settings, PPOSettings) and (critic := settings.critic.space):
+        own.append(critic)
     adapters = sum(
-        sizes.adapter(space.rank, resolve(footprint.empty_model(folder), space.targets))
-        for space in spaces(system, partition(trained, training.sharing, section)).values()
+        sizes.adapter(space.rank, resolve(footprint.empty_model(folder), space.targets)) for space in own
     )
     dtype = loading.dtype_of(placement)
     tokens = settings.optimizer.micro_tokens

@@ -17,7 +17,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,36 +116,55 @@ class Misleading:
         return Score(float(generator(self.seed, "shuffled", next(self.drawn)).random()))
 
 
-def train(case: Case) -> dict[str, object]:
+@dataclass(frozen=True)
+class Setup:
+    """A training that differs from those of `METHODS`.
+
+    Attributes:
+        settings: the settings of the method.
+        numbers: further numbers of the records of steps to return, by name.
+        runs: the budget of the training, in system runs.
+        engine: returns the engine of a model folder.
+    """
+
+    settings: Mapping[str, object]
+    numbers: Sequence[str] = ()
+    runs: float = float("inf")
+    engine: Callable[[str], TransformersEngine] | None = None
+
+
+def train(case: Case, setup: Setup | None = None) -> dict[str, object]:
     """Train from scratch; return the learning curve and the scores before and after."""
     import torch
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         model = make_toy_model(Path(folder) / "model", case.seed)
-        return asyncio.run(_trained(case, toy(case.task, str(model)), str(model), Path(folder)))
+        task, chosen = toy(case.task, str(model)), setup or Setup(_settings(case))
+        return asyncio.run(_trained(case, chosen, task, str(model), Path(folder)))
 
 
-async def _trained(case: Case, task: Toy, model: str, folder: Path) -> dict[str, object]:
-    settings = make_settings({"method": case.method, "seed": case.seed, case.method: _settings(case)})
+async def _trained(case: Case, setup: Setup, task: Toy, model: str, folder: Path) -> dict[str, object]:
+    settings = make_settings({"method": case.method, "seed": case.seed, case.method: setup.settings})
     metric = task.metric
     if case.control in ("flipped", "shuffled"):
         metric = Misleading(task.metric, case.control, case.seed, itertools.count())
     memory = PlainMemory(folder / "memory")
     memory.folder.mkdir()
-    engine = TransformersEngine(model, dtype="float32")
+    engine = TransformersEngine(model, dtype="float32") if setup.engine is None else setup.engine(model)
     executor = Executor({model: engine}, cache=MemoryCache(), seed=case.seed, folder=memory.folder)
     chosen = method(case.method, task.system, settings)
     problem = Problem(task.system, task.train, (), (), metric, settings, chosen, {})
     bench = JobContext(executor, metric, problem.rules, memory)
-    system = task.system
+    system, ended = task.system, list[float]()
     try:
         before = await _measured(executor, system, task)
         for number, job in enumerate(chosen.jobs):
             seed = derive_seed(case.seed, "job", number)
-            scorer = JobScorer(problem, executor, system, float("inf"), 0.0)
+            scorer = JobScorer(problem, executor, system, setup.runs, executor.meter.system_runs)
             given = Task(system, job.keys, task.train, scorer, seed, case.seed, 8, 8, bench)
             async for event in chosen.optimizers[job.optimizer].propose(given):
+                ended.append(time.perf_counter())
                 if isinstance(event, Proposal):
                     system = system.bind({**system.configuration, **event.values})
         after = await _measured(executor, system, task)
@@ -158,6 +178,8 @@ async def _trained(case: Case, task: Toy, model: str, folder: Path) -> dict[str,
         "thresholds": [round(value, 4) for value in _known(records, "threshold")],
         "rollouts": sum(_known(records, "rollouts")),
         "seconds": {k: round(sum(_known(records, f"{k}_seconds")), 1) for k in ("sample", "train")},
+        **{name: [round(value, 4) for value in _known(records, name)] for name in setup.numbers},
+        "step_seconds": [round(b - a, 4) for a, b in itertools.pairwise(ended)][:-1],
     }  # fmt: skip
 
 

@@ -196,6 +196,7 @@ class RecipeJob:
         metric: Metric | None = None,
         meter: Meter | None = None,
         folder: Path = Path(),
+        spare: Sequence[Example] = (),
     ) -> CreditedSamples:
         """Collect the samples of a step like the training loop does.
 
@@ -207,11 +208,12 @@ class RecipeJob:
             metric: the global reward; a tenth of the last digit by default.
             meter: counts the system runs.
             folder: the folder for code and files that the settings name.
+            spare: further examples, which may replace those without a gradient.
 
         Raises:
             TooManyFailures: too many rollouts of the step were lost.
         """
-        context = self.context(recipe, step, examples, present, metric, meter, folder)
+        context = self.context(recipe, step, examples, present, metric, meter, folder, spare=spare)
         credited = asyncio.run(credited_by(recipe, context, examples))
         context.sampler.check_failures()
         return credited
@@ -225,6 +227,8 @@ class RecipeJob:
         metric: Metric | None = None,
         meter: Meter | None = None,
         folder: Path = Path(),
+        *,
+        spare: Sequence[Example] = (),
     ) -> RecipeContext:
         """Return the context of a step; the arguments are those of `collect`."""
         rules = rollout_rules(EvaluationRules(), self.system, self.trained, recipe.sampling)
@@ -247,7 +251,14 @@ class RecipeJob:
             context=JobContext(executor, metric, problem.rules, PlainMemory(self._files), folder),
         )
         return RecipeContext(
-            sampler, self.trained, step, cast("Trainer", self.critic), task, self.state, folder
+            sampler,
+            self.trained,
+            step,
+            cast("Trainer", self.critic),
+            task,
+            self.state,
+            folder,
+            spare,
         )
 
 

@@ -23,6 +23,7 @@ from tables import (
     systems,
     training,
     training_speed,
+    training_variants,
 )
 from tables.data import ROOT
 
@@ -53,6 +54,7 @@ PAGES = tuple(
 MODULES = (
     acceptance, agents, cluster, decoding, fleet, gateway, interchange, intervals, layouts, local_rewards,
     real_systems, reliability, serving, sweeps, systems, training, training_speed,
+    training_variants,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {
     table.__name__: table for module in MODULES for table in module.TABLES

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from compound.concurrency.threads import compute
@@ -24,6 +25,7 @@ from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.grouping import call_samples
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.values import CriticSettings
+from compound.optimizers.weights.recipes.groups import collect_groups
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, GRPOSettings
 from compound.optimizers.weights.recipes.ppo import PPO, LocalPPOSettings, PPOSettings, estimate_advantages
 from compound.optimizers.weights.recipes.recipe import CreditedSamples, PolicyRecipe, RecipeContext
@@ -55,6 +57,21 @@ if TYPE_CHECKING:
     LocalTrainingField = LocalTrainingChoice
 else:
     LocalTrainingField = or_name(LocalTrainingChoice)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """An answer of the trained component.
+
+    Attributes:
+        example: the name of the example.
+        number: the sample index of the answer.
+        call: the answer.
+    """
+
+    example: str
+    number: int
+    call: Call
 
 
 @dataclass(frozen=True)
@@ -111,12 +128,18 @@ class LocalDraws(PolicyRecipe):
         Raises:
             TooManyFailures: too many runs and answers were lost to transient errors.
         """
+        return await collect_groups(
+            context, examples, partial(self._draw, context), partial(self._credit, context)
+        )
+
+    async def _draw(self, context: RecipeContext, examples: Sequence[Example]) -> list[_Answer]:
+        """Sample answers; those lost to transient errors are left out."""
         (component,) = context.trained
         traces = await context.task.scorer.traces({}, examples)
         context.sampler.count([trace.failure if is_lost(trace.failure) else None for trace in traces])
         recorded = self._calls(traces, component)
         settings = {**context.sampler.rules.settings.get(component, {}), **values_of(context, component)}
-        jobs = [
+        jobs: list[tuple[tuple[Trace, Call, int], dict[str, Any]]] = [
             ((trace, call, context.sampler.index(number)), settings)
             for trace, call in recorded
             for number in range(self.settings.rollouts.runs)
@@ -124,15 +147,24 @@ class LocalDraws(PolicyRecipe):
         answered = await run_alone(context.task.context, context.task.system, jobs)
         context.sampler.count([call.failure for call in answered])
         pairs = zip(jobs, answered, strict=True)
-        completed = [(job, call) for job, call in pairs if not is_lost(call.failure)]
-        rewards = await compute(self._rewards, component, [call for _, call in completed])
+        return [
+            _Answer(trace.example, number, call)
+            for ((trace, _, number), _), call in pairs
+            if not is_lost(call.failure)
+        ]
+
+    async def _credit(self, context: RecipeContext, answers: Sequence[_Answer]) -> CreditedSamples:
+        """Score answers by the local reward, and compute advantages."""
+        (component,) = context.trained
+        rewards = await compute(self._rewards, component, [answer.call for answer in answers])
         samples = [
             sample
-            for (((trace, _, number), _), call), reward in zip(completed, rewards, strict=True)
+            for answer, reward in zip(answers, rewards, strict=True)
             for sample in call_samples(
-                call, trace.example, reward, rollout=number, group=(trace.example, call.address)
+                answer.call, answer.example, reward,
+                rollout=answer.number, group=(answer.example, answer.call.address),
             )
-        ]
+        ]  # fmt: skip
         if isinstance(self.settings, PPOSettings):
             valued, value_facts = await estimate_advantages(context, self.settings.critic, samples)
             return CreditedSamples(valued, rewards, value_facts)

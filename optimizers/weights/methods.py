@@ -113,7 +113,8 @@ def _method(
 
 def _with_step_costs(job: Job, recipe: Recipe) -> Job:
     """Return a job with the number of its steps and their costs."""
-    steps, evaluation, examples = recipe.settings.steps, recipe.settings.evaluation, recipe.sampling.examples
+    steps, evaluation = recipe.settings.steps, recipe.settings.evaluation
+    examples = recipe.sampling.max_examples
     step = recipe.cost(examples, len(components_of(job.keys)))
     compared = evaluation.examples if 0 < evaluation.every < steps else 0
     return replace(job, step=step, steps=steps, examples=examples, held_out=compared, every=evaluation.every)

@@ -28,7 +28,8 @@ def format_step(step: Step) -> str:
     samples, made = step.samples, step.made
     several = f"{samples} samples" if samples == made else f"{samples} of {made} samples have an advantage"
     skipped = f", {step.skipped} updates skipped: gradient not finite" if step.skipped else ""
-    return f"{reward}, {several}{skipped}"
+    refilled = f", {step.refilled} further examples drawn" if step.refilled else ""
+    return f"{reward}, {several}{refilled}{skipped}"
 
 
 def examples_of(

@@ -47,9 +47,10 @@ from compound.optimizers.weights.bases import (
 from compound.optimizers.weights.interchange.group_export import FIELD as STORED_SAMPLES
 from compound.optimizers.weights.interchange.group_export import write_samples
 from compound.optimizers.weights.learner.adapters import Adapters, partition
+from compound.optimizers.weights.learner.critic import VALUE
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.saved import Best, Saved, Step, Stored, TrainingState
-from compound.optimizers.weights.learner.trainer import OPTIMIZERS, VALUE, Trainer
+from compound.optimizers.weights.learner.trainer import OPTIMIZERS, Trainer
 from compound.optimizers.weights.recipes.recipe import (
     Recipe,
     RecipeContext,
@@ -152,6 +153,7 @@ class TrainingSession:
         aside = aside if self.settings.steps > evaluation.every else 0
         self.split = split(train, aside, self.task.pool_seed if aside else 0)
         self._batch = min(self.recipe.sampling.examples, len(self.split.trained))
+        self._max_batch = min(self.recipe.sampling.max_examples, len(self.split.trained))
 
     @property
     def settings(self) -> TrainingSettings:
@@ -165,8 +167,8 @@ class TrainingSession:
 
     @property
     def cost(self) -> float:
-        """Expected number of system runs of a step."""
-        return self.recipe.cost(self._batch, len(self.trained))
+        """Expected number of system runs of a step, if all examples that may be replaced are."""
+        return self.recipe.cost(self._max_batch, len(self.trained))
 
     def open(self, state: TrainingState) -> None:
         """Load the base model, and restore the state of the job or the optimizer states of earlier jobs."""
@@ -184,6 +186,7 @@ class TrainingSession:
             adapters = Adapters(
                 model, spaces(system, self._groups), seed=self.task.seed, placement=placement,
                 checkpointing=self.settings.base.gradient_checkpointing,
+                critic=self.recipe.critic.space if self.recipe.critic else None,
             )  # fmt: skip
         self.trainer = Trainer(
             adapters, self._adapter_of, self.recipe.loss, self.settings.optimizer, self.recipe.sampling,
@@ -363,6 +366,7 @@ class TrainingSession:
             samples=len(credited.samples),
             made=made,
             skipped=trained["skipped_updates"],
+            refilled=credited.facts.get("refilled", 0),
             why="" if credited.samples else reason_without_samples(self.recipe, drawn),
         )
         found = {"step": number + 1, "saved": saved, "ahead": ahead, "kept": kept, "max_runs": max_runs}
@@ -371,7 +375,9 @@ class TrainingSession:
     async def _drawn(self, state: TrainingState, kept: dict[str, object]) -> StepBatch:
         """Return the samples of the next step: those drawn ahead, or new ones."""
         if state.ahead:
-            return StepBatch.read(verify_reference(state.ahead, self.folder))
+            drawn = StepBatch.read(verify_reference(state.ahead, self.folder), state.step)
+            drawn.check_staleness(state.step, self.recipe.sampling.max_staleness, self.section)
+            return drawn
         return await self._draw(state, state.step, kept)
 
     async def _ahead(self, state: TrainingState, number: int, kept: dict[str, object]) -> Stored | None:
@@ -394,7 +400,7 @@ class TrainingSession:
             "prompt_tokens": read.tokens, "prompt_tokens_cached": read.cached, **context.sampler.facts,
             "runs": meter.system_runs - runs, "sample_seconds": seconds,
         }  # fmt: skip
-        return StepBatch(credited, facts)
+        return StepBatch(credited, facts, version=state.step)
 
     async def _train(self, drawn: StepBatch, number: int) -> tuple[Saved, dict[str, Any]]:
         """Update, checkpoint and record; return the checkpoint and the trainer's statistics."""
@@ -402,6 +408,8 @@ class TrainingSession:
         facts = await compute(self.trainer.step, samples, number)
         saved = await compute(self.trainer.save, self.folder)
         record = self._record(number, drawn, facts)
+        if self.recipe.sampling.max_staleness:
+            record["staleness"] = number - drawn.version
         if self.settings.keep_samples:
             write = partial(write_samples, samples, self.trainer.adapters.tokenizer)
             record[STORED_SAMPLES] = await compute(store_folder, write, self.folder, "samples")
@@ -421,7 +429,8 @@ class TrainingSession:
         system = task.system.bind({**task.system.configuration, **self.values(state.saved)})
         sampler = Sampler(task.context.executor, system, task.context.metric, rules, self._index(number))
         seed = derive_seed(task.seed, "step", number)
-        return RecipeContext(sampler, self.trained, seed, self.trainer, task, kept, task.context.folder)
+        folder, spare = task.context.folder, self.spare_examples(number)
+        return RecipeContext(sampler, self.trained, seed, self.trainer, task, kept, folder, spare)
 
     def _index(self, number: int) -> int:
         """Return an index for a step that no other step of the run uses, so that samples are not reused."""
@@ -436,6 +445,18 @@ class TrainingSession:
             found.append(train[generator(self.task.seed, "epoch", epoch).permutation(len(train))[at]])
         # a batch that spans two epochs may contain an example twice
         return list({example.id: example for example in found}.values())
+
+    def spare_examples(self, number: int) -> list[Example]:
+        """Return further examples of a step, which replace examples without a gradient.
+
+        They are drawn anew for each step, so that the examples of a step do not depend on earlier steps.
+        """
+        count = self._max_batch - self._batch
+        if not count:
+            return []
+        present, train = {example.id for example in self.examples(number)}, self.split.trained
+        order = generator(self.task.seed, "refill", number).permutation(len(train))
+        return [train[place] for place in order if train[place].id not in present][:count]
 
     def _record(self, number: int, drawn: StepBatch, trained: Mapping[str, Any]) -> dict[str, Any]:
         credited = drawn.credited

@@ -103,7 +103,7 @@ class Inspection:
         if UntrustedFolder(folder).kind(f"{FOLDER}/card.json") is None:
             raise RunDirectoryError(
                 f"{folder} has no local rewards",
-                hint="method optimas stores them after jobs of single components whose outputs made a difference",
+                hint="method optimas stores them after jobs of components whose outputs changed the score",
             )
         try:
             optimize = config["optimize"]

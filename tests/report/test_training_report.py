@@ -175,7 +175,10 @@ class TestProposedStep:
     }  # fmt: skip
 
     def test_it_is_in_the_table_with_what_was_masked_and_skipped(self, tmp_path: Path) -> None:
-        steps = [record(0, masked=2, skipped_updates=0), record(1, masked=0, skipped_updates=3)]
+        steps = [
+            record(0, masked=2, skipped_updates=0, refilled=1),
+            record(1, masked=0, skipped_updates=3, refilled=2),
+        ]
         path = run(tmp_path / "run", steps, [self.EVENT])
         table = next(
             block for block in training_blocks(training_facts(path) or {}) if isinstance(block, Table)
@@ -183,6 +186,7 @@ class TestProposedStep:
         cells = dict(zip(table.headings, table.rows[0], strict=True))
         assert (cells["proposed step"], cells["held-out score"]) == ("2", "0.100 → 0.500")
         assert (cells["samples masked"], cells["updates skipped"]) == ("2", "3")
+        assert cells["examples refilled"] == "3"
 
     def test_tokens_of_an_evaluation_are_not_those_of_a_step(self, tmp_path: Path) -> None:
         evaluation = {"evaluation": {"step": 0, "score": 0.1, "examples": 4, "best": 0}}
@@ -255,6 +259,7 @@ class TestFacts:
             "train_seconds": 9.0,
             "memory": 300.0,
             "masked": None,
+            "refilled": None,
             "skipped_updates": None,
             "sampling_speed": (30 + 50) / (2 + 3),
             "training_speed": (32 + 32) / (1 + 3),

@@ -385,6 +385,7 @@ class Sums(TypedDict):
     sampled: float | None
     left_out: float | None
     masked: float | None
+    refilled: float | None
     skipped_updates: float | None
     lost: float | None
     failed: float | None

@@ -256,6 +256,7 @@ def _sums(steps: Sequence[Step]) -> Sums:
         "sampled": _total(steps, "sampled"),
         "left_out": _total(steps, "left_out"),
         "masked": _total(steps, "masked"),
+        "refilled": _total(steps, "refilled"),
         "skipped_updates": _total(steps, "skipped_updates"),
         "lost": _total(steps, "lost"),
         "failed": _total(steps, "failed"),

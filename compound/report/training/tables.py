@@ -54,7 +54,7 @@ def jobs(method: MethodTraining) -> Table:
     """Return the table of training jobs, without empty columns."""
     headings = (
         "#job", "recipe", "#steps", "#proposed step", "#held-out score", "#reward", "#groups skipped",
-        "#attempts kept", "#samples left out", "#samples masked", "#updates skipped",
+        "#examples refilled", "#attempts kept", "#samples left out", "#samples masked", "#updates skipped",
         "#explained by values", "#rollouts lost", "#failed", "#prompt tokens", "#prompt cached",
         "#tokens sampled", "#tokens trained", "#sampling", "#training", "#peak memory",
     )  # fmt: skip
@@ -62,7 +62,8 @@ def jobs(method: MethodTraining) -> Table:
         (
             str(job["number"]), job["recipe"] or "–", count(len(job["steps"])), count(job["best_step"]),
             first_last(job["held_out"]), first_last(job["reward"]),
-            first_last(job["skipped"], percent), first_last(job["kept"], percent), count(job["left_out"]),
+            first_last(job["skipped"], percent), count(job["refilled"] or None),
+            first_last(job["kept"], percent), count(job["left_out"]),
             count(job["masked"] or None), count(job["skipped_updates"] or None),
             first_last(job["explained"], percent),
             count(job["lost"] or None), count(job["failed"] or None), count(job["prompt_tokens"]),

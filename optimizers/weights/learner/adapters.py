@@ -45,6 +45,7 @@ METADATA = {"format": "pt"}
 PROBE_TEXT = "The quick answer to the question is that nobody knows, since it was never asked before."
 FLOAT32_TOLERANCE = 1e-2  # nats by which a token's log-probability may differ through rounding, in float32
 HALF_TOLERANCE = 0.5  # the same in half precision
+CRITIC = "|critic"  # adapter names are identifiers, so they cannot collide with it
 Name = str
 
 
@@ -59,6 +60,7 @@ class Adapters:
         dtype: the number format of the base model, without a ``placement``; adapters are in float32.
         placement: where and how the base model is loaded.
         checkpointing: whether the activations of each layer are recomputed in the backward pass.
+        critic: the shape of an adapter named `CRITIC`, which is neither saved nor sampled with.
 
     Attributes:
         unshared: why equal prompts cannot be processed once on this base model; ``""`` if they can.
@@ -75,6 +77,7 @@ class Adapters:
         dtype: str = "auto",
         placement: Placement | None = None,
         checkpointing: bool = False,
+        critic: Weights | None = None,
     ) -> None:
         self.base, self.tokenizer = _load(model, placement or Placement(dtype=dtype))
         self.spaces = {
@@ -83,9 +86,13 @@ class Adapters:
         }
         # peft builds module names from adapter names, so it gets aliases that are always valid
         self._alias = {name: f"a{number}" for number, name in enumerate(self.spaces)}
+        wrapped = {self._alias[name]: space for name, space in self.spaces.items()}
+        if critic is not None:  # last, so that the initial weights of the others do not depend on it
+            self._alias[CRITIC] = "critic"
+            wrapped["critic"] = replace(critic, targets=tuple(resolve(self.base, critic.targets)))
         _check_logits(model, self.base, self.tokenizer)
         self.unshared = reason_unshared(self.base, self.tokenizer)
-        self.model = _wrapped(self.base, {self._alias[n]: space for n, space in self.spaces.items()}, seed)
+        self.model = _wrapped(self.base, wrapped, seed)
         self.checkpointing = checkpointing
         if checkpointing:
             checkpoint_layers(self.base, model, "base.gradient_checkpointing")
@@ -116,7 +123,7 @@ class Adapters:
                 yield self.base
             return
         self.model.set_adapter(self._alias[name])
-        for other in self.spaces:  # `set_adapter` freezes the others, which still need gradients later
+        for other in self._alias:  # `set_adapter` freezes the others, which still need gradients later
             for _, parameter in self.parameters(other):
                 parameter.requires_grad_(True)
         yield self.base

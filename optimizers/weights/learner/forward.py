@@ -36,7 +36,7 @@ class ForwardPass:
     Attributes:
         logps: log-probabilities (nats) of the sampled tokens; 0 in the padding.
         entropies: entropies of the distributions the tokens were sampled from; 0 in the padding, or if they
-            were not computed.
+            were not computed, as log-probabilities are.
         states: final hidden states before each token, (samples, longest answer, width).
         mask: 1 for sampled tokens, 0 for padding.
     """
@@ -56,6 +56,7 @@ def forward(
     temperature: float = 1.0,
     constraints: ConstraintCompiler | None = None,
     entropy: bool = True,
+    logps: bool = True,
 ) -> ForwardPass:
     """Run a causal language model over samples.
 
@@ -69,6 +70,7 @@ def forward(
         constraints: restricts the distributions of constrained answers to the tokens that were allowed, as
             their sampler did; ``None`` for the distributions without constraints.
         entropy: whether to compute entropies, which read the whole vocabulary again; otherwise they are 0.
+        logps: whether to compute log-probabilities and entropies; otherwise only the states.
     """
     import torch
 
@@ -78,16 +80,17 @@ def forward(
     states = _shared_states(model, samples, prompts) if shared else _plain_states(model, samples)
     lengths = torch.tensor([s.length for s in samples], device=states.device)
     mask = (torch.arange(int(lengths.max()), device=states.device) < lengths[:, None]).float()
+    empty = torch.zeros(mask.shape, dtype=torch.float32, device=states.device)
+    if not logps:
+        return ForwardPass(empty, empty, states, mask)
     targets = _padded([s.tokens.sampled for s in samples], states.device)
-    logps = torch.zeros(mask.shape, dtype=torch.float32, device=states.device)
-    entropies = torch.zeros_like(logps)
     sampled = mask.bool()
     layer = OutputLayer.of(model, temperature)
     allowed = _allowed(samples, constraints, states.device) if constraints is not None else None
     token_values = token_logps(states[sampled], layer, targets[sampled], entropy_grad, allowed, entropy)
     return ForwardPass(
-        logps.masked_scatter(sampled, token_values[0]),
-        entropies.masked_scatter(sampled, token_values[1]),
+        empty.masked_scatter(sampled, token_values[0]),
+        empty.masked_scatter(sampled, token_values[1]),
         states,
         mask,
     )

@@ -90,3 +90,8 @@ class SamplingSettings(Settings):
     `mask_truncated_completions`). Their rewards still count in the statistics of their group."""
     failure_score: float | None = None
     """Reward of a failed run; `optimize.failure_score` by default."""
+
+    @property
+    def max_examples(self) -> int:
+        """Maximum number of examples of a step."""
+        return self.examples

@@ -33,6 +33,7 @@ class Step(State):
         samples: the number of samples trained on.
         made: the number of all samples, including those of skipped groups.
         skipped: the number of updates skipped because of a non-finite gradient.
+        refilled: the number of examples drawn in place of others without a gradient.
         why: the reason if there was nothing to train on.
     """
 
@@ -40,6 +41,7 @@ class Step(State):
     samples: int
     made: int
     skipped: int = 0
+    refilled: int = 0
     why: str = ""
 
 

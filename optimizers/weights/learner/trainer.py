@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from compound.components.engines.local.out_of_memory import naming_settings
 from compound.errors import CompoundError
-from compound.optimizers.weights.learner.adapters import Adapters
+from compound.optimizers.weights.learner.adapters import CRITIC, Adapters
 from compound.optimizers.weights.learner.batching import by_adapter, micro_batches, minibatches, size
+from compound.optimizers.weights.learner.critic import VALUE, Critic
 from compound.optimizers.weights.learner.forward import ForwardPass, forward
 from compound.optimizers.weights.learner.monitor import Monitor
 from compound.optimizers.weights.learner.samples import SECTION, Sample, SamplingSettings
@@ -28,7 +29,7 @@ from compound.optimizers.weights.learner.updates import (
     all_reduce,
     rank_and_world_size,
 )
-from compound.optimizers.weights.learner.values import CriticSettings, value_head, values
+from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.loss import corrections, diagnostics, losses
 from compound.optimizers.weights.loss.losses import PolicyLoss
 from compound.optimizers.weights.loss.objective import Objective
@@ -38,9 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-# Adapter names are identifiers, so they cannot collide with the following names.
 OPTIMIZERS = "optimizer-states"  # prefix of the folders of optimizer states
-VALUE, HEAD = "|value", "|head:"  # prefixes of the value head's optimizer state and weights
 
 
 class StaleSamples(CompoundError):
@@ -61,7 +60,7 @@ class FixedLogps:
 
 
 class Trainer:
-    """Trains adapters, and the value head if there is one.
+    """Trains adapters, and the critic if there is one.
 
     Args:
         adapters: the base model and its adapters.
@@ -69,7 +68,7 @@ class Trainer:
         loss: the loss; imitation losses ignore advantages.
         optimizer: learning rate and batch sizes.
         rollouts: the settings that the samples were drawn with.
-        critic: the settings of the value head (PPO); ``None`` for no value head.
+        critic: the settings of the critic (PPO); ``None`` for no critic.
         seed: the seed of the order of samples.
         steps: the total number of steps, for the learning rate schedule.
         longest: the maximum number of tokens of an answer, which `dr_grpo` divides by.
@@ -92,7 +91,7 @@ class Trainer:
     ) -> None:
         self.section = section
         self.adapters, self.adapter_of, self.longest, self.seed = adapters, dict(adapter_of), longest, seed
-        self.optimizer, self.rollouts, self.critic = optimizer, rollouts, critic
+        self.optimizer, self.rollouts = optimizer, rollouts
         self.variant, self.loss = loss.name, loss.settings
         self.policy = self.loss if isinstance(self.loss, PolicyLoss) else None  # None: an imitation loss
         rate, norm, most = Rate.of(optimizer, steps), optimizer.max_norm, optimizer.max_skipped
@@ -100,11 +99,9 @@ class Trainer:
             name: Updater(adapters.parameters(name), rate, norm, f"adapter {name!r}", most, section)
             for name in adapters.spaces
         }
-        self.head = None
-        if critic is not None:
-            self.head = value_head(adapters.base.config.hidden_size).to(adapters.device)
-            named = list(self.head.named_parameters())
-            self._updaters[VALUE] = Updater(named, Rate(critic.lr), norm, "the value head", most, section)
+        self.critic = None if critic is None else Critic(critic, adapters)
+        if self.critic is not None:
+            self._updaters |= self.critic.updaters(norm, most, section)
         self.versions: dict[str, list[str]] = {name: [adapters.version(name)] for name in adapters.spaces}
 
     # -- training steps ----------------------------------------------------------------------------------
@@ -143,9 +140,11 @@ class Trainer:
         """
         import torch
 
-        kept = self._kept(samples)
+        kept, critic = self._kept(samples), self.critic
+        assert critic is not None  # only recipes with a critic ask for values
         with self._memory(), torch.no_grad():
-            rows = _per_token(kept, self._table(kept, lambda ran: values(self.head, ran.states)))
+            table = self._table(kept, lambda ran: critic.estimates(ran.states), critic=critic.has_adapter)
+            rows = _per_token(kept, table)
         return [
             replace(sample, values=rows[id(sample)]) if id(sample) in rows else sample for sample in samples
         ]
@@ -168,7 +167,7 @@ class Trainer:
         return [s for s in samples if s.length and size(s) <= self.rollouts.max_length]
 
     def _update(self, part: Sequence[Sample], number: int, fixed: FixedLogps, monitor: Monitor) -> None:
-        """Update the value head and each adapter that has samples in this minibatch."""
+        """Update the critic and each adapter that has samples in this minibatch."""
         for name, own in by_adapter(part, self.adapter_of).items():
             if not (learned := self._learned_from(own)):
                 continue
@@ -177,9 +176,20 @@ class Trainer:
                 for batch in self._mine(self._batches(learned)):
                     loss = self._loss(model, batch, weight_of, fixed, monitor)
                     loss.backward()
+            if self.critic is not None and self.critic.has_adapter:
+                self._fit_critic(self.critic, learned, weight_of)
             monitor.add_norm(name, self._updaters[name].update(number))
-        if VALUE in self._updaters and self._learned_from(part):
-            monitor.add_norm(VALUE, self._updaters[VALUE].update(number))
+        for name in (VALUE, CRITIC):
+            if name in self._updaters and self._learned_from(part):
+                monitor.add_norm(name, self._updaters[name].update(number))
+
+    def _fit_critic(self, critic: Critic, samples: Sequence[Sample], weight_of: Mapping[int, float]) -> None:
+        """Add the gradients of the value loss to the critic's adapter and head."""
+        with self.adapters.using(CRITIC) as model:
+            for batch in self._mine(self._batches(samples)):
+                ran = self._forward(model, batch, temperature=1.0, logps=False)
+                weight = _padded([(weight_of[id(s)],) for s in batch], ran.mask[:, :1])
+                (self._value_loss(batch, ran, critic) * ran.mask * weight).sum().backward()
 
     def _learned_from(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples whose tokens contribute to the loss, without masked truncated ones."""
@@ -224,7 +234,7 @@ class Trainer:
         if entropy:
             per_token = per_token - entropy * ran.entropies
         loss = (per_token * ran.mask * weight).sum()
-        if self.critic is not None:
+        if self.critic is not None and not self.critic.has_adapter:
             loss = loss + (self._value_loss(batch, ran, self.critic) * ran.mask * weight).sum()
         self._monitor(batch, ran, old, advantages, divergence, monitor)
         return loss
@@ -260,12 +270,12 @@ class Trainer:
                 base_kl = (divergence[rows] * ran.mask[rows]).detach().sum()
             monitor.add(component, sums, base_kl)
 
-    def _value_loss(self, batch: Sequence[Sample], ran: ForwardPass, critic: CriticSettings) -> Tensor:
-        """Return the value head's loss at each token."""
-        estimates = values(self.head, ran.states)
+    def _value_loss(self, batch: Sequence[Sample], ran: ForwardPass, critic: Critic) -> Tensor:
+        """Return the critic's loss at each token."""
+        estimates = critic.estimates(ran.states)
         before = _padded([s.values for s in batch], ran.mask)
         targets = _padded([s.returns for s in batch], ran.mask)
-        return losses.value_loss(estimates, before, targets, critic.clip)
+        return losses.value_loss(estimates, before, targets, critic.settings.clip)
 
     # -- log-probabilities before the first update -------------------------------------------------------
 
@@ -288,7 +298,12 @@ class Trainer:
         return {id(sample): row[: sample.length] for sample, row in zip(samples, table, strict=True)}
 
     def _table(
-        self, samples: Sequence[Sample], row: Callable[[ForwardPass], Tensor], *, base: bool = False
+        self,
+        samples: Sequence[Sample],
+        row: Callable[[ForwardPass], Tensor],
+        *,
+        base: bool = False,
+        critic: bool = False,
     ) -> Tensor:
         """Return one number per sampled token, (samples, longest answer), on the device.
 
@@ -302,21 +317,24 @@ class Trainer:
         table = torch.zeros((len(samples), longest), device=self.adapters.device)
         if not samples:
             return table
-        for batch, ran in self._passes(samples, base=base):
+        for batch, ran in self._passes(samples, base=base, critic=critic):
             numbers = row(ran) * ran.mask
             table[[place[id(sample)] for sample in batch], : numbers.shape[1]] = numbers
         all_reduce([table])
         return table
 
     def _passes(
-        self, samples: Sequence[Sample], *, base: bool = False
+        self, samples: Sequence[Sample], *, base: bool = False, critic: bool = False
     ) -> Iterator[tuple[list[Sample], ForwardPass]]:
-        """Yield this process's micro-batches with their forward passes."""
+        """Yield this process's micro-batches with their forward passes: of policy, base, or critic."""
         for name, own in by_adapter(samples, self.adapter_of).items():
-            with self.adapters.using(None if base else name) as model:
+            with self.adapters.using(CRITIC if critic else None if base else name) as model:
                 for batch in self._mine(self._batches(own)):
                     temperature = self.rollouts.temperature
-                    yield batch, self._forward(model, batch, temperature=temperature, entropy=False)
+                    yield (
+                        batch,
+                        self._forward(model, batch, temperature=temperature, entropy=False, logps=not critic),
+                    )
 
     def _batches(self, samples: Sequence[Sample]) -> list[list[Sample]]:
         """Divide the samples of one adapter into micro-batches."""
@@ -330,6 +348,7 @@ class Trainer:
         temperature: float,
         entropy_grad: bool = False,
         entropy: bool = True,
+        logps: bool = True,
     ) -> ForwardPass:
         """Run the model over a micro-batch; equal prompts are processed once if the model allows it."""
         shared = False if self.adapters.unshared else None
@@ -343,6 +362,7 @@ class Trainer:
             temperature=temperature,
             constraints=self.adapters.constraints if constrained else None,
             entropy=entropy,
+            logps=logps,
         )
 
     def _check_staleness(self, samples: Sequence[Sample]) -> None:
@@ -406,22 +426,27 @@ class Trainer:
         """Restore the optimizer state of one adapter from a checkpoint.
 
         Args:
-            name: the adapter, or `VALUE` for the value head's weights and optimizer state.
+            name: the adapter, or `VALUE` for the critic's weights and optimizer states, which are ignored if
+                they belong to a critic of another kind or size.
             reference: the folder of the optimizer states, relative to ``folder``.
             folder: the folder of checkpoints.
 
         Raises:
             ConfigurationError: the folder is missing or was changed.
         """
-        self._restore_tensors(name, _stored(reference, folder))
+        tensors = _stored(reference, folder)
+        if name != VALUE:
+            self._restore_tensors(name, tensors)
+        elif self.critic is not None and self.critic.fits(tensors):
+            for each in self._updaters.keys() & {VALUE, CRITIC}:
+                self._restore_tensors(each, tensors)
 
     def _restore_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         self._updaters[name].restore(
             {key.removeprefix(f"{name}:"): t for key, t in tensors.items() if key.startswith(f"{name}:")}
         )
-        if name == VALUE and self.head is not None:
-            own = {key.removeprefix(HEAD): t for key, t in tensors.items() if key.startswith(HEAD)}
-            self.head.load_state_dict(own)
+        if name == VALUE and self.critic is not None:
+            self.critic.restore(tensors)
 
     def _write(self, folder: Path) -> None:
         from safetensors.torch import save_file
@@ -431,8 +456,8 @@ class Trainer:
             for name, updater in self._updaters.items()
             for key, tensor in updater.state().items()
         }
-        if self.head is not None:
-            tensors |= {f"{HEAD}{key}": t.detach().cpu().clone() for key, t in self.head.state_dict().items()}
+        if self.critic is not None:
+            tensors |= self.critic.state()
         save_file(tensors, folder / "state.safetensors")
 
 

@@ -22,12 +22,12 @@ from compound.execution.rng import generator
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.regrouping import regroup
 from compound.optimizers.weights.learner.samples import Group, Sample
+from compound.optimizers.weights.recipes.groups import GroupRecipe
 from compound.optimizers.weights.recipes.propagated import propagated_samples
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     GroupSettings,
     Penalties,
-    PolicyRecipe,
     RecipeContext,
     Sharing,
     scores_of,
@@ -60,7 +60,7 @@ class MHGPORandomSettings(MHGPOSettings):
 
 
 @dataclass(frozen=True)
-class MHGPO(PolicyRecipe):
+class MHGPO(GroupRecipe):
     """Recipe that compares forks of the same run.
 
     Attributes:
@@ -77,20 +77,27 @@ class MHGPO(PolicyRecipe):
         later = sum((components - k) / components for k in range(components))
         return examples * self.settings.rollouts.runs * (later if self.kind == "is" else 1.0)
 
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
-        """Run and fork the examples, propagate rewards, and compute advantages within groups."""
-        settings, runs = self.settings, self.settings.rollouts.runs
-        own = settings if isinstance(settings, MHGPORandomSettings) else MHGPORandomSettings()
+    @property
+    def _random(self) -> MHGPORandomSettings:
+        """The settings of `rr`; their defaults for other sampling schemes."""
+        return self.settings if isinstance(self.settings, MHGPORandomSettings) else MHGPORandomSettings()
+
+    async def draw(self, context: RecipeContext, examples: Sequence[Example]) -> list[Rollout]:
+        """Run and fork the examples."""
+        runs = self.settings.rollouts.runs
         if self.kind == "rr":
-            rollouts = await _drawn(context, examples, runs, own.forks)
-        else:
-            rollouts = await (_everywhere if self.kind == "is" else _first)(context, examples, runs)
+            return await _drawn(context, examples, runs, self._random.forks)
+        return await (_everywhere if self.kind == "is" else _first)(context, examples, runs)
+
+    async def credit(self, context: RecipeContext, rollouts: Sequence[Rollout]) -> CreditedSamples:
+        """Propagate rewards, and compute advantages within groups."""
+        settings = self.settings
         propagated = propagated_samples(context, rollouts, _group, settings.penalties)
         samples, facts = list(propagated.samples), dict(propagated.facts)
         if self.kind == "is":
             samples = [sample for sample in samples if sample.address == sample.group[-1]]
         elif self.kind == "rr":
-            size = own.group or max(2, runs)
+            size = self._random.group or max(2, settings.rollouts.runs)
             samples, more = _regrouped(samples, rollouts, size, context.seed)
             facts |= more
         trained, groups = advantages(samples, settings.scale)

@@ -20,10 +20,10 @@ from compound.graph.configuration import load
 from compound.graph.system import System
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.grouping import merge_copies, module_groups, trajectory_samples
+from compound.optimizers.weights.recipes.groups import GroupRecipe
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     GroupSettings,
-    PolicyRecipe,
     RecipeContext,
     Sharing,
     learnable,
@@ -76,17 +76,20 @@ class MMGRPOSettings(GRPOSettings):
 
 
 @dataclass(frozen=True)
-class MMGRPO(PolicyRecipe):
+class MMGRPO(GroupRecipe):
     """Recipe that compares module calls at the same position of whole runs."""
 
     settings: GRPOSettings
 
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
-        """Run every example several times, with the system and its teachers, and compare module calls."""
-        rollouts = [
+    async def draw(self, context: RecipeContext, examples: Sequence[Example]) -> list[Rollout]:
+        """Run every example several times, with the system and its teachers."""
+        return [
             *await context.sampler.runs(examples, range(self.settings.own_runs)),
             *await _taught(context, self.settings, examples),
         ]
+
+    async def credit(self, context: RecipeContext, rollouts: Sequence[Rollout]) -> CreditedSamples:
+        """Compare module calls at the same position."""
         samples = [
             sample
             for rollout in learnable(rollouts)

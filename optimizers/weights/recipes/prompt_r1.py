@@ -15,15 +15,16 @@ from compound.example import Example
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.grouping import trajectory_samples
 from compound.optimizers.weights.learner.samples import Group, Sample
+from compound.optimizers.weights.recipes.groups import GroupRecipe
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     GroupSettings,
-    PolicyRecipe,
     RecipeContext,
     Sharing,
     learnable,
     scores_of,
 )
+from compound.optimizers.weights.recipes.rollouts import Rollout
 
 
 class PromptR1Settings(GroupSettings):
@@ -35,14 +36,17 @@ class PromptR1Settings(GroupSettings):
 
 
 @dataclass(frozen=True)
-class PromptR1(PolicyRecipe):
+class PromptR1(GroupRecipe):
     """Recipe that compares whole conversations; groups are keyed by (example, agent)."""
 
     settings: PromptR1Settings
 
-    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
-        """Run every example several times, and compare the conversations."""
-        rollouts = await context.sampler.runs(examples, range(self.settings.rollouts.runs))
+    async def draw(self, context: RecipeContext, examples: Sequence[Example]) -> list[Rollout]:
+        """Run every example several times."""
+        return await context.sampler.runs(examples, range(self.settings.rollouts.runs))
+
+    async def credit(self, context: RecipeContext, rollouts: Sequence[Rollout]) -> CreditedSamples:
+        """Compare the conversations."""
         samples = [
             replace(
                 sample,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -71,6 +71,18 @@ class PolicySettings(TrainingSettings):
     loss: PolicyObjectiveField = PolicyObjective()
     """The loss: a name, or a name with its settings."""
 
+    COMPARES_GROUPS: ClassVar[bool] = False
+
+    @model_validator(mode="after")
+    def _refillable(self) -> Self:
+        """Check that there are groups whose rewards can be equal."""
+        if self.rollouts.refill > 1 and not self.COMPARES_GROUPS:
+            raise ValueError(
+                "rollouts.refill replaces examples whose groups have equal rewards, but this method compares "
+                "no groups; set rollouts.refill to 1, or use a method that does, such as mmgrpo"
+            )
+        return self
+
     @model_validator(mode="after")
     def _corrected(self) -> Self:
         """Check that samples of earlier weights are corrected."""
@@ -85,6 +97,8 @@ class PolicySettings(TrainingSettings):
 class GroupSettings(PolicySettings):
     """Settings of all methods that compare the runs of an example."""
 
+    COMPARES_GROUPS: ClassVar[bool] = True
+
     scale: Scale = "trl"
     """Conversion of rewards r to advantages within a group, with mean m and standard deviation s: `trl`,
     (r - m) / (s + 1e-4); `plain`, (r - m) / s; `population`, with the population variance; `center`, r - m;
@@ -97,6 +111,11 @@ class GroupSettings(PolicySettings):
             raise ValueError(
                 f"the runs of an example are compared, but rollouts.runs is {self.rollouts.runs}; set "
                 "rollouts.runs to 2 or more (for example 8), scale to none, or use method ppo"
+            )
+        if self.rollouts.refill > 1 and self.scale == "none":
+            raise ValueError(
+                "rollouts.refill replaces examples without an advantage, but with scale none every rollout "
+                "has one; set rollouts.refill to 1, or choose another scale"
             )
         return self
 
@@ -113,6 +132,8 @@ class RecipeContext:
         task: the job.
         state: the recipe's state between steps, as JSON; see `recall` and `keep`.
         folder: the folder that code and files named in the settings are relative to.
+        spare: further examples, in order, that may replace those without a gradient; see
+            `compound.optimizers.weights.recipes.groups`.
     """
 
     sampler: Sampler
@@ -122,6 +143,7 @@ class RecipeContext:
     task: Task
     state: dict[str, object] = field(default_factory=dict)
     folder: Path = Path()
+    spare: Sequence[Example] = ()
 
     @property
     def fallback(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,9 +19,9 @@ from compound.benchmarks.measure.learning_curves import SHARED, Case, train  # n
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.engine import TokenRecord  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
-from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
+from compound.optimizers.weights.learner.trainer import StaleSamples, Trainer  # noqa: E402
 from compound.optimizers.weights.recipes.recipe import CreditedSamples  # noqa: E402
-from compound.optimizers.weights.step_batch import StepBatch  # noqa: E402
+from compound.optimizers.weights.step_batch import FILE, StepBatch  # noqa: E402
 
 LONG = 60.0  # seconds after which what should have begun will not
 
@@ -79,6 +80,23 @@ def test_what_was_drawn_comes_back_from_a_file_to_the_last_digit(tmp_path: Path)
         ),
         Sample("b", "e", "b", 1, TokenRecord((1,), (2,), (), "length"), 0.0),
     ]
-    drawn = StepBatch(CreditedSamples(samples, [1 / 3, 0.0], {"groups": 2}), {"lost": 0})
+    drawn = StepBatch(CreditedSamples(samples, [1 / 3, 0.0], {"groups": 2}), {"lost": 0}, version=6)
     drawn.write(tmp_path)
-    assert StepBatch.read(tmp_path) == drawn
+    assert StepBatch.read(tmp_path, step=7) == drawn
+
+
+def test_batches_of_earlier_releases_were_drawn_one_step_ahead(tmp_path: Path) -> None:
+    StepBatch(CreditedSamples([], []), {}, version=3).write(tmp_path)
+    found = json.loads((tmp_path / FILE).read_text())
+    del found["version"]
+    (tmp_path / FILE).write_text(json.dumps(found))
+    assert StepBatch.read(tmp_path, step=7).version == 6
+
+
+def test_batches_of_weights_that_are_too_old_are_refused() -> None:
+    drawn = StepBatch(CreditedSamples([], []), {}, version=3)
+    drawn.check_staleness(4, 1, "optimize.mygo")
+    with pytest.raises(
+        StaleSamples, match=r"step 6 were drawn with the weights of step 3, which are 2 steps"
+    ):
+        drawn.check_staleness(5, 1, "optimize.mygo")

@@ -778,7 +778,7 @@ class TestSteps:
             other.step([replace(s, on_policy=False) for s in batches[number]], number)
         ends = [[t.detach() for _, t in t_.adapters.parameters("x")] for t_ in (whole, other)]
         assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
-        heads = [list(t_.head.state_dict().values()) for t_ in (whole, other) if t_.head is not None]
+        heads = [list(t_.critic.head.state_dict().values()) for t_ in (whole, other) if t_.critic]
         assert len(heads) == 2
         assert all(torch.equal(a, b) for a, b in zip(*heads, strict=True))
         assert any(bool((value != 0).any()) for value in heads[0][2:])
@@ -1089,7 +1089,7 @@ settings = plain(micro_tokens=64, minibatches=2, epochs=2, beta=0.05, lr=0.01, c
 adapters = made(folder, "x", "y")
 trainer = settings.trainer(adapters, {"x": "x", "y": "y"}, critic=True)
 with torch.no_grad():
-    trainer.head[1].weight.fill_(0.1)
+    trainer.critic.head[1].weight.fill_(0.1)
 read = []
 forward = trainer_module.forward
 
@@ -1229,8 +1229,8 @@ def test_no_collective_is_given_a_tensor_that_nccl_refuses(
     adapters = made(folder, "x")
     trainer = settings.trainer(adapters, {"x": "x"}, critic=True)
     group = NCCL(monkeypatch, adapters)
-    assert trainer.head is not None
-    group.head = list(trainer.head.parameters())
+    assert trainer.critic is not None
+    group.head = list(trainer.critic.head.parameters())
     samples = trainer.values(some())
     trainer.step([replace(s, returns=(0.7,) * s.length) for s in samples], 0)
     shapes = [shape for dtype, shape in group.reduced if dtype == torch.float32]

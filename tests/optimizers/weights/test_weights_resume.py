@@ -99,8 +99,12 @@ def train(folder, method, place):
     method, _, how = method.partition(" ")
     evaluated = {"evaluation__every": 1, "evaluation__examples": 4}
     weights |= {"ahead": {"max_staleness": 1}, "evaluated": evaluated}.get(how, {})
+    weights |= {"adapter": {"critic__adapter": {"rank": 4}, "critic__lr": 0.01}}.get(how, {})
     staged = {"better_together": {"stages": ["mhgpo_fof", "mmgrpo"]}}
-    settings = make_settings({"method": method, "valid_size": None, **trainings(**weights), **staged})
+    sections = trainings(**weights)
+    if how == "refill":
+        sections["mmgrpo"]["rollouts"]["refill"] = 3
+    settings = make_settings({"method": method, "valid_size": None, **sections, **staged})
     engine = TransformersEngine(str(MODEL), dtype="float32", deterministic=True)
     optimize(task.system, data, task.metric, settings, run_dir=folder, engines=lambda _: engine)
 
@@ -200,6 +204,8 @@ def whole(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
         *(("mmgrpo", place) for place in PLACES),
         *(("mmgrpo ahead", place) for place in ("training", "optimizer states", "after the checkpoint")),
         *(("mmgrpo evaluated", place) for place in ("an adapter", "before the checkpoint")),
+        ("mmgrpo refill", "sampling"),
+        ("mappo adapter", "optimizer states"),
     ],
 )
 def test_a4_killed_anywhere_it_goes_on_to_the_same_weights(
@@ -211,6 +217,12 @@ def test_a4_killed_anywhere_it_goes_on_to_the_same_weights(
     assert len(expected["steps"]) == 3
     assert expected["best"] or expected["events"]
     assert ended(tmp_path / "run") == expected
+
+
+def test_steps_whose_examples_were_replaced_are_among_those_resumed(
+    whole: Callable[[str], dict[str, Any]],
+) -> None:
+    assert any(step["refilled"] for step in whole("mmgrpo refill")["steps"])
 
 
 def test_sampling_ahead_is_another_training(whole: Callable[[str], dict[str, Any]]) -> None:

@@ -1,0 +1,1 @@
+"""Measurements of weight training: sampling during training, replaced examples, and critics."""

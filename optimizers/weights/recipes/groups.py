@@ -1,0 +1,90 @@
+"""Recipes that compare the rollouts of an example, and replace examples whose rollouts give no gradient.
+
+If all rewards within the groups of an example are equal, its rollouts have no advantage. With
+``rollouts.refill`` such an example is replaced by a further one, as in the dynamic sampling of DAPO
+(arXiv 2503.14476, section 3.2). Examples are replaced in rounds: a round draws one example for each that is
+missing, and waits for all of its rollouts. What is drawn depends on rewards only, and not on the order in
+which rollouts finish.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from compound.example import Example
+from compound.optimizers.weights.credit.regrouping import MIXED
+from compound.optimizers.weights.recipes.recipe import (
+    CreditedSamples,
+    GroupSettings,
+    PolicyRecipe,
+    RecipeContext,
+)
+from compound.optimizers.weights.recipes.rollouts import Rollout
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class GroupRecipe(PolicyRecipe):
+    """Base class of recipes that compare the rollouts of an example.
+
+    Attributes:
+        settings: the settings of the method.
+    """
+
+    settings: GroupSettings
+
+    @abstractmethod
+    async def draw(self, context: RecipeContext, examples: Sequence[Example]) -> list[Rollout]:
+        """Make the rollouts of some examples."""
+
+    @abstractmethod
+    async def credit(self, context: RecipeContext, rollouts: Sequence[Rollout]) -> CreditedSamples:
+        """Return the samples of all rollouts of the step, with advantages."""
+
+    async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
+        """Draw rollouts of the examples and, with `refill`, of further ones, and assign credit."""
+        return await collect_groups(
+            context, examples, partial(self.draw, context), partial(self.credit, context)
+        )
+
+
+async def collect_groups(
+    context: RecipeContext,
+    examples: Sequence[Example],
+    draw: Callable[[Sequence[Example]], Awaitable[Sequence[T]]],
+    credit: Callable[[Sequence[T]], Awaitable[CreditedSamples]],
+) -> CreditedSamples:
+    """Return the samples of a step, in which examples without a gradient are replaced.
+
+    Args:
+        context: the inputs of the step; ``context.spare`` are the examples that may replace others.
+        examples: the examples of the step.
+        draw: makes the rollouts of some examples.
+        credit: assigns credit to all rollouts of the step.
+
+    Returns:
+        The samples. If examples may be replaced, the facts also contain the number of examples that were
+        drawn in addition (``refilled``) and of examples that give a gradient (``informative``).
+    """
+    drawn = [*await draw(examples)]
+    credited = await credit(drawn)
+    if not context.spare:
+        return credited
+    further = 0
+    while (missing := len(examples) - _informative(credited)) > 0 and further < len(context.spare):
+        more = context.spare[further : further + missing]
+        further += len(more)
+        drawn += await draw(more)
+        credited = await credit(drawn)
+    counts = {"refilled": further, "informative": _informative(credited)}
+    return replace(credited, facts={**credited.facts, **counts})
+
+
+def _informative(credited: CreditedSamples) -> int:
+    """Return the number of examples with an advantage in a group of their own rollouts."""
+    return len({sample.example for sample in credited.samples if sample.group[:1] != (MIXED,)})

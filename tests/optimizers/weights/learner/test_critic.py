@@ -1,0 +1,358 @@
+"""The critic of PPO: a probe of the policy's states, or an adapter of its own that the policy shares nothing with."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from numerics import GRADIENTS, LOGPROBS
+from training_settings import plain
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
+from compound.engine import TokenRecord  # noqa: E402
+from compound.graph.space import LoRA  # noqa: E402
+from compound.optimizers.weights.credit.gae import gae  # noqa: E402
+from compound.optimizers.weights.learner import critic as critic_module  # noqa: E402
+from compound.optimizers.weights.learner import trainer as trainer_module  # noqa: E402
+from compound.optimizers.weights.learner.adapters import CRITIC, Adapters  # noqa: E402
+from compound.optimizers.weights.learner.critic import VALUE  # noqa: E402
+from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
+from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
+from compound.optimizers.weights.learner.updates import Updater  # noqa: E402
+
+RANK = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make_toy_model(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch.set_num_threads(before)
+
+
+def some(components: Sequence[str] = ("x",), groups: int = 2, each: int = 4, prompt: int = 5) -> list[Sample]:
+    """Return samples of random tokens, in groups that share a prompt."""
+    rng = random.Random(0)
+    found = []
+    for component in components:
+        for group in range(groups):
+            tokens = tuple(rng.randrange(24) for _ in range(prompt + group % 2))
+            for _ in range(each):
+                sampled = tuple(rng.randrange(24) for _ in range(1 + rng.randrange(4)))
+                record = TokenRecord(tokens, sampled, (-1.0,) * len(sampled), "stop")
+                found.append(Sample(component, f"e{group}", component, 0, record, rng.random()))
+    return found
+
+
+def made(folder: Path, *names: str, rank: int | None = RANK) -> Adapters:
+    """Return adapters of some names and of the critic, whose weights are not zero."""
+    own = LoRA(rank=rank) if rank else None
+    adapters = Adapters(str(folder), {name: LoRA(rank=4) for name in names}, dtype="float32", critic=own)
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(1)
+        for name in (*names, *([CRITIC] if rank else [])):
+            for _, tensor in adapters.parameters(name):
+                tensor.normal_(std=0.2)
+    return adapters
+
+
+def trainer_of(adapters: Adapters, *names: str, rank: int | None = RANK, **given: Any) -> Trainer:
+    """Return a trainer whose value head is not zero."""
+    own = {"critic__adapter": {"rank": rank, "lr": 0.02}} if rank else {}
+    settings = plain(lr=0.01, critic__lr=0.05, **own, **given)
+    trainer = settings.trainer(adapters, {name: name for name in names}, critic=True)
+    assert trainer.critic
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(2)
+        trainer.critic.head[1].weight.normal_(std=0.3)
+    return trainer
+
+
+def valued(trainer: Trainer, samples: Sequence[Sample]) -> list[Sample]:
+    """Return samples with values, and with advantages and returns by GAE."""
+    found = []
+    for sample in trainer.values([replace(s, on_policy=False) for s in samples]):
+        gains, returns = gae(sample.values, sample.reward, lam=0.9)
+        found.append(replace(sample, advantages=tuple(gains), returns=tuple(returns)))
+    return found
+
+
+@pytest.fixture
+def caught(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the gradients of the last update by owner and name; updates are not made."""
+    found: dict[str, Any] = {}
+
+    class Caught(Updater):
+        def update(self, step: int) -> float:
+            for name, tensor in self.parameters:
+                found[f"{self.whose}: {name}"] = None if tensor.grad is None else tensor.grad.clone()
+                tensor.grad = None
+            return 0.0
+
+    for module in (trainer_module, critic_module):
+        monkeypatch.setattr(module, "Updater", Caught)
+    return found
+
+
+def reference(adapters: Adapters, trainer: Trainer, sample: Sample) -> Any:
+    """Return the value before each token, by peft's model on the whole sequence, one sample at a time."""
+    assert trainer.critic
+    ids = torch.tensor([[*sample.tokens.prompt, *sample.tokens.sampled]])
+    adapters.model.set_adapter("critic")
+    states = adapters.model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0]
+    first = len(sample.tokens.prompt) - 1
+    norm, linear = trainer.critic.head
+    return linear(norm(states[first : first + sample.length]))[:, 0]
+
+
+def test_values_are_those_of_the_base_with_the_critics_adapter(folder: Path) -> None:
+    adapters = made(folder, "x", "y")
+    trainer = trainer_of(adapters, "x", "y")
+    samples = some(components=("x", "y"))
+    for sample in trainer.values(samples):
+        with torch.no_grad():
+            expected = reference(adapters, trainer, sample).tolist()
+        assert sample.values == pytest.approx(expected, abs=LOGPROBS)
+    probe = trainer_of(adapters, "x", "y", rank=None)
+    apart = [
+        abs(a - b)
+        for s, t in zip(trainer.values(samples), probe.values(samples), strict=True)
+        for a, b in zip(s.values, t.values, strict=True)
+    ]
+    assert max(apart) > 0.05  # another adapter, other states
+
+
+@pytest.mark.parametrize("clip", [0.2, None])
+def test_the_gradient_is_that_of_the_clipped_squared_error(
+    folder: Path, caught: dict[str, Any], clip: float | None
+) -> None:
+    """The loss is written out here as in TRL's PPO: half the larger of two squared errors, by token."""
+    adapters = made(folder, "x")
+    trainer = trainer_of(adapters, "x", critic__clip=clip)
+    samples = valued(trainer, some())
+    # returns far from the values, and values that moved since: some are clipped, and some are not
+    samples = [replace(s, values=tuple(v + 0.3 * (-1) ** n for n, v in enumerate(s.values))) for s in samples]
+    trainer.step(samples, 0)
+    loss = torch.zeros(())
+    for sample in samples:  # `grpo`: the mean over samples of the mean over their tokens
+        now = reference(adapters, trainer, sample)
+        old, wanted = torch.tensor(sample.values), torch.tensor(sample.returns)
+        error = (now - wanted) ** 2
+        if clip is not None:
+            bounded = torch.clamp(now, old - clip, old + clip)
+            error = torch.maximum(error, (bounded - wanted) ** 2)
+        loss = loss + 0.5 * error.mean() / len(samples)
+    assert trainer.critic
+    own = [(f"the critic's adapter: {name}", t) for name, t in adapters.parameters(CRITIC)]
+    own += [(f"the value head: {name}", t) for name, t in trainer.critic.head.named_parameters()]
+    expected = torch.autograd.grad(loss, [tensor for _, tensor in own])
+    most = max(float(gradient.abs().max()) for gradient in expected)
+    assert most > 0
+    for (name, _), gradient in zip(own, expected, strict=True):
+        assert float((caught[name] - gradient).abs().max()) < GRADIENTS * most, name
+
+
+def none_or_zero(gradients: dict[str, Any], owner: str) -> bool:
+    own = [gradient for name, gradient in gradients.items() if name.startswith(owner)]
+    assert own
+    return all(gradient is None or not bool(gradient.any()) for gradient in own)
+
+
+@pytest.mark.parametrize("rank", [RANK, None])
+def test_values_and_policy_do_not_train_each_other(
+    folder: Path, caught: dict[str, Any], rank: int | None
+) -> None:
+    trainer = trainer_of(made(folder, "x", "y", rank=rank), "x", "y", rank=rank)
+    samples = valued(trainer, some(components=("x", "y")))
+    critics = ("the value head", *(["the critic's adapter"] if rank else []))
+    trainer.step([replace(s, advantages=(0.0,) * s.length) for s in samples], 0)  # only values to learn
+    assert none_or_zero(caught, "adapter 'x'")
+    assert none_or_zero(caught, "adapter 'y'")
+    assert not any(none_or_zero(caught, owner) for owner in critics)
+    caught.clear()
+    trainer.step([replace(s, returns=s.values) for s in samples], 0)  # values that are right
+    assert not none_or_zero(caught, "adapter 'x'")
+    assert not none_or_zero(caught, "adapter 'y'")
+    largest = max(float(g.abs().max()) for name, g in caught.items() if name.startswith("adapter 'x'"))
+    for owner in critics:
+        for name, gradient in caught.items():
+            assert not name.startswith(owner) or float(gradient.abs().max()) < 1e-5 * largest
+
+
+def test_the_policys_gradient_does_not_depend_on_the_critic(folder: Path, caught: dict[str, Any]) -> None:
+    found = []
+    for rank in (RANK, None):
+        trainer = trainer_of(made(folder, "x", rank=rank), "x", rank=rank)
+        samples = [replace(s, values=(0.1,) * s.length, returns=(0.7,) * s.length) for s in some()]
+        trainer.step([replace(s, on_policy=False) for s in samples], 0)
+        found.append({name: g for name, g in caught.items() if name.startswith("adapter")})
+        caught.clear()
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(gradient, found[1][name]) for name, gradient in found[0].items())
+
+
+def test_policies_start_the_same_with_and_without_a_critics_adapter(folder: Path) -> None:
+    spaces = {name: LoRA(rank=4) for name in ("x", "y")}
+    both = [
+        Adapters(str(folder), spaces, seed=3, dtype="float32", critic=own) for own in (None, LoRA(rank=4))
+    ]
+    for name in spaces:
+        for (_, one), (_, other) in zip(*(a.parameters(name) for a in both), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_the_critic_learns_what_a_probe_of_fixed_states_cannot(folder: Path) -> None:
+    """Returns depend on the prompt's first token, which the last state of a random base hardly shows."""
+    left = {}
+    samples = [
+        replace(
+            s,
+            on_policy=False,
+            values=(0.0,) * s.length,
+            returns=(float(s.tokens.prompt[0] % 2),) * s.length,
+            advantages=(0.0,) * s.length,
+        )
+        for s in some(groups=40, each=2, prompt=8)
+    ]
+    for rank in (RANK, None):
+        own = {"critic__adapter": {"rank": rank, "lr": 0.01}} if rank else {}
+        adapters = Adapters(
+            str(folder), {"x": LoRA(rank=4)}, dtype="float32", critic=LoRA(rank=rank) if rank else None
+        )
+        settings = plain(critic__lr=0.02, critic__clip=None, **own)
+        trainer = settings.trainer(adapters, {"x": "x"}, critic=True)
+        for number in range(30):
+            trainer.step(samples, number)
+        errors = [
+            (value - wanted) ** 2
+            for sample in trainer.values(samples)
+            for value, wanted in zip(sample.values, sample.returns, strict=True)
+        ]
+        left[rank] = sum(errors) / len(errors)
+    assert left[RANK] < 0.02, left
+    assert left[None] > 0.1, left
+
+
+TOGETHER = """
+import json, sys
+import torch
+from dataclasses import replace
+from pathlib import Path
+from tests.optimizers.weights.learner.test_critic import CRITIC, made, some, trainer_of, valued
+
+folder, rank, world, store = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+torch.set_num_threads(1)
+if world > 1:
+    torch.distributed.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=world)
+trainer = trainer_of(made(folder, "x", "y"), "x", "y", micro_tokens=64)
+for number in range(2):
+    trainer.step(valued(trainer, some(components=("x", "y"), groups=3)), number)
+ends = [value for _, t in trainer.adapters.parameters(CRITIC) for value in t.flatten().tolist()]
+print(json.dumps(ends + [value for s in valued(trainer, some()) for value in s.values]))
+if world > 1:
+    torch.distributed.destroy_process_group()
+"""
+
+
+def test_two_processes_train_the_critic_of_one(folder: Path, tmp_path: Path) -> None:
+    root = Path(__file__).parents[4]
+    path = f"{root}{os.pathsep}{root / 'tests' / 'support'}"
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", TOGETHER, str(folder), str(rank), str(world), str(tmp_path / "store")],
+            cwd=root, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank, world in ((0, 1), (0, 2), (1, 2))
+    ]  # fmt: skip
+    ends = []
+    for process in started:
+        printed, error = process.communicate(timeout=600)
+        assert process.returncode == 0, error
+        ends.append(torch.tensor(json.loads(printed.splitlines()[-1])))
+    alone, first, second = ends
+    assert torch.equal(first, second)
+    # Adam divides by the size of a gradient: a weight whose gradient is rounding may differ by a whole step
+    assert float((alone - first).norm() / alone.norm()) < 1e-3
+
+
+class TestCheckpoints:
+    def test_a_restored_critic_goes_on_to_the_last_bit(self, folder: Path, tmp_path: Path) -> None:
+        whole = trainer_of(made(folder, "x"), "x", epochs=2, minibatches=2)
+        saved = None
+        for number in range(4):
+            whole.step(valued(whole, some()), number)
+            if number == 1:
+                saved = whole.save(tmp_path)
+        assert saved is not None
+        other = trainer_of(made(folder, "x"), "x", epochs=2, minibatches=2)
+        other.restore(saved, tmp_path)
+        for number in (2, 3):
+            other.step(valued(other, some()), number)
+        for name in ("x", CRITIC):
+            ends = [[t.detach() for _, t in t_.adapters.parameters(name)] for t_ in (whole, other)]
+            assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+        assert whole.critic
+        assert other.critic
+        one, two = whole.critic.state(), other.critic.state()
+        assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+        assert valued(whole, some()) == valued(other, some())
+
+    def test_adapters_that_are_saved_do_not_contain_the_critic(self, folder: Path, tmp_path: Path) -> None:
+        from safetensors.torch import load_file
+
+        trainer = trainer_of(made(folder, "x"), "x")
+        trainer.step(valued(trainer, some()), 0)
+        saved = trainer.save(tmp_path)
+        assert list(saved.adapters) == ["x"]
+        reference = saved.adapters["x"]
+        assert reference
+        stored = load_file(tmp_path / reference["path"] / "adapter_model.safetensors")
+        assert not any("critic" in key for key in stored)
+        own = dict(trainer.adapters.parameters("x"))
+        assert stored.keys() == own.keys()
+        assert all(torch.equal(tensor, own[name]) for name, tensor in stored.items())
+
+    @pytest.mark.parametrize(("before", "after", "kept"), [
+        (RANK, RANK, True), (None, RANK, False), (RANK, None, False), (RANK, 2, False), (None, None, True),
+    ])  # fmt: skip
+    def test_later_jobs_continue_with_a_critic_of_the_same_kind(
+        self, folder: Path, tmp_path: Path, before: int | None, after: int | None, kept: bool
+    ) -> None:
+        first = trainer_of(made(folder, "x", rank=before), "x", rank=before)
+        first.step(valued(first, some()), 0)
+        saved = first.save(tmp_path)
+        later = trainer_of(made(folder, "x", rank=after), "x", rank=after)
+        assert first.critic
+        assert later.critic
+        start = later.critic.state()
+        later.restore_optimizer(VALUE, saved.optimizers, tmp_path)
+        expected = first.critic.state() if kept else start
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in later.critic.state().items())
+        moments = [
+            name for name in (VALUE, CRITIC) if name in later._updaters and later._updaters[name].state()
+        ]
+        assert bool(moments) == kept
