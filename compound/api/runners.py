@@ -27,7 +27,7 @@ from compound.settings.optimize import OptimizeSettings
 from compound.spec.program import FileEngines, Program
 from compound.storage.artifacts import is_reference
 
-__all__ = ["executor_opener"]
+__all__ = ["executor_opener", "source_of"]
 
 HERE = "remove optimize.runner to run everything in this process"
 
@@ -52,7 +52,7 @@ def executor_opener(
     """
     if settings.runner is None:
         return Executor
-    source = _source(engines)
+    source = source_of(engines)
     check_components(system)
     for method in methods:
         check_method(method, system)
@@ -102,7 +102,7 @@ class RayOpener:
         )  # fmt: skip
 
 
-def _source(engines: Engines | Callable[[str], Engine] | None) -> SystemFile:
+def source_of(engines: Engines | Callable[[str], Engine] | None) -> SystemFile:
     """Return the file whose engines are used.
 
     Raises:

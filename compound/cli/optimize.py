@@ -15,7 +15,7 @@ from compound.errors import (
 if TYPE_CHECKING:
     from types import FrameType
 
-    from compound.api.sweeps.sweep import Stopper
+    from compound.api.sweeps.planned_run import Stopper
     from compound.runs.recorder import Recorder
     from compound.spec import Program
 
@@ -108,6 +108,7 @@ def optimize(
         "sweep system.yaml --methods search,random",
         "sweep a.yaml b.yaml --methods optimas,hbc --seeds 0,1,2 --run runs/table",
         "sweep system.yaml --methods search,mipro --set optimize.budget.system_runs=400",
+        'sweep system.yaml --methods search,mipro --cluster --set "optimize.runner={ray: {workers: 4}}"',
     )
 )
 def sweep(
@@ -121,6 +122,12 @@ def sweep(
     sets: Sets = None,
     no_controls: Annotated[
         bool, typer.Option("--no-controls", help="Do not evaluate a constant answer and a direct model call.")
+    ] = False,
+    cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster", help="Run several runs at a time, as tasks of the Ray cluster in the file."
+        ),
     ] = False,
     otel: Otel = False,
     as_json: AsJson = False,
@@ -138,9 +145,13 @@ def sweep(
 
     Every run gets the budget set in its file and its own folder. Finished runs are skipped. The table is
     in sweep.md and sweep.json. Exit code 1 if a run failed.
+
+    With --cluster, each run is a task of the Ray cluster that optimize.runner names, and workers is the
+    number of runs at a time. All machines must share the sweep directory and the folders of the files.
     """
     from compound.api.progress import progress_display
-    from compound.api.sweeps.sweep import Stopper, plan
+    from compound.api.sweeps.planned_run import Stopper
+    from compound.api.sweeps.sweep import plan
     from compound.api.sweeps.sweep import sweep as run_sweep
     from compound.report.comparison import terminal_summary
     from compound.storage.paths import run_folder
@@ -159,7 +170,7 @@ def sweep(
             planned, run,
             watch=lambda limits: progress_display(limits, quiet=quiet),
             log=lambda line: None if quiet else print(line, file=sys.stderr, flush=True),
-            stopper=stopper, controls=not no_controls,
+            stopper=stopper, controls=not no_controls, cluster=cluster,
         )  # fmt: skip
     if as_json:
         print_json(facts)

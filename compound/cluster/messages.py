@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from compound.errors import CompoundError
 
-VERSION = 1
+VERSION = 2
 T = TypeVar("T")
 Document = dict[str, object]
 Numbers = tuple[int, int, int, float, int]  # the fields of a `Usage`
@@ -188,7 +188,12 @@ class Finished(WorkerMessage):
 
 
 class Enter(WorkerMessage):
-    """Ask for a turn to send a request to a model's server; see `Throttle.turn`."""
+    """Ask for a turn and a reservation to send a request to a model's server; see `Throttle.admit`.
+
+    Attributes:
+        worst: the worst case of the request.
+        claim: the claim of the call, if the request is its first; the reply may be the result of the call.
+    """
 
     type: Literal["enter"] = "enter"
     job: int
@@ -196,15 +201,18 @@ class Enter(WorkerMessage):
     lm: str
     seed: int
     patience: float
+    worst: Numbers
+    claim: Claim | None = None
 
 
 class Leave(WorkerMessage):
-    """End a turn; ``answered`` if the server answered."""
+    """End a turn and charge what was used; ``answered`` if the server answered."""
 
     type: Literal["leave"] = "leave"
     job: int
     turn: int
     answered: bool
+    used: list[Numbers]
 
 
 class Rejected(WorkerMessage):
@@ -226,7 +234,7 @@ class Withdraw(WorkerMessage):
 
 
 class Reserve(WorkerMessage):
-    """Reserve the worst case of a request; see `Meter.reserve`."""
+    """Reserve the worst case of a request that is not sent to a server; see `Meter.reserve`."""
 
     type: Literal["reserve"] = "reserve"
     job: int
@@ -311,8 +319,8 @@ def for_driver(text: str) -> list[ToDriver]:
     Raises:
         ProtocolError: the text holds anything else.
 
-    >>> for_driver(encode([Leave(job=1, turn=2, answered=True)]))
-    [Leave(type='leave', job=1, turn=2, answered=True)]
+    >>> for_driver(encode([Withdraw(job=1, id=2)]))
+    [Withdraw(type='withdraw', job=1, id=2)]
     """
     return _parse(_TO_DRIVER, text)
 

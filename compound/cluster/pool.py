@@ -108,7 +108,7 @@ class WorkerPool:
 
     Args:
         transport: starts workers.
-        workers: number of workers.
+        workers: number of workers; None for one per machine.
         hello: first message to each worker.
         facts: what must be equal on each worker.
         notify: receives one-line notices.
@@ -119,7 +119,7 @@ class WorkerPool:
     def __init__(
         self,
         transport: Transport,
-        workers: int,
+        workers: int | None,
         hello: Hello,
         facts: Facts,
         notify: Callable[[str], object],
@@ -151,7 +151,8 @@ class WorkerPool:
         async with self._opening:
             if self._opened:
                 return
-            started = [asyncio.create_task(self._started(number + 1)) for number in range(self._count)]
+            count = self._count if self._count is not None else await self._transport.machines()
+            started = [asyncio.create_task(self._started(number + 1)) for number in range(count)]
             found = await asyncio.gather(*started, return_exceptions=True)
             self._workers = [worker for worker in found if isinstance(worker, _RemoteWorker)]
             errors = [error for error in found if isinstance(error, BaseException)]

@@ -3,6 +3,10 @@
 The driver has the only cache, the only budget and the only admission control of each server. A worker asks it
 before it executes a cached call, sends a request to a server, or spends anything, and reports each executed
 call at once. A call that is finished is therefore not repeated if the worker dies.
+
+Each question costs the latency of a message and its reply. A request to a server is therefore one question
+for admission and budget, and the first request of an LLM component, which does nothing else that has an
+effect, also asks for the cached result of the call.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import asyncio
 import copy
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Self, cast
 
@@ -31,6 +35,7 @@ from compound.cluster.messages import (
 )
 from compound.cluster.transport import Outbox
 from compound.cluster.wire import Types, result_from_wire, result_to_wire, usage_to_wire
+from compound.components.llm import LLM
 from compound.engine import NO_USAGE, Engine, Usage
 from compound.execution.budget import Budget, Meter
 from compound.execution.caller import Attempt, Caller
@@ -55,9 +60,21 @@ class DriverQuestions:
         """Send a message that has no reply."""
         self._outbox.post(message)
 
-    async def ask(self, job: int, make: Callable[[int], WorkerMessage]) -> tuple[int, Document]:
-        """Send a question and return its id and the reply; take it back if this is cancelled."""
-        number = next(self._ids)
+    def next_id(self) -> int:
+        """Return the id of a new question."""
+        return next(self._ids)
+
+    async def ask(
+        self, job: int, make: Callable[[int], WorkerMessage], number: int | None = None
+    ) -> tuple[int, Document]:
+        """Send a question and return its id and the reply; take it back if this is cancelled.
+
+        Args:
+            job: number of the job.
+            make: returns the question with an id.
+            number: the id; default: a new one.
+        """
+        number = self.next_id() if number is None else number
         future = self._open[number] = asyncio.get_running_loop().create_future()
         self.post(make(number))
         try:
@@ -87,13 +104,6 @@ class ExampleLink:
         """Number of the job."""
         return self.start.job
 
-    async def claim(self, key: str, component: str) -> tuple[int, Document | None]:
-        """Return the id of the claim, and the result of the call unless it is to be executed here."""
-        number, value = await self.questions.ask(
-            self.job, lambda number: Claim(job=self.job, id=number, key=key, component=component)
-        )
-        return number, cast("Document | None", value["result"])
-
     def finish(self, claim: int, key: str, attempt: Attempt, result: Document) -> None:
         """Report an executed call."""
         address, component = attempt.address, attempt.component.name
@@ -104,6 +114,48 @@ class ExampleLink:
     def withdraw(self, claim: int) -> None:
         """Give up a call that was claimed and not finished."""
         self.questions.post(Withdraw(job=self.job, id=claim))
+
+
+@dataclass(eq=False)
+class CallClaim:
+    """The claim of a cached call: the driver returns its result, or lets this worker execute it.
+
+    Attributes:
+        link: the driver's services.
+        key: the cache key of the call.
+        component: name of the component.
+        id: id of the claim.
+        asked: whether the driver was asked.
+    """
+
+    link: ExampleLink
+    key: str
+    component: str
+    id: int
+    asked: bool = False
+
+    def message(self) -> Claim:
+        """Return the question, which is asked once."""
+        self.asked = True
+        return Claim(job=self.link.job, id=self.id, key=self.key, component=self.component)
+
+    async def ask(self) -> Document | None:
+        """Return the result of the call; None if it is to be executed here, or was already claimed."""
+        if self.asked:
+            return None
+        _, value = await self.link.questions.ask(self.link.job, lambda _: self.message(), self.id)
+        return cast("Document | None", value["result"])
+
+
+class ResultKnown(BaseException):
+    """The driver has the result of the call that asks for admission of its first request.
+
+    Derives from BaseException so that ``except Exception`` on its way does not make it a failed call.
+    """
+
+    def __init__(self, result: Document) -> None:
+        super().__init__()
+        self.result = result
 
 
 @dataclass(slots=True)
@@ -120,24 +172,37 @@ class RemoteGate:
 
     lm: str
     link: ExampleLink
-
-    def turn(self, seed: int = 0, patience: float = float("inf")) -> AbstractAsyncContextManager[Turn]:
-        """Wait for a turn and hold it."""
-        return self._turn(seed, patience)
+    claim: CallClaim | None = None
 
     @asynccontextmanager
-    async def _turn(self, seed: int, patience: float) -> AsyncIterator[Turn]:
-        job, ask = self.link.job, self.link.questions.ask
-        number, value = await ask(
-            job, lambda number: Enter(job=job, id=number, lm=self.lm, seed=seed, patience=patience)
-        )
+    async def admit(
+        self, seed: int, patience: float, meter: Meter, worst: Usage
+    ) -> AsyncIterator[tuple[Turn, list[Usage]]]:
+        """Wait for a turn and a reservation of the driver's budget, and hold both.
+
+        Raises:
+            ResultKnown: the request is the first of a call whose result the driver has.
+        """
+        job, questions, first = self.link.job, self.link.questions, self.claim
+        claim = first.message() if first is not None and not first.asked else None
+        number, value = await questions.ask(
+            job,
+            lambda number: Enter(
+                job=job, id=number, lm=self.lm, seed=seed, patience=patience, worst=usage_to_wire(worst),
+                claim=claim,
+            ),
+        )  # fmt: skip
+        if "result" in value:
+            raise ResultKnown(cast("Document", value["result"]))
         if not value["admitted"]:
             raise NeverAdmitted
         turn = RemoteTurn(cast("int", value["round"]), cast("float", value["waited"]), number)
+        used: list[Usage] = []
         try:
-            yield turn
+            yield turn, used
         finally:
-            self.link.questions.post(Leave(job=job, turn=number, answered=turn.answered))
+            spent = [usage_to_wire(item) for item in used or [worst]]
+            questions.post(Leave(job=job, turn=number, answered=turn.answered, used=spent))
 
     def speed_up(self, turn: Turn) -> None:
         """Record the answer to the request of a turn."""
@@ -184,17 +249,18 @@ class WorkerSender(Sender):
     """Sends the requests of a job; those to servers when the driver admits them."""
 
     link: ExampleLink | None = None
+    claim: CallClaim | None = None
 
-    def for_job(self, link: ExampleLink) -> Self:
-        """Return a sender of a job, which shares the engines."""
+    def for_job(self, link: ExampleLink, claim: CallClaim | None = None) -> Self:
+        """Return a sender of a job, or of one call of it, which shares the engines."""
         other = copy.copy(self)
-        other.link = link
+        other.link, other.claim = link, claim
         return other
 
     def _gate(self, lm: str, engine: Engine) -> Gate:
         assert self.link is not None
         # a model in this process has a queue of its own; a server is shared with all workers
-        return RemoteGate(lm, self.link) if engine.remote else self.throttle(engine)
+        return RemoteGate(lm, self.link, self.claim) if engine.remote else self.throttle(engine)
 
 
 class WorkerCaller(Caller):
@@ -230,16 +296,40 @@ class WorkerCaller(Caller):
             if result.usage != NO_USAGE:  # free calls can be repeated
                 link.finish(0, "", attempt, result_to_wire(result, types, attempt.address))
             return result
-        claim, found = await link.claim(key, component.name)
-        if found is not None:
-            return result_from_wire(found, types, key)
+        claim = CallClaim(link, key, component.name, link.questions.next_id())
+        found = None if self._only_sends(attempt) else await claim.ask()
+        if found is None:
+            made = await self._claimed(attempt, claim, types)
+            if isinstance(made, CallResult):
+                return made
+            found = made
+        return result_from_wire(found, types, key)
+
+    def _only_sends(self, attempt: Attempt) -> bool:
+        """Return whether a call has no effect before its first request, which is to a server."""
+        lm = attempt.values.get("lm")
+        return type(attempt.component) is LLM and isinstance(lm, str) and bool(lm) and self.engine(lm).remote
+
+    async def _claimed(self, attempt: Attempt, claim: CallClaim, types: Types) -> CallResult | Document:
+        """Execute a call and report it, or return the driver's result, unless it was asked before."""
+        caller = copy.copy(self)
+        caller._sender = self._own_sender.for_job(self._link, claim)
         try:
-            result = await self._recorded(attempt, key)
+            try:
+                result = await caller._recorded(attempt, claim.key)
+            except Exception:
+                if (found := await claim.ask()) is None:
+                    raise
+                return found
+            if (found := await claim.ask()) is not None:  # it has failed without a request
+                return found
             made = result_to_wire(result, types, attempt.address)
+        except ResultKnown as known:
+            return known.result
         except BaseException:
-            link.withdraw(claim)
+            self._link.withdraw(claim.id)
             raise
-        link.finish(claim, key, attempt, made)
+        self._link.finish(claim.id, claim.key, attempt, made)
         return result
 
 

@@ -26,7 +26,7 @@ from compound.cluster.messages import (
     Withdraw,
     WorkerMessage,
 )
-from compound.cluster.wire import CallCodec, result_from_wire, result_to_wire, usage_from_wire
+from compound.cluster.wire import CallCodec, result_from_wire, result_to_wire, usage_from_wire, usage_to_wire
 from compound.engine import NO_USAGE, Usage
 from compound.execution.budget import Meter
 from compound.execution.caller import Caller
@@ -76,6 +76,7 @@ class _Open(Generic[T]):
     outcome: asyncio.Future[T]
     task: asyncio.Task[None] | None = None
     granted: bool = False
+    follows: int = 0  # id of the question that was asked together with this one
 
     def close(self) -> bool:
         """Cancel the task unless its outcome has arrived; return whether a granted one was cancelled."""
@@ -97,7 +98,7 @@ class ExampleServices:
         self.job = job
         self._reply = reply
         self._claims: dict[int, _Open[CallResult]] = {}
-        self._turns: dict[int, _Open[bool]] = {}
+        self._turns: dict[int, _Open[Leave]] = {}
         self._held: dict[int, tuple[Throttle, Turn]] = {}
         self._leases: dict[int, _Open[list[Usage]]] = {}
 
@@ -109,14 +110,15 @@ class ExampleServices:
         """
         match message:
             case Claim():
-                component = self.job.system.components[message.component]
-                self._begin(self._claims, message.id, lambda open_: self._claim(message, component, open_))
+                self._begin_claim(message, None)
             case Finished():
                 self._finish(message)
-            case Enter():
-                self._begin(self._turns, message.id, lambda open_: self._enter(message, open_))
+            case Enter(claim=None):
+                self._begin_turn(message)
+            case Enter(claim=Claim() as claim):
+                self._begin_claim(claim, message)
             case Leave():
-                self._end(self._turns, message.turn, message.answered)
+                self._end(self._turns, message.turn, message)
             case Rejected():
                 held = self._held[message.turn]
                 self._begin({}, message.id, lambda _: self._reject(message, *held))
@@ -131,9 +133,16 @@ class ExampleServices:
         """Cancel what is in progress, because the worker is lost or the job has ended."""
         for claim in self._claims.values():
             claim.close()
-        for turn in self._turns.values():
-            turn.close()
-        self.job.meter.incidents["lost"] += sum(lease.close() for lease in self._leases.values())
+        lost = sum(turn.close() for turn in self._turns.values())
+        lost += sum(lease.close() for lease in self._leases.values())
+        self.job.meter.incidents["lost"] += lost
+
+    def _begin_claim(self, message: Claim, request: Enter | None) -> None:
+        component = self.job.system.components[message.component]
+        self._begin(self._claims, message.id, lambda open_: self._claim(message, component, request, open_))
+
+    def _begin_turn(self, message: Enter) -> None:
+        self._begin(self._turns, message.id, lambda open_: self._enter(message, open_))
 
     def _begin(
         self,
@@ -164,16 +173,25 @@ class ExampleServices:
     def _answer(self, number: int, value: Document) -> None:
         self._reply(Reply(id=number, value=value))
 
-    async def _claim(self, message: Claim, component: Component, opened: _Open[CallResult]) -> None:
+    async def _claim(
+        self, message: Claim, component: Component, request: Enter | None, opened: _Open[CallResult]
+    ) -> None:
+        """Answer with the result of the call, or let the worker execute it, with its first request."""
+
         async def execute() -> CallResult:
             opened.granted = True
-            self._answer(message.id, {"result": None})
+            if request is None:
+                self._answer(message.id, {"result": None})
+            else:
+                opened.follows = request.id
+                self._begin_turn(request)
             return await opened.outcome
 
         result = await self.job.caller.share(message.key, component, execute)
         if not opened.granted:
+            asked = message.id if request is None else request.id
             types = self.job.codec.outputs_of(message.component)
-            self._answer(message.id, {"result": result_to_wire(result, types, message.component)})
+            self._answer(asked, {"result": result_to_wire(result, types, message.component)})
 
     def _finish(self, message: Finished) -> None:
         """Keep the result of a paid call, and pass it to those who wait for an equal one."""
@@ -181,15 +199,17 @@ class ExampleServices:
         types = self.job.codec.outputs_of(message.component)
         self._end(self._claims, message.id, result_from_wire(message.result, types, message.key))
 
-    async def _enter(self, message: Enter, opened: _Open[bool]) -> None:
-        throttle = self.job.caller.throttle(message.lm)
+    async def _enter(self, message: Enter, opened: _Open[Leave]) -> None:
+        throttle, worst = self.job.caller.throttle(message.lm), usage_from_wire(message.worst)
         try:
-            async with throttle.turn(message.seed, message.patience) as turn:
+            async with throttle.admit(message.seed, message.patience, self.job.meter, worst) as (turn, used):
                 opened.granted = True
                 self._held[message.id] = throttle, turn
                 try:
                     self._answer(message.id, {"admitted": True, "round": turn.round, "waited": turn.waited})
-                    if await opened.outcome:
+                    end = await opened.outcome
+                    used.extend(map(usage_from_wire, end.used))
+                    if end.answered:
                         throttle.speed_up()
                 finally:
                     del self._held[message.id]
@@ -207,11 +227,20 @@ class ExampleServices:
             used.extend(await opened.outcome)
 
     def _withdraw(self, number: int) -> None:
-        for kind in (self._claims, self._turns):
-            if (opened := kind.get(number)) is not None:
-                opened.close()
-        lease = self._leases.get(number)
-        if lease is not None and not lease.outcome.done():
-            lease.outcome.set_result([NO_USAGE])  # it was not sent
-            if not lease.granted and lease.task is not None:
-                lease.task.cancel()
+        if (claim := self._claims.get(number)) is not None:
+            claim.close()
+            self._withdraw(claim.follows)
+        unsent = usage_to_wire(NO_USAGE)
+        self._give_back(
+            self._turns.get(number), Leave(job=self.job.start.job, turn=number, answered=False, used=[unsent])
+        )
+        self._give_back(self._leases.get(number), [NO_USAGE])
+
+    @staticmethod
+    def _give_back(opened: _Open[T] | None, outcome: T) -> None:
+        """End a reservation whose request was not sent."""
+        if opened is None or opened.outcome.done():
+            return
+        opened.outcome.set_result(outcome)
+        if not opened.granted and opened.task is not None:
+            opened.task.cancel()

@@ -39,6 +39,14 @@ class WorkerConnection(Protocol):
 class Transport(Protocol):
     """Starts workers."""
 
+    async def machines(self) -> int:
+        """Return the number of machines that can run workers.
+
+        Raises:
+            CompoundError: there is none.
+        """
+        ...
+
     async def connect(self, number: int) -> WorkerConnection:
         """Start a worker and return the driver's end of its connection.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import astuple
 from enum import Enum
 from typing import cast
 
@@ -30,7 +29,8 @@ Types = Callable[[str], object]  # the declared type of a value, by name
 
 def usage_to_wire(usage: Usage) -> Numbers:
     """Return the fields of a usage."""
-    return astuple(usage)
+    # not `astuple`, which copies each field: this is called several times for each request
+    return usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cost, usage.unpriced
 
 
 def usage_from_wire(numbers: Numbers) -> Usage:

@@ -119,8 +119,7 @@ class Sender:
         waited, tries, refusal = 0.0, 0, ""
         while True:
             tries += 1
-            turns = gate.turn(request.seed + tries, patience=most)
-            async with turns as turn, meter.reserve(worst) as used:
+            async with gate.admit(request.seed + tries, most, meter, worst) as (turn, used):
                 waited += turn.waited
                 meter.incidents["milliseconds_waited"] += round(1000 * turn.waited)
                 if engine.remote:

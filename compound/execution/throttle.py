@@ -14,6 +14,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from compound.engine import Usage
+from compound.execution.budget import Meter
+
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds, if the server requests no wait
 JITTER = 0.25  # maximum jitter, as a share of the wait
 
@@ -53,8 +56,10 @@ class Refusal:
 class Gate(Protocol):
     """Admission control of one engine, here or in another process."""
 
-    def turn(self, seed: int = 0, patience: float = ...) -> AbstractAsyncContextManager[Turn]:
-        """Wait for a turn and hold it; see `Throttle.turn`."""
+    def admit(
+        self, seed: int, patience: float, meter: Meter, worst: Usage
+    ) -> AbstractAsyncContextManager[tuple[Turn, list[Usage]]]:
+        """Wait for a turn and a reservation, and hold both; see `Throttle.admit`."""
         ...
 
     def speed_up(self, turn: Turn) -> None:
@@ -124,6 +129,18 @@ class Throttle:
         finally:
             self._held -= 1
             self._admit()
+
+    @asynccontextmanager
+    async def admit(
+        self, seed: int, patience: float, meter: Meter, worst: Usage
+    ) -> AsyncIterator[tuple[Turn, list[Usage]]]:
+        """Wait for a turn and then for a reservation, and hold both; see `turn` and `Meter.reserve`.
+
+        Yields:
+            The turn, and the list to which the actual usage is appended.
+        """
+        async with self.turn(seed, patience) as turn, meter.reserve(worst) as used:
+            yield turn, used
 
     def speed_up(self, turn: Turn | None = None) -> None:
         """Record an answer: end the series of rejections and raise the limit."""

@@ -81,8 +81,9 @@ class RaySettings(Settings):
     address: Annotated[str, AfterValidator(_check_cluster)] = "auto"
     """Address of the cluster: `auto` (the one that this machine belongs to), `local` (one that is started on
     this machine for the run), or `host:port`, which needs your consent if a file names it."""
-    workers: int = Field(default=1, ge=1)
-    """Number of workers. Each is a process with engines of its own."""
+    workers: int | None = Field(default=None, ge=1)
+    """Number of workers; default: one per machine. Each is a process with models and indexes of its own, and
+    runs many examples at a time. For `compound sweep --cluster`: number of runs at a time."""
     cpus: float = Field(default=1.0, ge=0)
     """Processors that Ray reserves for each worker."""
     start_seconds: float = Field(default=120.0, gt=0)

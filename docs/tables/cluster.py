@@ -8,11 +8,11 @@ from tables.data import markdown, results
 def ray_overhead() -> str:
     """Tabulate the time per example in this process and on one worker."""
     rows = []
-    for in_flight in (64, 1):
-        found = results("ray_overhead")["overhead"][f"in_flight_{in_flight}"]
+    for in_flight, cached in ((64, ""), (1, ""), (1, "_cached")):
+        found = results("ray_overhead")["overhead"][f"in_flight_{in_flight}{cached}"]
         low, high = found["ms_added_range"]
         rows.append([
-            str(in_flight),
+            f"{in_flight}{', with a cache' if cached else ''}",
             f"{found['ms_per_example_here']:.2f} ms",
             f"{found['ms_per_example_on_worker']:.2f} ms",
             f"+{found['ms_added_median']:.2f} ms ({low:.2f} to {high:.2f})",
@@ -45,4 +45,14 @@ def ray_memory() -> str:
     return markdown(["examples", "resident memory of the driver"], rows)
 
 
-TABLES = (ray_overhead, ray_scaling, ray_memory)
+def worker_memory() -> str:
+    """Tabulate the memory of workers on one machine that search a corpus."""
+    found = results("worker_memory")["workers"]
+    rows = [
+        [workers, f"{each['workers_mb']:.0f} MB", f"{each['examples_per_second']:.1f}"]
+        for workers, each in found.items()
+    ]
+    return markdown(["workers on the machine", "memory of all workers", "examples per second"], rows)
+
+
+TABLES = (ray_overhead, ray_scaling, ray_memory, worker_memory)

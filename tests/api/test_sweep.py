@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from compound.api.result import read_result
-from compound.api.sweeps.sweep import Stopper, plan, sweep
+from compound.api.sweeps.planned_run import Stopper
+from compound.api.sweeps.sweep import plan, sweep
 from compound.benchmarks.simulated.relays import answer_of
 from compound.errors import DeclarationError, RunDirectoryError
 from compound.evaluation.statistics import UNIT, mean_interval

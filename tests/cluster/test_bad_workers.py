@@ -51,7 +51,7 @@ def changed(field: str, value: object) -> Callable[[str], str]:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("protocol", 99, "it has protocol 99, but the driver has 1"),
+        ("protocol", 99, "it has protocol 99, but the driver has 2"),
         ("compound", "0.0.1", "it has compound 0.0.1, but the driver has"),
         ("python", "3.99", "it has Python 3.99, but the driver has"),
         ("source", "0123", "its source of compound .* differs from the driver's"),

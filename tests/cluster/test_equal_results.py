@@ -91,6 +91,13 @@ def test_no_schedule_of_deaths_changes_a_result(
     assert executor.meter.usage.calls >= made
 
 
+def test_by_default_each_machine_has_a_worker(source: SystemFile) -> None:
+    transport = LocalTransport()
+    executor = remote_executor(source, transport, None)
+    asyncio.run(evaluated(executor, rebuild(source).system, count=2))
+    assert transport.started == asyncio.run(transport.machines())
+
+
 def test_killed_processes_change_nothing(tmp_path: Path) -> None:
     source = write_program(tmp_path, seconds=0.02)
     evaluations, traces, _ = local_result(source)

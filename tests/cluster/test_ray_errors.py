@@ -8,7 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from compound.cluster.ray_transport import ClusterUnavailable, RayTransport, _RayConnection
+from compound.cluster.ray_cluster import ClusterUnavailable
+from compound.cluster.ray_transport import RayTransport, _RayConnection
 from compound.cluster.transport import WorkerLost
 
 
@@ -46,11 +47,11 @@ def test_a_dead_address_is_reported(ray: ModuleType, text: str, first: str, last
 @TEXTS
 def test_a_lost_actor_is_reported(ray: ModuleType, text: str, first: str, last: str) -> None:
     class Method:
-        async def remote(self, *_: str) -> None:
+        async def remote(self, *_: object) -> None:
             raise RayError(text)
 
     class Actor:
-        put = take = Method()
+        exchange = Method()
 
     with pytest.raises(WorkerLost) as caught:
         asyncio.run(_RayConnection(Actor()).receive())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
@@ -10,14 +11,28 @@ from pathlib import Path
 import pytest
 
 import compound as cp
-from clusters.program import evaluated, local_result, remote_executor, requests, write_program
+from clusters.program import FILE, evaluated, local_result, remote_executor, requests, write_program
+from compound.api.sweeps.on_cluster import ClusterRuns
+from compound.api.sweeps.sweep import plan, sweep
+from compound.api.sweeps.task import MachineCheck, SweepFile
 from compound.cluster.handshake import WorkerMismatch, rebuild
 from compound.cluster.messages import SystemFile
 from compound.cluster.pool import WorkersLost
-from compound.cluster.ray_transport import ClusterUnavailable, RayTransport
+from compound.cluster.ray_cluster import ClusterUnavailable
+from compound.cluster.ray_transport import RayTransport
 from compound.cluster.transport import WorkerConnection
 from compound.execution.cache import MemoryCache
 from compound.settings.common import RaySettings, RunnerSettings
+from compound.spec.program import load
+
+SWEEP = (
+    FILE
+    + """
+data: {path: rows.jsonl, split_by: {train: 0.4, valid: 0.3, test: 0.3}}
+metric: {custom: {call: "parts:score", bounds: [0, 1]}}
+optimize: {iterations: 2, candidates: 3, minibatch: 4, valid_size: 6, budget: {system_runs: 40}}
+"""
+).replace("temperature: 1.0}, in: {text", "temperature: {float: [0.5, 1.5], value: 1.0}}, in: {text")
 
 pytestmark = [
     pytest.mark.usefixtures("cluster"),
@@ -52,6 +67,25 @@ def test_every_number_of_workers_gives_the_results_of_one_process(source: System
     assert asyncio.run(evaluated(executor, rebuild(source).system)) == (evaluations, traces)
     assert requests(Path(source.path).parent) == 2 * alone
     assert executor.meter.usage.calls == meter.usage.calls
+
+
+def test_by_default_each_node_has_a_worker(source: SystemFile) -> None:
+    import ray
+
+    transport = Watched()
+    executor = remote_executor(source, transport, None, cache=MemoryCache())
+    evaluations, traces, _ = local_result(source)
+    nodes = set[str]()
+
+    async def work() -> object:
+        await executor._workers.pool.open()
+        for connection in transport.connections:
+            actor = connection._actor._actor_id.hex()  # type: ignore[attr-defined]
+            nodes.add(ray._private.state.actors(actor)["Address"]["NodeID"])
+        return await evaluated(executor, rebuild(source).system)
+
+    assert asyncio.run(work()) == (evaluations, traces)
+    assert (len(transport.connections), len(nodes)) == (3, 3)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -120,12 +154,12 @@ def test_a_cluster_without_a_free_place_is_reported(source: SystemFile, tmp_path
 
 def test_a_dead_address_is_reported(source: SystemFile, monkeypatch: pytest.MonkeyPatch) -> None:
     transport = RayTransport("127.0.0.1:1")
-    monkeypatch.setattr(transport._ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(transport._cluster.ray, "is_initialized", lambda: False)
 
     def init(**_: object) -> None:
         raise ConnectionError("Could not connect to 127.0.0.1:1")
 
-    monkeypatch.setattr(transport._ray, "init", init)
+    monkeypatch.setattr(transport._cluster.ray, "init", init)
     with pytest.raises(ClusterUnavailable, match="no Ray cluster at address '127.0.0.1:1'"):
         asyncio.run(evaluated(remote_executor(source, transport, 1), rebuild(source).system))
 
@@ -137,3 +171,64 @@ def test_evaluate_runs_a_file_on_the_cluster(source: SystemFile, tmp_path: Path)
     expected = cp.evaluate(system, rows, metric, cache=False)
     settings = cp.OptimizeSettings(runner=RunnerSettings(ray=RaySettings(workers=2)))
     assert cp.evaluate(system, rows, metric, cache=False, settings=settings).rows == expected.rows
+
+
+def test_the_runs_of_a_sweep_are_tasks_and_a_killed_one_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_program(tmp_path, SWEEP)
+    rows = [{"id": f"e{i}", "topic": f"topic {i}", "kind": f"kind {i % 4}", "answer": ""} for i in range(60)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code = (tmp_path / "parts.py").read_text()
+    dies = f"""
+    if os.getpid() != {os.getpid()} and len(open(LOG).readlines()) > 200:
+        try:
+            os.mkdir(LOG + ".died")
+            os.kill(os.getpid(), {int(signal.SIGKILL)})
+        except FileExistsError:
+            pass
+"""
+    (tmp_path / "parts.py").write_text(
+        code.replace('    if "Name the kind"', dies + '    if "Name the kind"')
+    )
+    said = list[str]()
+
+    def swept(name: str, *, cluster: bool) -> list[tuple[object, ...]]:
+        runner = ("optimize.runner", "{ray: {workers: 2}}")
+        programs = [load(tmp_path / "system.yaml", overrides=[runner] if cluster else [])]
+        planned = plan(programs, ["random", "search"], [0, 1], tmp_path / name)
+        facts = sweep(planned, tmp_path / name, cluster=cluster, controls=False, log=said.append)
+        return [
+            (
+                run["method"],
+                run["seed"],
+                run["status"],
+                run["test_before"],
+                run["test_after"],
+                run["accepted"],
+            )
+            for run in facts["runs"]
+        ]
+
+    expected = swept("here", cluster=False)
+    (tmp_path / "requests.log").unlink()
+    assert swept("there", cluster=True) == expected
+    assert sum("was lost" in line for line in said) == 1
+    assert [run[2] for run in expected] == ["finished"] * 4
+
+
+def test_machines_that_do_not_share_the_folder_of_a_sweep_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_program(tmp_path, SWEEP)
+    (tmp_path / "rows.jsonl").write_text('{"id": "e", "topic": "t", "kind": "k", "answer": ""}\n' * 9)
+    program = load(tmp_path / "system.yaml", overrides=[("optimize.runner", "{ray: {workers: 2}}")])
+    # a machine that finds another token in the folder, as it would in a folder of its own
+    monkeypatch.setattr(ClusterRuns, "_machine_check", _of_another_folder)
+    with pytest.raises(WorkerMismatch, match=r"machine .* cannot be used: it does not share the sweep's dir"):
+        sweep(plan([program], ["random"], [0], tmp_path / "out"), tmp_path / "out", cluster=True)
+    assert requests(tmp_path) == 0
+
+
+def _of_another_folder(self: ClusterRuns, files: list[SweepFile]) -> MachineCheck:
+    return MachineCheck(folder=str(self._folder), token="another", files=files)

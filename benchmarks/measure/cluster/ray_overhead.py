@@ -30,6 +30,7 @@ from compound.api.runners import executor_opener
 from compound.evaluation.evaluate import EvaluationRules, evaluate
 from compound.evaluation.metrics.built_in import exact_match
 from compound.example import Example
+from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.registry.engines import for_system
 from compound.settings.common import RaySettings, RunnerSettings
@@ -68,13 +69,14 @@ class Simulated(ScriptedLM):
         return await super().generate(request)  # type: ignore[arg-type]
 
 
-def opened(program: Program, workers: int) -> Executor:
+def opened(program: Program, workers: int, *, cached: bool = False) -> Executor:
     """Return an executor with workers, or without for 0."""
-    engines = for_system(program.find_engine, program.system)
+    engines, cache = for_system(program.find_engine, program.system), MemoryCache() if cached else None
     if workers == 0:
-        return Executor(engines)
+        return Executor(engines, cache=cache)
     runner = RunnerSettings(ray=RaySettings(workers=workers, cpus=0))
-    return executor_opener(OptimizeSettings(runner=runner), program.system, program.find_engine)(engines)
+    open_executor = executor_opener(OptimizeSettings(runner=runner), program.system, program.find_engine)
+    return open_executor(engines, cache=cache)
 
 
 async def seconds_per_example(
@@ -94,20 +96,23 @@ async def seconds_per_example(
 
 
 async def overhead(program: Program, repeats: int) -> dict[str, object]:
-    """Return milliseconds per example that a worker adds, with 64 examples in flight and with 1."""
-    here, there = opened(program, 0), opened(program, 1)
+    """Return milliseconds per example that a worker adds, with 64 examples in flight and with 1.
+
+    With a cache, each example is new, so that its call is looked up, executed and stored.
+    """
     found: dict[str, object] = {}
-    for concurrency, count in ((64, 640), (1, 100)):
+    for concurrency, count, cached in ((64, 640, False), (1, 100, False), (1, 100, True)):
+        here, there = opened(program, 0, cached=cached), opened(program, 1, cached=cached)
         await seconds_per_example(there, program, 64, concurrency)  # starts the worker
         pairs = [
             (
-                await seconds_per_example(here, program, count, concurrency),
-                await seconds_per_example(there, program, count, concurrency),
+                await seconds_per_example(here, program, count, concurrency, start),
+                await seconds_per_example(there, program, count, concurrency, start),
             )
-            for _ in range(repeats)
+            for start in range(1000, 1000 * (repeats + 1), 1000)
         ]
         added = sorted(1000 * (remote - local) for local, remote in pairs)
-        found[f"in_flight_{concurrency}"] = {
+        found[f"in_flight_{concurrency}{'_cached' if cached else ''}"] = {
             "ms_per_example_here": round(1000 * statistics.median(local for local, _ in pairs), 3),
             "ms_per_example_on_worker": round(1000 * statistics.median(remote for _, remote in pairs), 3),
             "ms_added_median": round(statistics.median(added), 3),
@@ -115,8 +120,8 @@ async def overhead(program: Program, repeats: int) -> dict[str, object]:
             "examples": count,
             "pairs": repeats,
         }
-    await here.aclose()
-    await there.aclose()
+        await here.aclose()
+        await there.aclose()
     return found
 
 
@@ -186,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--examples", type=int, default=10_000, help="examples of the measurement of memory")
+    parser.add_argument("--examples", type=int, default=100_000, help="examples of the measurement of memory")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:

@@ -18,7 +18,7 @@ from compound.components.engines.vllm.adapters import ServedAdapters
 from compound.components.engines.vllm.api import API
 from compound.components.engines.vllm.server import VLLMServer
 from compound.errors import CompoundError, TransientError
-from compound.security.sanitize import remember_secret
+from compound.security.sanitize import remember_secret, sanitize_for_terminal
 
 READY_TIMEOUT = 5.0  # seconds for a request that asks whether a server is ready
 # Arguments of `vllm serve` with which several processes answer.
@@ -99,7 +99,7 @@ async def connect_server(
         await link.close()
         raise CompoundError(
             f"the server at {address} does not serve {model!r}",
-            hint=f"it serves {', '.join(names) or 'nothing'}",
+            hint=f"it serves {', '.join(map(sanitize_for_terminal, names)) or 'nothing'}",
         )
     return link
 

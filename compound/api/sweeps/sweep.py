@@ -1,4 +1,4 @@
-"""Sweeps: run several files, methods and seeds in sequence with equal budgets, and tabulate the results.
+"""Sweeps: run several files, methods and seeds with equal budgets, and tabulate the results.
 
 Every run has its own directory below the sweep's. Finished runs are skipped and interrupted runs resumed, so
 the same command can be repeated until everything is done.
@@ -9,21 +9,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from compound.api.description import FOR_MEMORY, describe, list_changes
-from compound.api.optimize import make_problem, optimize
 from compound.api.sweeps.controls import CONSTANT, DIRECT, Control
-from compound.errors import CompoundError, DeclarationError, RunDirectoryError
+from compound.api.sweeps.on_cluster import ClusterRuns, cluster_settings, open_tasks
+from compound.api.sweeps.planned_run import PlannedRun, Stopper, Watch, error_text
+from compound.concurrency.blocking import run_blocking
+from compound.errors import DeclarationError, RunDirectoryError
 from compound.optimizers import methods
 from compound.report import comparison
-from compound.runs.directory import load_checkpoint, write_atomically
-from compound.runs.recorder import STOP, Interrupted, Listener, Recorder
+from compound.runs.directory import write_atomically
+from compound.runs.recorder import STOP, Interrupted
 from compound.security.untrusted import UntrustedFolder
-from compound.settings.optimize import OptimizeSettings
 
 if TYPE_CHECKING:
     from compound.report.comparison import SweepFacts, SweepRun
@@ -31,71 +32,11 @@ if TYPE_CHECKING:
 
 MAY_DIFFER = (
     "optimize.concurrency",
+    "optimize.runner",
     "versions.",
     *FOR_MEMORY,
 )  # settings that may differ between the runs of a sweep
-Watch = Callable[[Mapping[str, Any]], AbstractContextManager[Listener]]
 Log = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """One run of a sweep.
-
-    Attributes:
-        file: name of the system's file, without folder and suffix.
-        method: name of the method.
-        seed: seed of the random streams.
-        path: the run directory.
-        program: the program of the file; its method and seed are replaced by those above.
-        inapplicable: why the method is not applicable to the system, or ``""``.
-    """
-
-    file: str
-    method: str
-    seed: int
-    path: Path
-    program: Program = field(repr=False, compare=False)
-    inapplicable: str = ""
-
-    @property
-    def settings(self) -> OptimizeSettings:
-        """The settings of the run."""
-        return self.program.optimize.model_copy(
-            update={"method": self.method, "seed": self.seed, "baselines": ()}
-        )
-
-    @property
-    def finished(self) -> bool:
-        """Whether the directory holds a finished run; a damaged one does not, and fails when it is run."""
-        try:
-            stored = load_checkpoint(self.path)
-        except RunDirectoryError:
-            return False
-        return stored is not None and stored.state.done
-
-    def __str__(self) -> str:
-        return f"{self.file}, {self.method}, seed {self.seed}"
-
-
-@dataclass
-class Stopper:
-    """Stops a sweep after the current step."""
-
-    is_requested: bool = False
-    recorder: Recorder | None = None
-
-    def stop(self) -> None:
-        """Request the sweep and the current run to stop."""
-        self.is_requested = True
-        if self.recorder is not None:
-            self.recorder.stop()
-
-    def attach(self, recorder: Recorder) -> None:
-        """Set the current run."""
-        self.recorder = recorder
-        if self.is_requested:
-            recorder.stop()
 
 
 def plan(
@@ -137,6 +78,7 @@ def sweep(
     log: Log = lambda _: None,
     stopper: Stopper | None = None,
     controls: bool = True,
+    cluster: bool = False,
 ) -> SweepFacts:
     """Execute unfinished runs, and write ``sweep.md`` and ``sweep.json`` after every run.
 
@@ -149,16 +91,39 @@ def sweep(
         log: receives one-line messages about the start and end of each run.
         stopper: stops the sweep from outside.
         controls: whether to evaluate a constant answer and one direct call of the model on the test examples.
+        cluster: whether each run is a task of the cluster that ``optimize.runner`` of its file names, several
+            at a time, instead of running in this process one after the other. ``watch`` is not used.
 
     Returns:
         The content of ``sweep.json``.
 
     Raises:
         Interrupted: the sweep was asked to stop; the same call resumes it.
+        CompoundError: there is no cluster, or a machine of it does not share the folder, or has other code.
     """
+    if cluster:
+        settings, runs = cluster_settings(runs), [run.without_runner() for run in runs]
+        tasks = open_tasks(settings)
     UntrustedFolder(folder).make()
     stopper = stopper or Stopper()
     table = _Table(runs, folder, _plan_controls(runs, folder) if controls else [])
+    table.write()
+    if not cluster:
+        return _execute_here(table, watch or (lambda _: nullcontext(lambda event: None)), log, stopper)
+    _stop_if_requested(stopper, folder)
+    on_cluster = ClusterRuns(runs, folder, settings, tasks, table.report, log, stopper)
+    saved = f"stopped; progress is saved in {folder}; run the same command to resume"
+    run_blocking(on_cluster.execute(), interrupted=saved)
+    for control in table.applicable_controls():
+        _stop_if_requested(stopper, folder)
+        table.evaluate(control, log)
+    _stop_if_requested(stopper, folder)
+    return table.write()
+
+
+def _execute_here(table: _Table, watch: Watch, log: Log, stopper: Stopper) -> SweepFacts:
+    """Execute the unfinished runs and the controls in this process, one after the other."""
+    runs, folder = table.runs, table.folder
     facts = table.write()
     for number, run in enumerate(runs, 1):
         place = f"[{number} of {len(runs)}] {run}"
@@ -168,7 +133,7 @@ def sweep(
             _stop_if_requested(stopper, folder)
             log(place)
             try:
-                _run(run, folder, watch or (lambda _: nullcontext(lambda event: None)), stopper)
+                run.execute(folder, watch, stopper)
             except KeyboardInterrupt:
                 table.write()
                 raise
@@ -176,15 +141,12 @@ def sweep(
                 table.write()
                 _stop_if_requested(stopper, folder, always=True)
             except Exception as error:  # noqa: BLE001 - one run's failure must not end the others
-                table.failed[run] = _error_text(error)
+                table.failed[run] = error_text(error)
                 log(f"{place} failed: {table.failed[run]}")
             facts = table.write()
         for control in table.controls_after(run):
             _stop_if_requested(stopper, folder)
-            if not control.is_stored:
-                log(str(control))
-            control.run()
-            facts = table.write()
+            facts = table.evaluate(control, log)
     return facts
 
 
@@ -196,6 +158,23 @@ class _Table:
     folder: Path
     controls: Sequence[Control]
     failed: dict[PlannedRun, str] = field(default_factory=dict)
+
+    def report(self, run: PlannedRun, problem: str) -> None:
+        """Write the table after the end of a run, which has failed if there is a problem."""
+        if problem:
+            self.failed[run] = problem
+        self.write()
+
+    def evaluate(self, control: Control, log: Log) -> SweepFacts:
+        """Evaluate a control unless it is stored, and write the table."""
+        if not control.is_stored:
+            log(str(control))
+        control.run()
+        return self.write()
+
+    def applicable_controls(self) -> list[Control]:
+        """Return the controls in the order of their files and seeds."""
+        return [control for run in self.runs for control in self.controls_after(run)]
 
     def controls_after(self, run: PlannedRun) -> list[Control]:
         """Return the controls of a run's file and seed if it is the last run of them."""
@@ -225,24 +204,6 @@ def _plan_controls(runs: Sequence[PlannedRun], folder: Path) -> list[Control]:
         for run in reversed(first.values())
         for name in (CONSTANT, DIRECT)
     ]
-
-
-def _run(run: PlannedRun, folder: Path, watch: Watch, stopper: Stopper) -> None:
-    program, settings = run.program, run.settings
-    assert program.data is not None
-    assert program.metric is not None
-    with watch(settings.budget.limits()) as listener:
-
-        def listen(event: Mapping[str, Any]) -> None:
-            if event["event"] != "call" and UntrustedFolder(folder).kind(STOP) is not None:
-                stopper.stop()
-            listener(event)
-
-        optimize(
-            program.system, program.data, program.metric, settings,
-            run_dir=run.path, engines=program.find_engine, folder=program.folder, text=program.text,
-            listener=listen, on_start=stopper.attach,
-        )  # fmt: skip
 
 
 def _stop_if_requested(stopper: Stopper, folder: Path, *, always: bool = False) -> None:
@@ -285,14 +246,8 @@ def _check_same_configuration(run: PlannedRun) -> None:
     """Reject a directory whose run has other settings, since the table would compare different things."""
     if run.inapplicable or UntrustedFolder(run.path).kind("config.json") is None:
         return
-    program = run.program
-    assert program.data is not None
-    assert program.metric is not None
-    try:
-        problem = make_problem(
-            program.system, program.data, program.metric, run.settings, program.find_engine, program.folder
-        )
-    except CompoundError:
+    problem = run.problem()
+    if problem is None:
         return  # missing or invalid data is reported by the run, so that others continue
     keys = list_changes(run.path, describe(problem), MAY_DIFFER)
     if keys:
@@ -300,7 +255,3 @@ def _check_same_configuration(run: PlannedRun) -> None:
             f"{run.path} was started with another configuration; changed: {'; '.join(keys)}",
             hint="all runs of a sweep use the file's settings; choose another --run, or remove that folder",
         )
-
-
-def _error_text(error: Exception) -> str:
-    return error.message if isinstance(error, CompoundError) else f"{type(error).__name__}: {error}"

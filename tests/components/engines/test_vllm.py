@@ -303,6 +303,16 @@ def test_a_server_of_another_model_is_the_users_mistake(server: Any) -> None:
     assert not isinstance(caught.value, CallError)
 
 
+@pytest.mark.parametrize("name", ["\x1b[31mred", "half \ud83d", "re\u202eversed", "a\x00b"])
+def test_the_names_of_another_server_are_sanitized(server: Any, name: str) -> None:
+    server.models = lambda _: (200, {"data": [{"id": name}]})
+    with pytest.raises(CompoundError, match="does not serve 'tiny'; it serves ") as caught:
+        ask(engine(server))
+    shown = caught.value.hint
+    assert shown.replace("\ufffd", "").isprintable()
+    assert shown == "it serves " + "".join("\ufffd" if not char.isprintable() else char for char in name)
+
+
 def test_a_timeout_is_transient(server: Any) -> None:
     server.hang = True
     with pytest.raises(TransientError, match=r"did not answer completely within 0\.3 s"):

@@ -114,7 +114,7 @@ METRIC = custom(lambda outputs, _: float(len(str(outputs["answer"])) % 3) / 2, "
 def remote_executor(
     source: SystemFile,
     transport: Transport,
-    workers: int,
+    workers: int | None,
     *,
     cache: Cache | None = None,
     budget: Budget | None = None,

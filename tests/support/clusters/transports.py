@@ -91,6 +91,9 @@ class LocalTransport:
         self.started = 0
         self.sent: list[list[str]] = []  # texts of the driver, for each started worker
 
+    async def machines(self) -> int:
+        return 2
+
     async def connect(self, number: int) -> WorkerConnection:
         driver, worker = _DriverEnd(), _End()
         driver.other, worker.other = worker, driver
@@ -147,6 +150,9 @@ class PipeTransport:
 
     def __init__(self) -> None:
         self.processes: list[asyncio.subprocess.Process] = []
+
+    async def machines(self) -> int:
+        return 2
 
     async def connect(self, number: int) -> WorkerConnection:
         process = await asyncio.create_subprocess_exec(

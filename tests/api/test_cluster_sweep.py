@@ -1,0 +1,234 @@
+"""Sweeps whose runs are tasks of a cluster: equal results, lost tasks, and refusals before anything is spent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusters.tasks import ProcessTasks, ThreadTasks
+from compound.api.sweeps import sweep as sweeps
+from compound.api.sweeps.planned_run import Stopper
+from compound.api.sweeps.sweep import plan, sweep
+from compound.cluster.handshake import WorkerMismatch
+from compound.errors import DeclarationError
+from compound.runs.recorder import Interrupted
+from compound.spec import load
+
+GAME = Path(__file__).parents[1] / "files" / "game"
+SETS = [("optimize.budget.system_runs", "120")]
+RUNNER = ("optimize.runner", "{ray: {workers: 2, max_restarts: 2}}")
+
+
+@pytest.fixture
+def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a system and its data, which is the working directory."""
+    shutil.copytree(GAME, tmp_path, dirs_exist_ok=True)
+    rows = [{"id": str(i), "x": i % 9, "target": 2.0 * (i % 9)} for i in range(120)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, tasks: ThreadTasks | None, folder: str = "out", **how: Any
+) -> dict[str, Any]:
+    """Run a sweep on a cluster, or in this process without tasks."""
+    sets = [*SETS, RUNNER] if tasks is not None else SETS
+    monkeypatch.setattr(sweeps, "open_tasks", lambda _: tasks)
+    methods, seeds = how.pop("methods", ("random", "search")), how.pop("seeds", (0, 1))
+    planned = plan([load(Path("game.yaml"), overrides=sets)], methods, seeds, Path(folder))
+    found: Any = sweep(planned, Path(folder), cluster=tasks is not None, **how)
+    return found  # type: ignore[no-any-return]
+
+
+def timeless(value: Any) -> Any:
+    """Return facts without times."""
+    if isinstance(value, Mapping):
+        return {key: timeless(item) for key, item in value.items() if key != "seconds"}
+    return [timeless(item) for item in value] if isinstance(value, list) else value
+
+
+def statuses(facts: Mapping[str, Any]) -> list[str]:
+    return [each["status"] for each in facts["runs"]]
+
+
+def test_the_results_are_those_of_a_sweep_in_this_process(
+    game: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run(monkeypatch, None, "here")
+    tasks, said = ThreadTasks(), list[str]()
+    facts = run(monkeypatch, tasks, "there", log=said.append)
+    assert timeless(facts) == timeless(expected)
+    assert (tasks.started, tasks.most, tasks.closed) == (4, 2, True)
+    assert sum(line.endswith(": finished") for line in said) == 4
+    here, there = (
+        json.loads(Path(name, "game/random/0/config.json").read_text()) for name in ("here", "there")
+    )
+    assert here == there
+    assert not list(Path("there").glob("cluster-token"))
+    said.clear()
+    assert timeless(run(monkeypatch, None, "there", log=said.append)) == timeless(expected)
+    assert sum("finished before" in line for line in said) == 4
+
+
+def test_by_default_each_machine_has_a_run(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.RUNNER", ("optimize.runner", "{ray: {}}"))
+    tasks = ThreadTasks()
+    run(monkeypatch, tasks, methods=("random",), seeds=(0, 1, 2), controls=False)
+    assert tasks.most == len(asyncio.run(tasks.check("{}")))
+
+
+def test_a_killed_task_is_resumed_from_its_checkpoint(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, code = "    time.sleep(", (game / "game.py").read_text()
+    dies = """
+    if "DIES" in os.environ and aim != 0.25:  # a candidate, in a task
+        try:
+            os.mkdir(os.environ["DIES"])
+            os.kill(os.getpid(), 9)
+        except FileExistsError:
+            pass
+"""
+    (game / "game.py").write_text(code.replace(place, dies + place, 1))
+    expected = run(monkeypatch, None, "here", methods=("search",), seeds=(0,), controls=False)
+    tasks, said = ProcessTasks({"DIES": str(game / "died")}), list[str]()
+    facts = run(monkeypatch, tasks, "there", methods=("search",), seeds=(0,), log=said.append, controls=False)
+    assert facts["runs"][0]["reason"] == ""
+    assert timeless(facts) == timeless(expected)
+    assert any("was lost (its process ended), and will be resumed" in line for line in said)
+    assert tasks.started == 2
+    lines = Path("there/game/search/0/events.jsonl").read_text().splitlines()
+    events = [json.loads(line)["event"] for line in lines]
+    assert events.count("start") == 1  # the second task resumed the run
+
+
+def test_a_machine_that_does_not_share_the_folder_is_refused(
+    game: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = ThreadTasks(lambda text: text.replace(f"{game}/out", f"{game}/elsewhere"))
+    with pytest.raises(WorkerMismatch, match="machine first cannot be used: it does not share") as caught:
+        run(monkeypatch, tasks)
+    assert "in a folder that all machines of the cluster share" in caught.value.hint
+    assert (tasks.started, tasks.closed) == (0, True)
+    assert not Path("out/game").exists()
+
+
+def test_a_machine_without_the_code_is_refused(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = ThreadTasks(lambda text: text.replace(f"{game}/game.yaml", f"{game}/elsewhere/game.yaml"))
+    with pytest.raises(WorkerMismatch, match="machine first cannot be used: .*no module 'game'"):
+        run(monkeypatch, tasks)
+    assert tasks.started == 0
+
+
+def test_a_machine_with_other_code_is_refused(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def edit(text: str) -> str:
+        found = json.loads(text)
+        found["files"][0]["facts"]["components"]["guesser"] = "0123"
+        return json.dumps(found)
+
+    with pytest.raises(WorkerMismatch, match="its component 'guesser' differs from the driver's"):
+        run(monkeypatch, ThreadTasks(edit))
+
+
+def test_a_machine_with_other_data_fails_its_runs_before_they_begin(
+    game: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def edit(text: str) -> str:
+        found = json.loads(text)
+        if "description" in found and found["seed"] == 1:
+            found["description"]["data"]["train"]["digest"] = "0123"
+        return json.dumps(found)
+
+    facts = run(monkeypatch, ThreadTasks(edit), methods=("random",))
+    assert statuses(facts) == ["finished", "failed"]
+    assert "its data differ from the driver's" in facts["runs"][1]["reason"]
+    assert not Path("out/game/random/1").exists()
+
+
+def test_a_failing_run_ends_no_other(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("compound.optimizers.baselines.random.RandomSearch._candidates", broken)
+    said = list[str]()
+    facts = run(monkeypatch, ThreadTasks(), seeds=(0,), log=said.append)
+    assert statuses(facts) == ["failed", "finished"]
+    assert any("random, seed 0 failed: " in line and "oops" in line for line in said)
+    assert "oops" in Path("out/sweep.md").read_text()
+
+
+def test_tasks_that_are_lost_too_often_fail_their_run(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compound.api.sweeps.on_cluster.RESEND_SECONDS", 0)
+    facts = run(monkeypatch, ThreadTasks(losses=3), methods=("random",), seeds=(0,))
+    assert statuses(facts) == ["failed"]
+    assert "its task was lost (killed), and max_restarts is used up" in facts["runs"][0]["reason"]
+    assert statuses(run(monkeypatch, ThreadTasks(losses=2), methods=("random",), seeds=(0,))) == ["finished"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("nonsense", "its answer cannot be read"),
+        ('{"status": "finished"}', "its task has ended, but .* is not finished here: is the folder shared"),
+    ],
+)
+def test_an_answer_is_not_trusted(
+    game: Path, monkeypatch: pytest.MonkeyPatch, answer: str, message: str
+) -> None:
+    class Lying(ThreadTasks):
+        async def _execute(self, text: str) -> str:
+            return answer
+
+    facts = run(monkeypatch, Lying(), methods=("random",), seeds=(0,))
+    assert statuses(facts) == ["failed"]
+    assert re.search(message, facts["runs"][0]["reason"])
+
+
+@pytest.mark.parametrize("how", ["file", "signal"])
+def test_a_stop_ends_all_tasks_and_the_same_call_goes_on(
+    game: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    expected = timeless(run(monkeypatch, None, "whole"))
+    stopper, file = Stopper(), Path("out/STOP")
+    stop = stopper.stop if how == "signal" else file.touch
+
+    class Stopping(ThreadTasks):
+        async def run(self, text: str) -> str:
+            if self.started == 2:
+                stop()
+            return await super().run(text)
+
+    with pytest.raises(Interrupted, match="progress is saved in out"):
+        run(monkeypatch, Stopping(), stopper=stopper)
+    assert not file.exists()
+    found = statuses(json.loads(Path("out/sweep.json").read_text()))
+    assert found[3] == "unfinished"
+    assert timeless(run(monkeypatch, ThreadTasks())) == expected
+
+
+def test_files_without_a_cluster_are_refused(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compound.api.sweeps.sweep.open_tasks", lambda _: ThreadTasks())
+    planned = plan([load(Path("game.yaml"))], ["random"], [0], Path("out"))
+    with pytest.raises(DeclarationError, match=r"needs the same optimize\.runner\.ray in every file"):
+        sweep(planned, Path("out"), cluster=True)
+    assert not Path("out").exists()
+
+
+def test_the_command_runs_tasks(game: Path, monkeypatch: pytest.MonkeyPatch, cli: Any) -> None:
+    tasks = ThreadTasks()
+    monkeypatch.setattr(sweeps, "open_tasks", lambda _: tasks)
+    arguments = ["game.yaml", "--methods", "random", "--no-controls", "--run", "out", "--cluster"]
+    code, _, err = cli("sweep", *arguments)
+    assert code == 2
+    assert "needs the same optimize.runner.ray in every file" in err
+    runner, budget = (f"{name}={value}" for name, value in (RUNNER, SETS[0]))
+    code, out, err = cli("sweep", *arguments, "--seeds", "0,1", "--set", runner, "--set", budget)
+    assert (code, tasks.started) == (0, 2)
+    assert "[2 of 2] game, random, seed 1: finished" in err
+    assert "table: out/sweep.md" in out
