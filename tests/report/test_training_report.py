@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from compound.api.progress import Screen, format_event
-from compound.benchmarks.measure import training_course
+from compound.benchmarks.measure.training import training_course
 from compound.errors import RunDirectoryError
 from compound.execution.rng import derive_seed
 from compound.report import comparison, terminal_summary, write

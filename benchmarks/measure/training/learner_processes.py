@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from compound.benchmarks.measure.weights_speed import LOSS, samples
+from compound.benchmarks.measure.training.weights_speed import LOSS, samples
 from compound.benchmarks.simulated.toy_model import make_toy_model
 from compound.components.engines.local.devices import Placement
 from compound.execution.rng import fork_torch_rng

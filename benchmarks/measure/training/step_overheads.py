@@ -1,6 +1,6 @@
 """Measure what a training step spends beside sampling and training: files of adapters, and token records.
 
-    python -m compound.benchmarks.measure.step_overheads
+    python -m compound.benchmarks.measure.training.step_overheads
 
 ``adapter`` stores an adapter of the size that rank 16 has on all linear layers of an 8B model, and verifies
 it as an engine does: with its content hashed once, and hashed three times (of the tensors, of the written
@@ -32,7 +32,7 @@ from compound.storage.artifacts import Reference, discard, store_folder, verify_
 if TYPE_CHECKING:
     from torch import Tensor
 
-OUTPUT = Path(__file__).parents[1] / "data" / "step_overheads.json"
+OUTPUT = Path(__file__).parents[2] / "data" / "step_overheads.json"
 TURNS = 9
 LAYERS, RANK = 36, 16
 LINEAR = (  # inputs and outputs of the linear layers of Qwen3-8B

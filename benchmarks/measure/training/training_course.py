@@ -1,6 +1,6 @@
 """Summarize the course of training runs by agent: penalties and variety of replies.
 
-    python -m compound.benchmarks.measure.training_course NAME=RUN ... --output FILE
+    python -m compound.benchmarks.measure.training.training_course NAME=RUN ... --output FILE
 
 Reads run directories. For each run, every agent and every range of steps, it writes the means of the agent's
 penalties, of the entropy of its tokens (nats), and of the similarity of its replies (1: identical); and for

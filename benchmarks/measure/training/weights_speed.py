@@ -1,6 +1,6 @@
 """Measure the cost of a training step, compared with TRL, with shared prompts, and with several adapters.
 
-    python -m compound.benchmarks.measure.weights_speed [PART ...]
+    python -m compound.benchmarks.measure.training.weights_speed [PART ...]
 
 Parts: ``step`` (TRL's GRPOTrainer and ours on the same 32 sequences of 192 + 32 tokens), ``shared`` (prompts
 ten times as long as the answer, computed once per group or once per sample), ``adapters`` (memory of 1, 2, 4
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from compound.engine import Engine
 
 
-ATLAS = Path(__file__).parents[1] / "atlas.yaml"
-OUTPUT = Path(__file__).parents[1] / "data" / "weights_speed.json"
+ATLAS = Path(__file__).parents[2] / "atlas.yaml"
+OUTPUT = Path(__file__).parents[2] / "data" / "weights_speed.json"
 REPEATS = 3
 TURNS = 5
 LOSS = PolicyObjective(grpo=ClippedLoss(correction=None))
@@ -281,7 +281,7 @@ def alone(measure: str, *arguments: object) -> dict[str, object]:
     command = [
         sys.executable,
         "-m",
-        "compound.benchmarks.measure.weights_speed",
+        "compound.benchmarks.measure.training.weights_speed",
         "--measure",
         json.dumps([measure, *arguments]),
     ]
