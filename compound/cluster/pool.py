@@ -301,7 +301,9 @@ class WorkerPool:
         except Exception as found:  # noqa: BLE001 - jobs would wait for ever
             replacing = f"replacing {lost.name}"
             error = found if isinstance(found, CompoundError) else _unexpected(replacing, found)
-            if self._workers or len(self._replacing) > 1:
+            if (task := asyncio.current_task()) is not None:
+                self._replacing.discard(task)  # another one may fail in the same pass of the event loop
+            if self._workers or self._replacing:
                 self._notify(f"{lost.name} cannot be replaced: {error.message}")
             else:
                 hint = f"{error.hint}; {RESUME}" if error.hint else RESUME

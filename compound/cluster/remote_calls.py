@@ -45,7 +45,7 @@ from compound.execution.throttle import Gate, NeverAdmitted, Refusal, Turn
 
 
 class DriverQuestions:
-    """DriverQuestions to the driver that wait for a reply.
+    """Questions to the driver that wait for a reply.
 
     Args:
         outbox: where messages are queued.

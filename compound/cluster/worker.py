@@ -40,16 +40,23 @@ async def serve(connection: WorkerConnection) -> None:
     outbox = Outbox(connection)
     sending = asyncio.create_task(outbox.run())
     worker = Worker(outbox)
+    receiving = asyncio.create_task(_receive(connection, worker))
     try:
-        while True:
-            for message in for_worker(await connection.receive()):
-                await worker.handle(message)
-    except WorkerLost:
-        pass
+        await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
+        for task in (sending, receiving):
+            if task.done() and (error := task.exception()) is not None and not isinstance(error, WorkerLost):
+                raise error  # the driver finds the worker lost, instead of waiting for its messages
     finally:
         sending.cancel()
+        receiving.cancel()
         await worker.aclose()
-        await asyncio.gather(sending, return_exceptions=True)
+        await asyncio.gather(sending, receiving, return_exceptions=True)
+
+
+async def _receive(connection: WorkerConnection, worker: Worker) -> None:
+    while True:
+        for message in for_worker(await connection.receive()):
+            await worker.handle(message)
 
 
 class Worker:
@@ -97,6 +104,12 @@ class Worker:
             result = await self._program.run(start, link, meter)
         except CompoundError as error:
             self._fail(start.job, type(error).__name__, error.message, error.hint)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():  # by the driver, which does not wait for a result
+                raise
+            where = traceback.format_exception(error)
+            self._fail(start.job, "", "a component raised CancelledError", "".join(where)[-2000:])
         except Exception as error:  # noqa: BLE001 - the driver reports it; a worker outlives its jobs
             where = traceback.format_exception(error)
             self._fail(start.job, "", f"{type(error).__name__}: {error}", "".join(where)[-2000:])

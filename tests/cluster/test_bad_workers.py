@@ -178,6 +178,22 @@ def test_a_worker_that_cannot_be_replaced_for_any_reason_ends_the_run(source: Sy
         run(source, Broken([(1, False)]), 1)
 
 
+def test_replacements_that_fail_at_the_same_time_end_the_run(source: SystemFile) -> None:
+    class Broken(LocalTransport):
+        async def connect(self, number: int) -> WorkerConnection:
+            if self.started == 2:
+                raise CompoundError("the cluster is gone")
+            return await super().connect(number)
+
+    executor = remote_executor(source, Broken([(1, False), (1, False)]), 2)
+
+    async def work() -> object:
+        return await asyncio.wait_for(evaluated(executor, rebuild(source).system), 30)
+
+    with pytest.raises(WorkersLost, match="no worker is left: the cluster is gone"):
+        asyncio.run(work())
+
+
 @pytest.mark.parametrize("restarts", [0, 2])
 def test_lost_workers_are_replaced_up_to_a_number(source: SystemFile, restarts: int) -> None:
     deaths = [(2, False)] * 3

@@ -37,5 +37,6 @@ def shard_layers(model: PreTrainedModel, device: str) -> None:
         )
     mesh = init_device_mesh(torch.device(device).type, (torch.distributed.get_world_size(),))
     for layer in layers:
-        fully_shard(layer, mesh=mesh)
+        # every layer is a root of its own, whose weights FSDP would keep by default
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     model.to(device)

@@ -11,6 +11,7 @@ from typing import Any
 
 from compound.engine import TokenRecord
 from compound.optimizers.weights.learner.samples import Sample
+from compound.token_ids import token_ids
 
 Message = dict[str, Any]
 _LENGTH = struct.Struct(">Q")
@@ -74,7 +75,7 @@ def samples_to_json(samples: Sequence[Sample]) -> Message:
 
 def samples_from_json(found: Mapping[str, Any]) -> list[Sample]:
     """Return the samples that `samples_to_json` returned as JSON."""
-    prompts = [tuple(prompt) for prompt in found["prompts"]]
+    prompts = [token_ids(prompt) for prompt in found["prompts"]]
     samples = []
     for own, prompt, tokens in found["rows"]:
         record = TokenRecord(prompt=prompts[prompt], **_named(_TOKENS, tokens))

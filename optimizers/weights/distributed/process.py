@@ -9,9 +9,10 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -64,10 +65,13 @@ def main(arguments: Sequence[str]) -> None:
 
 def _listen(connection: socket.socket, inbox: queue.Queue[Message], shared: Path) -> None:
     """Receive messages, and exit when the run has ended or closes the connection."""
-    while (message := receive(connection)) is not None:
-        inbox.put(message)
-    shutil.rmtree(shared, ignore_errors=True)
-    os._exit(0)
+    try:
+        while (message := receive(connection)) is not None:
+            inbox.put(message)
+        shutil.rmtree(shared, ignore_errors=True)
+        os._exit(0)
+    finally:  # without this thread, the process would outlive the run
+        os._exit(1)
 
 
 def _join(rank: int, count: int, backend: str, shared: Path) -> None:
@@ -154,16 +158,23 @@ class Worker:
 
     def do_save(self, folder: str) -> dict[str, object]:
         """Store a checkpoint; forward passes of its probe need all processes."""
-        return self.trainer.save(self._own(folder)).to_json()
+        with self._own(folder) as own:
+            return self.trainer.save(own).to_json()
 
     def do_write_adapter(self, name: str, folder: str) -> None:
         """Write an adapter."""
-        self.trainer.write_adapter(name, self._own(folder))
+        with self._own(folder) as own:
+            self.trainer.write_adapter(name, own)
 
     def do_versions(self) -> Mapping[str, list[str]]:
         """Return the versions of the adapters."""
         return self.trainer.versions
 
-    def _own(self, folder: str) -> Path:
-        """Return the folder that this process writes to."""
-        return Path(folder) if self.rank == 0 else self._scratch
+    @contextlib.contextmanager
+    def _own(self, folder: str) -> Iterator[Path]:
+        """Yield the folder to write to: that of the run, or one that is deleted afterwards."""
+        if self.rank == 0:
+            yield Path(folder)
+        else:
+            with tempfile.TemporaryDirectory(dir=self._scratch) as own:
+                yield Path(own)

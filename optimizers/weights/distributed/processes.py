@@ -34,6 +34,7 @@ SETTLE = 3.0  # seconds to wait for the reports of other processes after the fir
 END = 10.0  # seconds between the end of the connection and SIGKILL
 SHOWN = 20  # log lines in an error message
 KEPT = 16  # number of folders of earlier logs
+RESUME = "the same command resumes the run from its last step"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 KINDS = (ConfigurationError, DeclarationError, RunDirectoryError, StaleSamples)
 ERRORS = {kind.__name__: kind for kind in KINDS}
@@ -73,6 +74,7 @@ class Processes:
         self._events: queue.Queue[tuple[int, Message | None]] = queue.Queue()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
+        self._closed = False
         self._shared = Path(tempfile.mkdtemp(prefix="compound-learner-"))
         try:
             for rank in range(count):
@@ -99,16 +101,25 @@ class Processes:
             arguments: its arguments, as JSON.
 
         Raises:
-            CompoundError: a process failed or ended; all processes are ended then.
+            CompoundError: a process failed or ended, now or before; all processes are ended then.
         """
+        if self._closed:
+            raise CompoundError(
+                f"the learner processes have ended, so they cannot {action.replace('_', ' ')}", hint=RESUME
+            )
         frame = encode({"action": action, "arguments": arguments})
         for connection in self._connections:
             with contextlib.suppress(OSError):  # it has ended, which is read below
                 connection.sendall(frame)
-        return self._collect(action.replace("_", " "))
+        try:
+            return self._collect(action.replace("_", " "))
+        except BaseException:
+            self.close()  # results that are not awaited would be taken for those of the next action
+            raise
 
     def close(self) -> None:
         """End all processes, and wait for them."""
+        self._closed = True
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -142,9 +153,11 @@ class Processes:
 
     def _listen(self, rank: int, connection: socket.socket) -> None:
         """Queue the messages of a process, and last its end."""
-        while (message := receive(connection)) is not None:
-            self._events.put((rank, message))
-        self._events.put((rank, None))
+        try:
+            while (message := receive(connection)) is not None:
+                self._events.put((rank, message))
+        finally:
+            self._events.put((rank, None))
 
     def _collect(self, action: str, timeout: float | None = None) -> list[Any]:
         """Wait for the reports of all processes, and return the result of each."""
@@ -193,18 +206,20 @@ class Processes:
         )
 
     def _log_tail(self, rank: int) -> str:
-        text = (self.logs / f"{rank}.log").read_text("utf-8", "replace")
+        try:
+            text = (self.logs / f"{rank}.log").read_text("utf-8", "replace")
+        except OSError as error:  # many later learners were started
+            return f"    (the log cannot be read: {error.strerror})"
         lines = text.splitlines()[-SHOWN:]
         return "\n".join(f"    {sanitize_text(line)[:300]}" for line in lines) or "    (no output)"
 
     def _hint(self, code: int | None) -> str:
-        resume = "the same command resumes the run from its last step"
         if code == -signal.SIGKILL:
             return (
                 "the system kills processes if memory runs out: lower "
-                f"{self.section}.optimizer.micro_tokens or {self.section}.learner.processes; {resume}"
+                f"{self.section}.optimizer.micro_tokens or {self.section}.learner.processes; {RESUME}"
             )
-        return f"the logs are in {self.logs}; {resume}"
+        return f"the logs are in {self.logs}; {RESUME}"
 
 
 def _is_consequence(failure: Message | None) -> bool:
@@ -216,7 +231,8 @@ def _describe_exit(code: int | None) -> str:
     if code is None:
         return "closed its connection"
     if code < 0:
-        return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+        names = {each.value: each.name for each in signal.Signals}
+        return f"was killed by signal {-code} ({names.get(-code, 'real-time')})"
     return f"exited with status {code}"
 
 
@@ -225,9 +241,9 @@ def _environment(rank: int, count: int) -> dict[str, str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
         "OMP_NUM_THREADS": str(max(1, cores // count)),
+        **os.environ,
         "GLOO_SOCKET_IFNAME": LOOPBACK,
         "NCCL_SOCKET_IFNAME": LOOPBACK,
-        **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(count),

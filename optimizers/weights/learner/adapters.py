@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 PROBE = "probe.json"
 METADATA = {"format": "pt"}
 # Do not change: adapter digests and stored probes depend on it.
-PROBE_TEXT = "The quick answer to the question is that nobody knows, since it was never asked before."
+PROBE_TEXT = "The answer to this question is a short sentence about the weather in a small town."
 FLOAT32_TOLERANCE = 1e-2  # nats by which a token's log-probability may differ through rounding, in float32
 HALF_TOLERANCE = 0.5  # the same in half precision
 CRITIC = "|critic"  # adapter names are identifiers, so they cannot collide with it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -177,3 +178,28 @@ def test_old_logs_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     left = list((tmp_path / "learner").iterdir())
     assert len(left) == module.KEPT + 1
     assert newest in left
+
+
+def test_a_call_after_a_failure_does_not_wait(model: Path) -> None:
+    processes = Processes(2)
+    ShardedLearner(processes, declared(model, ("x",)))
+    with pytest.raises(CompoundError, match="learner process 0 of 2"):
+        processes.call("unknown")
+    with pytest.raises(CompoundError, match="the learner processes have ended, so they cannot step"):
+        processes.call("step")
+
+
+def test_a_deleted_log_hides_no_failure(model: Path) -> None:
+    processes = Processes(2)
+    ShardedLearner(processes, declared(model, ("x",)))
+    shutil.rmtree(processes.logs)
+    with pytest.raises(CompoundError, match=r"during: unknown(.|\n)*the log cannot be read: No such file"):
+        processes.call("unknown")
+
+
+def test_processes_communicate_on_loopback_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "eth0")
+        assert module._environment(0, 2)[name] == module.LOOPBACK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ pytest.importorskip("peft")
 from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
 from compound.errors import ConfigurationError  # noqa: E402
 from compound.optimizers.weights.distributed.learner import AdapterShape, Learner, LearnerSpec, open_trainer  # noqa: E402
-from compound.optimizers.weights.distributed.processes import Processes  # noqa: E402
+from compound.optimizers.weights.distributed.processes import BOOT, Processes  # noqa: E402
 from compound.optimizers.weights.distributed.sharded import ShardedLearner  # noqa: E402
 from compound.optimizers.weights.learner.critic import VALUE  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
@@ -122,6 +123,38 @@ def test_a_critic_with_its_own_adapter_trains_to_equal_weights(
     weights, norms = both(spec, group(2), tmp_path, sharding, **MANY)
     assert norms <= EQUAL
     assert weights <= EQUAL
+
+
+def test_layers_are_divided_again_after_each_pass(model: Path, tmp_path: Path) -> None:
+    """And the other process keeps no copies of checkpoints."""
+    report = tmp_path / "report.txt"
+    code = f"""
+from compound.optimizers.weights.distributed.process import Worker
+from torch.distributed.tensor import DTensor
+values, save = Worker.do_values, Worker.do_save
+def do_values(self, samples):
+    found = values(self, samples)
+    layers = [p for n, p in self.trainer.adapters.base.named_parameters() if ".layers." in n and "lora" not in n]
+    if rank == 1:
+        open({str(report)!r}, "a").write(f"{{all(isinstance(p, DTensor) for p in layers)}} {{len(layers) > 0}}\\n")
+    return found
+def do_save(self, folder):
+    found = save(self, folder)
+    if rank == 1:
+        open({str(report)!r}, "a").write(f"kept: {{[*self._scratch.iterdir()]}}\\n")
+    return found
+Worker.do_values, Worker.do_save = do_values, do_save
+"""
+    boot = BOOT.splitlines()
+    command = "\n".join([*boot[:2], "rank = int(sys.argv[3])", code, *boot[2:]])
+    processes = Processes(2, command=(sys.executable, "-P", "-c", command))
+    learner = ShardedLearner(processes, declared(model, critic=True, micro_tokens=64), sharding="fsdp")
+    try:
+        learner.values(drawn(**MANY))
+        learner.save(tmp_path)
+    finally:
+        learner.close()
+    assert report.read_text().splitlines() == ["True True", "kept: []"]
 
 
 @pytest.mark.parametrize("count", COUNTS)
