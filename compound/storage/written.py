@@ -9,7 +9,7 @@ from pathlib import Path
 
 from compound.security.untrusted import FolderStatus, UntrustedFolder
 
-BACK = 10**9  # nanoseconds by which the modification times of written files are set back
+BACK = 10**9  # by which modification times of written files are set back, in ns
 
 
 class WrittenFolders:

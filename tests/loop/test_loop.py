@@ -359,6 +359,9 @@ class TestPlan:
         # five examples show an improvement at 0.05 / 1 only
         assert make_plan(problem_of(Relay(3, 3), valid=5, decide="component"), math.inf, 3, prices).jobs == 3
         both = [Job("numbers", ("a.option", "b.option")), Job("numbers", ("c.option",))]
+        segments = replace(made, method=replace(made.method, jobs=both))
+        assert make_plan(segments, math.inf, 2, prices).jobs == 1
+        both[1] = Job("numbers", ("b.option", "c.option"))
         joint = replace(made, method=replace(made.method, jobs=both))
         assert make_plan(joint, math.inf, 2, prices).jobs == 2
 

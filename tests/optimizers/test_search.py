@@ -451,6 +451,7 @@ class TestRaceLaws:
         st.floats(0.05, 1), st.floats(0.05, 1), st.integers(0, 100),
     )  # fmt: skip
     @hypothesis.example(5, 2, 40, True, 0.078125, 0.5, 39)
+    @hypothesis.example(9, 2, 50, False, 1.0, 1.0, 0)
     def test_a_race_spends_its_runs_while_examples_remain(
         self, candidates: int, minibatch: int, runs: int, free: bool, predicted: float, part: float,
         known: int,
@@ -464,7 +465,9 @@ class TestRaceLaws:
         )
         if standings[0].gain > 0:
             assert runs - scorer.spent < max(1, math.ceil(minibatch / 2)) * 2 + 1e-6
-        assert progress[-1].is_finished or runs - scorer.spent < 1 + real  # else not even one example
+        # else the runs left do not cover a further example, with all earlier ones if these are not free
+        needed = (1 + real) * (1 if free else progress[-1].seen + 1)
+        assert progress[-1].is_finished or runs - scorer.spent < needed
 
     @pytest.mark.parametrize("price", [0.0, 0.3, 1.0])
     @pytest.mark.parametrize("free", [True, False])

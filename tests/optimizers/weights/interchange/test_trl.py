@@ -133,6 +133,7 @@ def our_step(
 
     class Caught(Updater):
         def update(self, step: int) -> float:
+            self.reduce()
             found.update({name: tensor.grad.clone() for name, tensor in self.parameters})
             return 0.0
 

@@ -107,8 +107,10 @@ def caught(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     class Caught(Updater):
         def update(self, step: int) -> float:
+            self.reduce()
             for name, tensor in self.parameters:
-                found[f"{self.whose}: {name}"] = None if tensor.grad is None else tensor.grad.clone()
+                assert tensor.grad is not None
+                found[f"{self.whose}: {name}"] = tensor.grad.clone()
                 tensor.grad = None
             return 0.0
 
