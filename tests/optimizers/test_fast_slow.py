@@ -138,7 +138,7 @@ class TestTraining:
         assert entry(found, "rollouts", int) == 6 * 2 * 4
         assert entry(found, "system_runs", float) <= 6 * 2 * 4 + 2 * 12 * 2 * 2 * 4
 
-    @pytest.mark.parametrize("evaluation", [0, 1])
+    @pytest.mark.parametrize("evaluation", [0, pytest.param(1, marks=pytest.mark.slow)])
     def test_it_resumes_from_every_checkpoint(self, job: Any, tmp_path: Path, evaluation: int) -> None:
         pytest.importorskip("peft")
         model = str(make_toy_model(tmp_path / "model"))

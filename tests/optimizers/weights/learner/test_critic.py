@@ -279,6 +279,7 @@ if world > 1:
 """
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_critic_of_one(folder: Path, tmp_path: Path) -> None:
     root = Path(__file__).parents[4]
     path = f"{root}{os.pathsep}{root / 'tests' / 'support'}"
