@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,38 @@ def test_a_machine_with_other_data_fails_its_runs_before_they_begin(
     assert statuses(facts) == ["finished", "failed"]
     assert "its data differ from the driver's" in facts["runs"][1]["reason"]
     assert not Path("out/game/random/1").exists()
+
+
+def test_a_task_does_not_begin_if_the_driver_could_not_read_its_data(
+    game: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def edit(text: str) -> str:
+        found = json.loads(text)
+        return json.dumps({**found, "description": None} if "description" in found else found)
+
+    facts = run(monkeypatch, ThreadTasks(edit), methods=("random",))
+    assert statuses(facts) == ["failed", "failed"]
+    assert "cannot read the data of this run" in facts["runs"][0]["reason"]
+
+
+def test_a_forced_interrupt_does_not_stop_the_next_command(
+    game: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopper, file = Stopper(), Path("out/STOP")
+
+    def wait() -> None:
+        while not file.exists():
+            time.sleep(0.01)
+
+    class Interrupted(ThreadTasks):
+        async def run(self, text: str) -> str:
+            stopper.stop()
+            await asyncio.to_thread(wait)  # for the file, which tells the tasks of the first interrupt
+            raise KeyboardInterrupt  # the second one
+
+    with pytest.raises(KeyboardInterrupt):
+        run(monkeypatch, Interrupted(), stopper=stopper)
+    assert not file.exists()
 
 
 def test_a_failing_run_ends_no_other(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,8 @@ class ClusterRuns:
         finally:
             await self._tasks.aclose()
             self._place.remove(TOKEN)
+            if self._stopper.is_requested:
+                self._place.remove(STOP)  # else the same command would stop again instead of resuming
 
     async def _check(self, runs: dict[str, PlannedRun]) -> int:
         """Check all machines that can run tasks, and return their number."""

@@ -131,8 +131,13 @@ def _check_description(run: PlannedRun, expected: Mapping[str, Any] | None) -> N
         WorkerMismatch: they are not.
     """
     found = described(run)
-    if found is None or expected is None:
+    if found is None:
         return  # the run reports what is wrong with its data
+    if expected is None:
+        raise WorkerMismatch(
+            "the machine of the command cannot read the data of this run, so they cannot be compared",
+            hint=SAME,
+        )
     changed = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
     if changed:
         raise WorkerMismatch(
