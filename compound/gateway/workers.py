@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,18 +165,3 @@ async def _collect(process: asyncio.subprocess.Process, written: bytearray) -> N
     while chunk := await process.stderr.read(2**16):
         written += chunk
         del written[:-8000]
-
-
-def importable_problem(place: str, folder: Path, search: Sequence[str] | None = None) -> str:
-    """Return why the module of ``module:name`` cannot be found, or ``""``; nothing is imported.
-
-    >>> importable_problem("json:loads", Path()), importable_problem("no_such_module:f", Path())
-    ('', "no module 'no_such_module' beside the file or on sys.path")
-    """
-    from importlib.machinery import PathFinder
-
-    top = place.partition(":")[0].partition(".")[0]
-    path = [str(folder), *(sys.path if search is None else search)]
-    if top in sys.builtin_module_names or PathFinder.find_spec(top, path) is not None:
-        return ""
-    return f"no module {top!r} beside the file or on sys.path"

@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -47,6 +47,19 @@ def find_code(spec: str, folder: Path) -> Any:  # noqa: ANN401 - whatever the us
         except Exception as error:  # noqa: BLE001 - a module's own __getattr__ may raise anything
             raise _failed(module_name, error) from None
     return found
+
+
+def importable_problem(place: str, folder: Path, search: Sequence[str] | None = None) -> str:
+    """Return why the module of ``module:name`` cannot be found, or ``""``; nothing is imported.
+
+    >>> importable_problem("json:loads", Path()), importable_problem("no_such_module:f", Path())
+    ('', "no module 'no_such_module' beside the file or on sys.path")
+    """
+    top = place.partition(":")[0].partition(".")[0]
+    path = [str(folder), *(sys.path if search is None else search)]
+    if top in sys.builtin_module_names or PathFinder.find_spec(top, path) is not None:
+        return ""
+    return f"no module {top!r} beside the file or on sys.path"
 
 
 def place_of(found: object) -> str | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import compound
+from compound.extras import LIBRARIES
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("components", "rewards", "optimizers", "benchmarks")
@@ -66,12 +67,31 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
         "import compound",
         "import compound; [getattr(compound, name) for name in compound.__all__]",
         "from compound import cli",
+        "import compound; compound.load_system('benchmarks/atlas.yaml')",
     ],
-    ids=["import compound", "every public name", "the commands"],
+    ids=["import compound", "every public name", "the commands", "a file"],
 )
 def test_importing_loads_no_heavy_library(code: str) -> None:
-    ran = python(f"{code}\nimport sys; print(sorted({HEAVY!r} & set(sys.modules)))")
+    optional = HEAVY | set(LIBRARIES)
+    ran = python(f"{code}\nimport sys; print(sorted({optional!r} & set(sys.modules)))")
     assert (ran.stdout, ran.stderr) == ("[]\n", "")
+
+
+def test_the_demo_needs_no_library_that_it_does_not_install(tmp_path: Path) -> None:
+    """The libraries of other extras are blocked, as if they were not installed."""
+    (named,) = re.findall(
+        r"demo\.stamp:(?:.|\n)*?-e '\.\[([\w,]+)\]'", (ROOT / "Makefile").read_text("utf-8")
+    )
+    installed = set(named.split(","))
+    blocked = [module for module, (_, extra) in LIBRARIES.items() if extra not in installed]
+    assert {"uvicorn", "starlette", "litellm"} <= set(blocked)
+    run = ["optimize", str(ROOT / "benchmarks" / "atlas.yaml"), "--dry-run", "--run", str(tmp_path / "run")]
+    ran = python(
+        f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
+        f"from compound.cli.entry_point import main; sys.argv = {['compound', *run]!r}; main()"
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "no requests are sent" in ran.stdout
 
 
 def test_import_compound_loads_next_to_nothing() -> None:

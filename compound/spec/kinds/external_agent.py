@@ -13,8 +13,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from compound.components.agent_prompt import AgentPrompt
 from compound.components.external_agent import ExternalAgent
 from compound.errors import DataError, DeclarationError, SpecError
-from compound.gateway.workers import importable_problem
 from compound.graph.space import Choice, Weights
+from compound.registry.code import importable_problem
 from compound.security.untrusted import UntrustedFolder
 from compound.spec.kinds.kind import DumpContext, Kind, MakeContext, make_settings
 from compound.spec.schema.settings import (
