@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from compound.cluster.own_cluster import own_cluster
 from compound.cluster.transport import WorkerLost
 from compound.errors import CompoundError
 from compound.extras import explain_missing
@@ -21,7 +22,8 @@ class RayCluster:
     """A cluster, which this process is connected to on first use.
 
     Args:
-        address: address of the cluster: ``auto``, ``local`` to start one on this machine, or ``host:port``.
+        address: address of the cluster: ``auto`` for that of the user, ``local`` to start one on this
+            machine, or ``host:port``.
 
     Attributes:
         ray: the library.
@@ -74,14 +76,22 @@ class RayCluster:
             await asyncio.to_thread(self.ray.shutdown)
 
     async def _open(self) -> None:
+        address = self._address
+        if address == "auto":
+            if (found := own_cluster()) is None:
+                raise ClusterUnavailable(
+                    "no Ray cluster of this user was found: neither RAY_ADDRESS nor `ray start` names one",
+                    hint=HINT,
+                )
+            address = found
         try:
             await asyncio.to_thread(
-                self.ray.init, address=self._address, namespace="compound", log_to_driver=False,
+                self.ray.init, address=address, namespace="compound", log_to_driver=False,
                 include_dashboard=None, logging_level="ERROR",
             )  # fmt: skip
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
             raise ClusterUnavailable(
-                f"no Ray cluster at address {self._address!r}: {_line(error, 0)}", hint=HINT
+                f"no Ray cluster at address {address!r}: {_line(error, 0)}", hint=HINT
             ) from error
         self._own = True
 

@@ -65,7 +65,8 @@ def check_cluster_consent(context: Context, cluster: str, address: Address) -> N
     """Report the address of a cluster that the user has not trusted, even if it is on this machine.
 
     A cluster receives the examples, and its answers can execute code in this process. ``auto`` is the cluster
-    that the user's own environment names, and ``local`` is one that the run starts.
+    that the user started, joined or named in the environment (`compound.cluster.own_cluster`), and ``local``
+    is one that the run starts.
 
     Args:
         context: the context of the file.

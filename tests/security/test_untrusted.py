@@ -553,6 +553,7 @@ ALLOWED = {
     "compound/security/sandbox/stage.py": "inside the sandbox, on a file system of its own",
     "compound/security/sandbox/view.py": "asks what of Python's own folders is there",
     "compound/cluster/pool.py": "starts workers, and connects to them",
+    "compound/cluster/own_cluster.py": "the address that Ray wrote, if the file is this user's",
     "compound/cluster/ray_cluster.py": "connects to a cluster",
     "compound/cluster/ray_tasks.py": "connects to a cluster",
     "compound/cluster/ray_transport.py": "connects to a cluster",
