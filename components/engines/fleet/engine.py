@@ -25,6 +25,7 @@ from compound.components.engines.vllm.link import ServerEnded
 from compound.concurrency.background import run_in_background
 from compound.engine import NO_USAGE, Adapter, Completion, OnText, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, RateLimited, TransientError
+from compound.security.trust import Origin
 
 
 class FleetEngine:
@@ -263,5 +264,12 @@ class _Relay:
 
 
 def _bills(replica: Replica) -> bool:
-    """Return whether a provider may charge money for a request of which no answer arrived."""
-    return isinstance(replica.engine, OpenAIEngine) and any(replica.engine.price or ())
+    """Return whether a provider may charge money for a request of which no answer arrived.
+
+    A server without a price may bill, unless it is on this machine.
+    """
+    if not isinstance(replica.engine, OpenAIEngine):
+        return False
+    if replica.engine.price is not None:
+        return any(replica.engine.price)
+    return replica.address is None or not Origin.of(replica.address).is_loopback

@@ -105,8 +105,9 @@ class ReplicaPool:
 
         It receives no requests until it has answered. The question is shared by all requests that failed.
         """
-        if replica.condition is ReplicaCondition.FAILED:
-            return True
+        if replica.condition is ReplicaCondition.FAILED:  # it may live, and serve something else
+            gone = replica.gone
+            return gone is not None and gone.done() and not gone.cancelled() and gone.result()
         return await asyncio.shield(self._suspect(replica))
 
     async def aclose(self) -> None:

@@ -17,7 +17,8 @@ import pytest
 import compound as cp
 import fake_vllm as fake
 from compound.components.engines.fleet import pool as fleet_pool
-from compound.components.engines.fleet.engine import FleetEngine
+from compound.components.engines.fleet.engine import FleetEngine, _bills
+from compound.components.engines.fleet.replica import Replica, ReplicaCondition
 from compound.components.engines.openai.engine import OpenAIEngine
 from compound.engine import NO_USAGE, Adapter, Completion, Engine, OnText, Request, StreamingEngine
 from compound.errors import CallError, CompoundError, DeclarationError, RateLimited, TransientError
@@ -408,6 +409,39 @@ def test_a_priced_server_that_dies_may_have_billed_the_request(servers: Servers)
     error = run(lm, work)
     assert isinstance(error, TransientError)
     assert error.charged != NO_USAGE
+
+
+@pytest.mark.parametrize(
+    ("address", "price", "bills"),
+    [
+        ("http://127.0.0.1:8000/v1", None, False),
+        ("http://localhost:8000/v1", None, False),
+        ("https://llm.example.com/v1", None, True),
+        ("https://llm.example.com/v1", (0.0, 0.0), False),
+        ("http://127.0.0.1:8000/v1", (1.0, 0.0), True),
+    ],
+)
+def test_a_server_elsewhere_may_bill_unless_it_is_free(
+    address: str, price: tuple[float, float] | None, bills: bool
+) -> None:
+    engine = OpenAIEngine("m", api_base=address, price=price)
+    assert _bills(Replica(address, engine, address)) is bills
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_replica_that_is_not_used_again_may_live(servers: Servers, gone: bool) -> None:
+    """A request in flight that fails there costs nothing only if its server has ended."""
+    lm = fleet(servers[:2])
+
+    async def work() -> bool:
+        await lm.warm_up()
+        replica = lm._pool.replicas[0]
+        replica.condition = ReplicaCondition.FAILED
+        replica.gone = asyncio.get_running_loop().create_future()
+        replica.gone.set_result(gone)
+        return await lm._pool.has_ended(replica)
+
+    assert run(lm, work) is gone
 
 
 def test_a_dead_replica_comes_back_when_it_answers(servers: Servers, write: Write) -> None:
