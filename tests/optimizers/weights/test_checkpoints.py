@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ import pytest
 from compound.narrowing import entry
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("peft")
 
-from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
 from compound.benchmarks.simulated.toys import Toy, toy  # noqa: E402
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.engine import Adapter  # noqa: E402
@@ -45,23 +44,6 @@ from training_settings import training  # noqa: E402
 
 SEED = 3
 SHORT = {"steps": 4, "examples": 2, "runs": 3, "lr": 0.01, "evaluation__every": 1, "evaluation__examples": 4}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return make_toy_model(tmp_path_factory.mktemp("toy"))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    torch.set_num_threads(before)
 
 
 @dataclass
@@ -168,9 +150,9 @@ def adapters_of(state: Mapping[str, Any]) -> dict[str, Any]:
 
 class TestBestStep:
     def test_the_best_evaluated_step_is_proposed_and_the_earliest_of_equals(
-        self, model: Path, tmp_path: Path
+        self, toy_model: Path, tmp_path: Path
     ) -> None:
-        run = Run(model, tmp_path)
+        run = Run(toy_model, tmp_path)
         found = run.job(run.scripted(0.1, 0.3, 0.5, 0.4, 0.5))
         assert found.values == adapters_of(run.state_after(2))
         assert found.values != adapters_of(run.state_after(4))
@@ -184,8 +166,10 @@ class TestBestStep:
         for reference in found.values.values():
             verify_reference(reference, tmp_path)
 
-    def test_no_step_trains_on_an_example_that_chooses_among_steps(self, model: Path, tmp_path: Path) -> None:
-        run = Run(model, tmp_path, {"examples": 12})
+    def test_no_step_trains_on_an_example_that_chooses_among_steps(
+        self, toy_model: Path, tmp_path: Path
+    ) -> None:
+        run = Run(toy_model, tmp_path, {"examples": 12})
         metric = run.scripted(*[0.5] * 5)
         run.job(metric)
         held_out = {example.id for example in run.held_out}
@@ -194,46 +178,50 @@ class TestBestStep:
         assert {example.id for example in run.task.train} == set(metric.seen)
 
     def test_where_every_step_scores_less_than_the_start_nothing_is_proposed(
-        self, model: Path, tmp_path: Path
+        self, toy_model: Path, tmp_path: Path
     ) -> None:
-        run = Run(model, tmp_path)
+        run = Run(toy_model, tmp_path)
         found = run.job(run.scripted(0.6, 0.5, 0.5, 0.4, 0.5))
         assert found.values == {}
         assert "no step scored higher than the starting weights, 0.600" in found.note
-        run = Run(model, tmp_path / "equal")
+        run = Run(toy_model, tmp_path / "equal")
         assert run.job(run.scripted(0.5, 0.2, 0.5, 0.4, 0.5)).values == adapters_of(run.state_after(2))
 
-    def test_evaluations_are_every_few_steps_and_after_the_last(self, model: Path, tmp_path: Path) -> None:
-        run = Run(model, tmp_path, {"steps": 5, "evaluation__every": 2})
+    def test_evaluations_are_every_few_steps_and_after_the_last(
+        self, toy_model: Path, tmp_path: Path
+    ) -> None:
+        run = Run(toy_model, tmp_path, {"steps": 5, "evaluation__every": 2})
         run.job(run.scripted(0.1, 0.2, 0.3, 0.4))
         assert [e["step"] for e in run.evaluations] == [0, 2, 4, 5]
 
     @pytest.mark.parametrize("given", [{"evaluation__every": 0}, {"evaluation__every": 4}])
     def test_a_job_with_nothing_to_choose_among_proposes_its_last_step(
-        self, given: dict[str, int], model: Path, tmp_path: Path
+        self, given: dict[str, int], toy_model: Path, tmp_path: Path
     ) -> None:
-        run = Run(model, tmp_path, given)
+        run = Run(toy_model, tmp_path, given)
         found = run.job()
         assert run.evaluations == []
         assert found.values == adapters_of(run.state_after(4))
         assert "best_step" not in found.facts
 
     def test_the_budget_pays_for_evaluations_and_keeps_the_last_one(
-        self, model: Path, tmp_path: Path
+        self, toy_model: Path, tmp_path: Path
     ) -> None:
         """A step takes 6 runs, an evaluation 4: five runs are too few for another step with its evaluation."""
-        run = Run(model, tmp_path, {"steps": 20}, budget=4 + 3 * 10 + 5)
+        run = Run(toy_model, tmp_path, {"steps": 20}, budget=4 + 3 * 10 + 5)
         found = run.job(run.scripted(0.1, 0.2, 0.3, 0.4))
         assert [e["step"] for e in run.evaluations] == [0, 1, 2, 3]
         assert run.meter.system_runs <= 39
         assert found.facts["best_step"] == 3
-        short = Run(model, tmp_path / "short", {"steps": 20}, budget=20)  # does not hold two evaluated steps
+        short = Run(
+            toy_model, tmp_path / "short", {"steps": 20}, budget=20
+        )  # does not hold two evaluated steps
         assert (short.job().facts["steps"], short.evaluations) == (3, [])
 
     def test_the_best_step_s_adapters_stay_until_a_better_step_takes_their_place(
-        self, model: Path, tmp_path: Path
+        self, toy_model: Path, tmp_path: Path
     ) -> None:
-        run = Run(model, tmp_path, {"steps": 6})
+        run = Run(toy_model, tmp_path, {"steps": 6})
         present: list[set[str]] = []
         forget = session.TrainingSession.delete_unused
 
@@ -253,12 +241,12 @@ class TestBestStep:
 
     @pytest.mark.parametrize("after", [1, 4, 5, 8])
     def test_interrupted_anywhere_it_goes_on_to_the_same_proposal(
-        self, after: int, model: Path, tmp_path: Path
+        self, after: int, toy_model: Path, tmp_path: Path
     ) -> None:
         scores = (0.1, 0.5, 0.2, 0.5, 0.3)
-        whole = Run(model, tmp_path / "whole")
+        whole = Run(toy_model, tmp_path / "whole")
         expected = whole.job(whole.scripted(*scores))
-        run = Run(model, tmp_path / "cut")
+        run = Run(toy_model, tmp_path / "cut")
         run.job(run.scripted(*scores), until=after)
         assert run.checkpoint
         state, run.memory.state = copy.deepcopy(run.checkpoint)
@@ -272,9 +260,9 @@ class TestBestStep:
 
 
 def test_adapters_that_an_engine_does_not_take_end_a_job_before_its_first_run(
-    model: Path, tmp_path: Path
+    toy_model: Path, tmp_path: Path
 ) -> None:
-    run, shapes = Run(model, tmp_path), list[int]()
+    run, shapes = Run(toy_model, tmp_path), list[int]()
 
     async def admit(_: TransformersEngine, adapter: Adapter) -> None:
         shapes.append(json.loads((Path(adapter.path) / "adapter_config.json").read_text())["r"])
@@ -312,21 +300,21 @@ class TestNextJob:
             run.job(system=system, number=number)
         return found
 
-    def test_adam_s_moments_are_those_of_the_proposed_step(self, model: Path, tmp_path: Path) -> None:
-        run = Run(model, tmp_path)
+    def test_adam_s_moments_are_those_of_the_proposed_step(self, toy_model: Path, tmp_path: Path) -> None:
+        run = Run(toy_model, tmp_path)
         first = run.job(run.scripted(0.1, 0.3, 0.5, 0.4, 0.5))
         assert set(self.steps(run, first, 1).values()) == {2.0}
 
-    def test_the_value_head_goes_on_too(self, model: Path, tmp_path: Path) -> None:
-        run = Run(model, tmp_path, {"evaluation__every": 0}, name="mappo")
+    def test_the_value_head_goes_on_too(self, toy_model: Path, tmp_path: Path) -> None:
+        run = Run(toy_model, tmp_path, {"evaluation__every": 0}, name="mappo")
         first = run.job()
         counts = self.steps(run, first, 1)
         assert counts == {"first": 4.0, "second": 4.0, "third": 4.0, "|value": 4.0}
 
     def test_those_of_rejected_adapters_are_dropped_and_their_folder_is_deleted(
-        self, model: Path, tmp_path: Path
+        self, toy_model: Path, tmp_path: Path
     ) -> None:
-        run = Run(model, tmp_path, {"evaluation__every": 0})
+        run = Run(toy_model, tmp_path, {"evaluation__every": 0})
         first = run.job()
         second = run.job(
             system=run.task.system.bind({**run.task.system.configuration, **first.values}), number=1
@@ -342,8 +330,8 @@ class TestNextJob:
         assert len(run.stored("optimizer-states")) <= 4
         assert self.steps(run, Proposal({}), 3)["first"] == 0.0  # all were rejected: as at the beginning
 
-    def test_another_recipe_begins_anew(self, model: Path, tmp_path: Path) -> None:
-        run = Run(model, tmp_path, {"evaluation__every": 0})
+    def test_another_recipe_begins_anew(self, toy_model: Path, tmp_path: Path) -> None:
+        run = Run(toy_model, tmp_path, {"evaluation__every": 0})
         first = run.job()
         run.name = "mhgpo_fof"
         assert self.steps(run, first, 1)["first"] == 0.0

@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,9 +21,9 @@ from numerics import GRADIENTS, LOGPROBS
 from training_settings import Parts, plain
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("one_thread")
 peft = pytest.importorskip("peft")
 
-from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
 from compound.components.llm import LLM  # noqa: E402
 from compound.engine import TokenRecord  # noqa: E402
 from compound.errors import CompoundError, ConfigurationError, DeclarationError  # noqa: E402
@@ -57,24 +57,9 @@ from compound.storage.artifacts import folder_digest  # noqa: E402
 PLAIN = plain()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return make_toy_model(tmp_path_factory.mktemp("toy"))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def made(folder: Path, *names: str, noise: float = 0.2, rank: int = 4) -> Adapters:
+def made(toy_model: Path, *names: str, noise: float = 0.2, rank: int = 4) -> Adapters:
     """Return adapters whose weights are not zero."""
-    adapters = Adapters(str(folder), {name: LoRA(rank=rank) for name in names}, dtype="float32")
+    adapters = Adapters(str(toy_model), {name: LoRA(rank=rank) for name in names}, dtype="float32")
     noised(adapters, noise)
     return adapters
 
@@ -176,9 +161,9 @@ def padded(rows: Sequence[Sequence[int]], *, left: bool) -> tuple[Any, Any]:
     ("loss", "temperature"), [("grpo", 1.0), ("grpo", 0.6), ("bnpo", 1.0), ("dr_grpo", 1.0), ("dapo", 1.5)]
 )
 def test_one_component_with_one_call_is_trls_grpo(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, temperature: float
+    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, temperature: float
 ) -> None:
-    adapters, samples = made(folder, "x"), some()
+    adapters, samples = made(toy_model, "x"), some()
     settings = plain(loss=loss, temperature=temperature)
     ours = gradients(monkeypatch, adapters, settings, samples)
     expected = trls_gradients(adapters, tmp_path, samples, loss, temperature=temperature)
@@ -187,7 +172,7 @@ def test_one_component_with_one_call_is_trls_grpo(
 
 def trls_gradients(
     adapters: Adapters,
-    folder: Path,
+    toy_model: Path,
     samples: Sequence[Sample],
     loss: str,
     *,
@@ -212,7 +197,7 @@ def trls_gradients(
     datasets = pytest.importorskip("datasets")
     level = {"importance_sampling_level": "sequence"} if loss == "gspo" else {}
     arguments = trl.GRPOConfig(
-        output_dir=str(folder), per_device_train_batch_size=8, num_generations=4, max_completion_length=8,
+        output_dir=str(toy_model), per_device_train_batch_size=8, num_generations=4, max_completion_length=8,
         loss_type="grpo" if loss == "gspo" else loss, beta=0.0, report_to=[], use_cpu=True, bf16=False,
         **level, **given,
     )  # fmt: skip
@@ -247,9 +232,9 @@ def trls_gradients(
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo"])
 def test_truncated_answers_are_masked_as_trl_masks_them(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
-    adapters = made(folder, "x")
+    adapters = made(toy_model, "x")
     samples = [
         replace(s, tokens=replace(s.tokens, finish_reason="length" if place % 3 == 0 else "stop"))
         for place, s in enumerate(some())
@@ -265,9 +250,9 @@ def test_truncated_answers_are_masked_as_trl_masks_them(
 
 @pytest.mark.parametrize("loss", ["grpo", "sft"])
 def test_a_step_of_truncated_answers_alone_changes_nothing_when_they_are_masked(
-    folder: Path, loss: str
+    toy_model: Path, loss: str
 ) -> None:
-    adapters = made(folder, "x")
+    adapters = made(toy_model, "x")
     beta = {"beta": 0.1} if loss == "grpo" else {}
     settings = plain(loss=loss, mask_truncated=True, epochs=2, **beta)
     trainer = settings.trainer(adapters, {"x": "x"})
@@ -294,10 +279,10 @@ CLIPPING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("loss", CLIPPING)
 def test_clipping_constants_are_settings_and_mean_what_they_mean_in_trl(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
     ours, theirs = CLIPPING[loss]
-    adapters, samples = made(folder, "x"), some()
+    adapters, samples = made(toy_model, "x"), some()
     rng = random.Random(1)
     moved = [tuple(rng.uniform(-0.6, 0.6) for _ in s.tokens.sampled) for s in samples]
     with adapters.using("x") as model, torch.no_grad():
@@ -317,10 +302,10 @@ def test_clipping_constants_are_settings_and_mean_what_they_mean_in_trl(
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("loss", ["grpo", "dapo"])
 def test_a_conversation_is_trained_as_trl_trains_one_whose_environment_s_turns_are_masked(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
     """Two turns are two samples here, and one row in TRL; a short conversation weighs as much as a long one."""
-    adapters, rng = made(folder, "x"), random.Random(2)
+    adapters, rng = made(toy_model, "x"), random.Random(2)
     rows: list[tuple[list[int], list[int], list[int], float]] = []  # prompt, completion, mask, advantage
     samples: list[Sample] = []
     for rollout, (turns, reward) in enumerate([(1, 1.0), (3, 0.0), (2, 0.5)]):
@@ -351,11 +336,11 @@ def test_a_conversation_is_trained_as_trl_trains_one_whose_environment_s_turns_a
 
 @pytest.mark.filterwarnings("ignore")
 def test_imitation_is_trls_sft_on_the_same_samples(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
-    adapters, samples = made(folder, "x"), some()
+    adapters, samples = made(toy_model, "x"), some()
     settings = plain(loss="sft", temperature=0.5)  # of attempts, and no part of what is imitated
     ours = gradients(monkeypatch, adapters, settings, samples)
     rows = [
@@ -382,8 +367,8 @@ def test_imitation_is_trls_sft_on_the_same_samples(
 
 
 @pytest.mark.parametrize("length", [1, 4])
-def test_a_prompt_read_once_gives_the_gradients_of_reading_everything(folder: Path, length: int) -> None:
-    adapters, samples = made(folder, "x"), some(prompt=20, longest=length)
+def test_a_prompt_read_once_gives_the_gradients_of_reading_everything(toy_model: Path, length: int) -> None:
+    adapters, samples = made(toy_model, "x"), some(prompt=20, longest=length)
     found = []
     for shared in (False, True):
         with adapters.using("x") as model:
@@ -397,12 +382,12 @@ def test_a_prompt_read_once_gives_the_gradients_of_reading_everything(folder: Pa
 
 
 def test_adapters_compute_as_a_base_in_half_precision_and_learn_in_float32(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    toy_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """peft computes in float32 there: the gradients are the same but for rounding, and less is kept for them."""
 
     def learned() -> tuple[dict[str, Any], int]:
-        adapters = Adapters(str(folder), {"x": LoRA(rank=4)}, dtype="bfloat16")
+        adapters = Adapters(str(toy_model), {"x": LoRA(rank=4)}, dtype="bfloat16")
         noised(adapters, 0.2)
         kept: dict[int, int] = {}
 
@@ -424,9 +409,9 @@ def test_adapters_compute_as_a_base_in_half_precision_and_learn_in_float32(
 
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "luspo", "gspo", "sft"])
 def test_micro_batches_do_not_change_an_update(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, loss: str
+    toy_model: Path, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
-    adapters, samples = made(folder, "x"), some(groups=3)
+    adapters, samples = made(toy_model, "x"), some(groups=3)
     settings = plain(loss=loss)
     whole, cut = (
         gradients(monkeypatch, adapters, settings.but(micro_tokens=most), samples) for most in (8192, 64)
@@ -453,8 +438,8 @@ def test_micro_batches_hold_no_more_than_they_may() -> None:
 
 
 class TestAdapters:
-    def test_training_one_leaves_the_others_as_they_are_to_the_bit(self, folder: Path) -> None:
-        adapters = made(folder, "a", "b", "c")
+    def test_training_one_leaves_the_others_as_they_are_to_the_bit(self, toy_model: Path) -> None:
+        adapters = made(toy_model, "a", "b", "c")
         before = {n: [t.detach().clone() for _, t in adapters.parameters(n)] for n in adapters.spaces}
         PLAIN.trainer(adapters, {"x": "b"}).step(some(), 0)
         moved = {
@@ -463,10 +448,10 @@ class TestAdapters:
         }
         assert moved == {"a": False, "b": True, "c": False}
 
-    def test_adapters_trained_together_move_as_each_would_alone(self, folder: Path) -> None:
+    def test_adapters_trained_together_move_as_each_would_alone(self, toy_model: Path) -> None:
         ends = []
         for names in (("x", "y"), ("x",), ("y",)):
-            adapters = made(folder, "x", "y")
+            adapters = made(toy_model, "x", "y")
             trainer = PLAIN.trainer(adapters, {"x": "x", "y": "y"})
             for number in range(2):
                 trainer.step([s for s in some(components=("x", "y")) if s.component in names], number)
@@ -478,23 +463,25 @@ class TestAdapters:
                     assert torch.equal(a, b)
 
     def test_a_shared_adapter_learns_from_all_who_share_it(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+        self, toy_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         samples = some(components=("x", "y"))
-        adapters = made(folder, "both")
+        adapters = made(toy_model, "both")
         shared = gradients(monkeypatch, adapters, PLAIN, samples, adapter_of={"x": "both", "y": "both"})
         one = gradients(monkeypatch, adapters, PLAIN, samples[:8], adapter_of={"x": "both"})
         other = gradients(monkeypatch, adapters, PLAIN, samples[8:], adapter_of={"y": "both"})
         assert apart(shared, {name: (one[name] + other[name]) / 2 for name in one}) < GRADIENTS
 
-    def test_what_is_stored_is_read_again_and_peft_reads_it_too(self, folder: Path, tmp_path: Path) -> None:
+    def test_what_is_stored_is_read_again_and_peft_reads_it_too(
+        self, toy_model: Path, tmp_path: Path
+    ) -> None:
         from transformers import AutoModelForCausalLM
 
-        adapters = made(folder, "x")
+        adapters = made(toy_model, "x")
         reference = adapters.save("x", tmp_path)
         assert reference is not None
         assert adapters.save("x", tmp_path) == reference  # nothing changed in between
-        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        base = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             theirs = peft.PeftModel.from_pretrained(base, tmp_path / reference["path"]).eval()
@@ -502,21 +489,21 @@ class TestAdapters:
         with adapters.using("x") as model, torch.no_grad():
             ours = forward(model, samples).logps
             assert torch.allclose(ours, forward(theirs.get_base_model(), samples).logps, atol=LOGPROBS)
-        again = Adapters(str(folder), {"x": LoRA(rank=4)}, dtype="float32")
+        again = Adapters(str(toy_model), {"x": LoRA(rank=4)}, dtype="float32")
         again.start_from("x", reference, tmp_path)
         with again.using("x") as model, torch.no_grad():
             assert torch.equal(ours, forward(model, samples).logps)
         assert again.version("x") == reference["sha256"]
 
     def test_weights_are_hashed_and_read_once_between_trainer_and_sampler(
-        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from transformers import AutoModelForCausalLM
 
         from compound.components.engines.local.adapters import AdapterCache
         from compound.engine import Adapter
 
-        adapters, hashed, read = made(folder, "x"), [], []
+        adapters, hashed, read = made(toy_model, "x"), [], []
         reader, file_digest = UntrustedFolder.reader, hashlib.file_digest
 
         def reading(place: UntrustedFolder, name: str) -> Any:
@@ -532,7 +519,7 @@ class TestAdapters:
         reference = adapters.save("x", tmp_path)
         assert reference
         adapter = Adapter(str(tmp_path / reference["path"]), reference["sha256"])
-        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        base = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32).eval()
         with AdapterCache(base, 1, lambda _: None).applied(adapter):
             pass
         assert read.count("adapter_model.safetensors") == 1  # by the sampler, which needs the tensors
@@ -540,12 +527,12 @@ class TestAdapters:
         assert [path.name for path in tmp_path.iterdir()] == [reference["path"]]
         assert folder_digest(tmp_path / reference["path"]) == reference["sha256"]
 
-    def test_an_adapter_that_never_moved_is_the_base(self, folder: Path, tmp_path: Path) -> None:
-        adapters = Adapters(str(folder), {"x": LoRA(rank=4)}, dtype="float32")
+    def test_an_adapter_that_never_moved_is_the_base(self, toy_model: Path, tmp_path: Path) -> None:
+        adapters = Adapters(str(toy_model), {"x": LoRA(rank=4)}, dtype="float32")
         assert (adapters.save("x", tmp_path), adapters.version("x")) == (None, "")
 
-    def test_the_probe_tells_a_version_from_the_one_before(self, folder: Path, tmp_path: Path) -> None:
-        adapters = made(folder, "x")
+    def test_the_probe_tells_a_version_from_the_one_before(self, toy_model: Path, tmp_path: Path) -> None:
+        adapters = made(toy_model, "x")
         first = adapters.save("x", tmp_path)
         taught = [replace(s, on_policy=False) for s in some()]
         plain(lr=0.05).trainer(adapters, {"x": "x"}).step(taught, 0)
@@ -556,20 +543,20 @@ class TestAdapters:
         assert read[1]["before"] == read[0]["logprobs"] != read[1]["logprobs"]
         assert len(read[1]["tokens"]) == len(read[1]["logprobs"]) + 1
 
-    def test_an_adapter_of_another_shape_is_refused(self, folder: Path, tmp_path: Path) -> None:
-        reference = made(folder, "x", rank=8).save("x", tmp_path)
+    def test_an_adapter_of_another_shape_is_refused(self, toy_model: Path, tmp_path: Path) -> None:
+        reference = made(toy_model, "x", rank=8).save("x", tmp_path)
         with pytest.raises(ConfigurationError, match="another base or another shape"):
-            made(folder, "x").start_from("x", reference, tmp_path)
+            made(toy_model, "x").start_from("x", reference, tmp_path)
 
-    def test_a_truncated_adapter_is_refused(self, folder: Path, tmp_path: Path) -> None:
-        reference = made(folder, "x").save("x", tmp_path)
+    def test_a_truncated_adapter_is_refused(self, toy_model: Path, tmp_path: Path) -> None:
+        reference = made(toy_model, "x").save("x", tmp_path)
         assert reference
         path = tmp_path / reference["path"] / "adapter_model.safetensors"
         path.write_bytes(path.read_bytes()[:100])
         with pytest.raises(ConfigurationError, match="contains no readable adapter"):
-            made(folder, "x").load("x", path.parent)
+            made(toy_model, "x").load("x", path.parent)
         with pytest.raises(ConfigurationError, match="was changed"):
-            made(folder, "x").start_from("x", reference, tmp_path)
+            made(toy_model, "x").start_from("x", reference, tmp_path)
 
     @pytest.mark.parametrize(
         ("targets", "expected"),
@@ -583,7 +570,7 @@ class TestAdapters:
         ],
     )
     def test_targets_are_trained_stored_and_sampled_with(
-        self, targets: Any, expected: list[str], folder: Path, tmp_path: Path
+        self, targets: Any, expected: list[str], toy_model: Path, tmp_path: Path
     ) -> None:
         """What is stored names layers as peft and vLLM read them, and the sampler says what the trainer says."""
         from transformers import AutoModelForCausalLM
@@ -591,7 +578,7 @@ class TestAdapters:
         from compound.components.engines.local.adapters import AdapterCache as Sampling
         from compound.engine import Adapter
 
-        adapters = Adapters(str(folder), {"x": LoRA(rank=4, targets=targets)}, dtype="float32")
+        adapters = Adapters(str(toy_model), {"x": LoRA(rank=4, targets=targets)}, dtype="float32")
         noised(adapters, 0.2)
         adapted = {key.split(".")[-3] for key, _ in adapters.parameters("x")}
         assert sorted(adapted) == expected
@@ -602,7 +589,7 @@ class TestAdapters:
         samples = some()
         with adapters.using("x") as model, torch.no_grad():
             ours = forward(model, samples).logps
-        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        base = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32).eval()
         sampling = Sampling(base, 1, lambda _: None)
         with sampling.applied(Adapter(str(stored), reference["sha256"])), torch.no_grad():
             assert torch.allclose(ours, forward(base, samples).logps, atol=LOGPROBS)
@@ -611,25 +598,25 @@ class TestAdapters:
             theirs = peft.PeftModel.from_pretrained(base, stored).eval()
         with torch.no_grad():
             assert torch.allclose(ours, forward(theirs.get_base_model(), samples).logps, atol=LOGPROBS)
-        again = Adapters(str(folder), {"x": LoRA(rank=4, targets=targets)}, dtype="float32")
+        again = Adapters(str(toy_model), {"x": LoRA(rank=4, targets=targets)}, dtype="float32")
         again.start_from("x", reference, tmp_path)
         assert again.version("x") == reference["sha256"]
 
-    def test_all_linear_layers_are_adapted_unless_others_are_named(self, folder: Path) -> None:
-        adapters = Adapters(str(folder), {"x": LoRA(rank=4)}, dtype="float32")
+    def test_all_linear_layers_are_adapted_unless_others_are_named(self, toy_model: Path) -> None:
+        adapters = Adapters(str(toy_model), {"x": LoRA(rank=4)}, dtype="float32")
         assert any(".mlp." in key for key, _ in adapters.parameters("x"))
         assert not any("lm_head" in key for key, _ in adapters.parameters("x"))
 
-    def test_targets_that_the_model_lacks_are_named(self, folder: Path) -> None:
+    def test_targets_that_the_model_lacks_are_named(self, toy_model: Path) -> None:
         with pytest.raises(DeclarationError, match="nowhere"):
-            Adapters(str(folder), {"x": Weights(targets=("nowhere",))}, dtype="float32")
+            Adapters(str(toy_model), {"x": Weights(targets=("nowhere",))}, dtype="float32")
 
-    def test_a_base_needs_no_chat_template_of_its_own(self, folder: Path, tmp_path: Path) -> None:
+    def test_a_base_needs_no_chat_template_of_its_own(self, toy_model: Path, tmp_path: Path) -> None:
         """Prompts arrive as tokens: the engine that sampled them may have been given a template."""
         import shutil
 
         other = tmp_path / "other"
-        shutil.copytree(folder, other)
+        shutil.copytree(toy_model, other)
         (other / "chat_template.jinja").unlink()
         assert Adapters(str(other), {"x": LoRA()}, dtype="float32").parameters("x")
 
@@ -647,20 +634,20 @@ class TestAdapters:
             with pytest.raises(DeclarationError, match="Adapter name"):
                 partition(["a"], {name: ["a"]})
 
-    def test_an_adapter_of_another_alpha_is_refused(self, folder: Path, tmp_path: Path) -> None:
+    def test_an_adapter_of_another_alpha_is_refused(self, toy_model: Path, tmp_path: Path) -> None:
         """Its shapes fit, but everything it adds would be scaled by something else than where it samples."""
-        made(folder, "x").write("x", tmp_path)
-        other = Adapters(str(folder), {"x": LoRA(rank=4, alpha=32)}, dtype="float32")
+        made(toy_model, "x").write("x", tmp_path)
+        other = Adapters(str(toy_model), {"x": LoRA(rank=4, alpha=32)}, dtype="float32")
         with pytest.raises(ConfigurationError, match="alpha 8 and rank 4, but 'x' declares alpha 32"):
             other.load("x", tmp_path)
 
     def test_a_base_that_makes_its_logits_in_another_way_is_refused(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+        self, toy_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         whole = OutputLayer.of
         monkeypatch.setattr(OutputLayer, "of", lambda model, _: replace(whole(model), times=30.0))
         with pytest.raises(CompoundError, match="computes logits is not supported"):
-            made(folder, "x")
+            made(toy_model, "x")
 
 
 @pytest.mark.parametrize(
@@ -731,16 +718,16 @@ def test_sets_of_layers_are_found_whatever_a_family_calls_them(
     assert all("attn" in layer or "attention" in layer for layer in layers)
 
 
-def test_what_a_job_began_with_is_not_deleted(folder: Path, tmp_path: Path) -> None:
+def test_what_a_job_began_with_is_not_deleted(toy_model: Path, tmp_path: Path) -> None:
     """A step without samples stores nothing new, so what is saved then is what others still refer to."""
-    begun = made(folder, "x").save("x", tmp_path)
+    begun = made(toy_model, "x").save("x", tmp_path)
     assert begun
     agent = LLM("x", weights=LoRA(rank=4))(question=Input("question"))
     system = System("one", outputs={"answer": agent}, lm="lm").bind({"x.weights": begun})
     context = SimpleNamespace(memory=SimpleNamespace(folder=tmp_path, state={}))
     task: Any = SimpleNamespace(system=system, keys=("x.weights",), train=[0], context=context, seed=0)
     session = TrainingSession(task, MMGRPO(MMGRPOSettings()))
-    adapters = made(folder, "x", noise=0.0)
+    adapters = made(toy_model, "x", noise=0.0)
     trainer = PLAIN.trainer(adapters, {"x": "x"})
     adapters.start_from("x", begun, tmp_path)
     folders: list[str] = []
@@ -759,10 +746,10 @@ def test_what_a_job_began_with_is_not_deleted(folder: Path, tmp_path: Path) -> N
 
 class TestSteps:
     def test_going_on_from_a_checkpoint_ends_where_the_uninterrupted_training_does(
-        self, folder: Path, tmp_path: Path
+        self, toy_model: Path, tmp_path: Path
     ) -> None:
         settings = plain(lr=0.01, epochs=2, minibatches=2, beta=0.05)
-        whole = settings.trainer(made(folder, "x"), {"x": "x"}, critic=True, steps=4)
+        whole = settings.trainer(made(toy_model, "x"), {"x": "x"}, critic=True, steps=4)
         batches = [
             [replace(s, values=(0.1,) * s.length, returns=(0.7,) * s.length) for s in some()]
             for _ in range(4)
@@ -773,7 +760,7 @@ class TestSteps:
             if number == 1:
                 saved = whole.save(tmp_path)
         assert saved is not None
-        other = settings.trainer(made(folder, "x", noise=0.9), {"x": "x"}, critic=True, steps=4)
+        other = settings.trainer(made(toy_model, "x", noise=0.9), {"x": "x"}, critic=True, steps=4)
         other.restore(saved, tmp_path)
         for number in (2, 3):
             other.step([replace(s, on_policy=False) for s in batches[number]], number)
@@ -784,8 +771,8 @@ class TestSteps:
         assert all(torch.equal(a, b) for a, b in zip(*heads, strict=True))
         assert any(bool((value != 0).any()) for value in heads[0][2:])
 
-    def test_samples_of_other_weights_are_refused(self, folder: Path, tmp_path: Path) -> None:
-        trainer = PLAIN.trainer(made(folder, "x"), {"x": "x"})
+    def test_samples_of_other_weights_are_refused(self, toy_model: Path, tmp_path: Path) -> None:
+        trainer = PLAIN.trainer(made(toy_model, "x"), {"x": "x"})
         trainer.step(some(), 0)  # sampled by the base, as the trainer began
         trainer.save(tmp_path)
         with pytest.raises(StaleSamples, match=r"version \(base model\)"):
@@ -794,8 +781,8 @@ class TestSteps:
         version = trainer.versions["x"][-1]
         trainer.step([replace(s, tokens=replace(s.tokens, adapter=version)) for s in some()], 1)
 
-    def test_samples_may_be_as_old_as_they_are_allowed_to_be(self, folder: Path, tmp_path: Path) -> None:
-        trainer = plain(max_staleness=1, correction=2.0).trainer(made(folder, "x"), {"x": "x"})
+    def test_samples_may_be_as_old_as_they_are_allowed_to_be(self, toy_model: Path, tmp_path: Path) -> None:
+        trainer = plain(max_staleness=1, correction=2.0).trainer(made(toy_model, "x"), {"x": "x"})
         for number in range(2):
             trainer.step(some(), number)
             if number == 0:
@@ -805,9 +792,9 @@ class TestSteps:
             trainer.step(some(), 2)
 
     def test_a2_a3_samples_that_are_too_long_are_left_out_and_counted_never_cut(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+        self, toy_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        adapters = made(folder, "x")
+        adapters = made(toy_model, "x")
         short, long = some(), some(prompt=40)
         settings = plain(max_length=30)
         assert (
@@ -820,8 +807,8 @@ class TestSteps:
         trainer = settings.trainer(adapters, {"x": "x"})
         assert trainer.step([*long, *short], 0)["left_out"] == len(long)
 
-    def test_a1_prompts_carry_no_loss(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        adapters, samples = made(folder, "x"), some()
+    def test_a1_prompts_carry_no_loss(self, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        adapters, samples = made(toy_model, "x"), some()
         full = gradients(monkeypatch, adapters, PLAIN, samples)
         same_prompt = samples[0].tokens.prompt
         with adapters.using("x") as model:
@@ -832,18 +819,20 @@ class TestSteps:
         assert same_prompt
         assert apart(full, by_hand) < GRADIENTS
 
-    def test_a_step_without_samples_changes_nothing(self, folder: Path) -> None:
-        adapters = made(folder, "x")
+    def test_a_step_without_samples_changes_nothing(self, toy_model: Path) -> None:
+        adapters = made(toy_model, "x")
         before = adapters._content("x")
         PLAIN.trainer(adapters, {"x": "x"}).step([], 0)
         assert adapters._content("x") == before
 
-    def test_an_update_with_a_gradient_that_is_not_finite_is_skipped_and_counted(self, folder: Path) -> None:
+    def test_an_update_with_a_gradient_that_is_not_finite_is_skipped_and_counted(
+        self, toy_model: Path
+    ) -> None:
         good = [replace(s, on_policy=False) for s in some()]
         broken = [s.with_advantage(float("inf")) for s in good]
         ends = []
         for batches in ([good, broken, good], [good, good]):
-            trainer = PLAIN.trainer(made(folder, "x"), {"x": "x"})
+            trainer = PLAIN.trainer(made(toy_model, "x"), {"x": "x"})
             facts = [trainer.step(batch, 0) for batch in batches]
             ends.append((trainer.adapters._content("x"), trainer._updaters["x"].state()))
             skipped = [f["skipped_updates"] for f in facts]
@@ -855,16 +844,16 @@ class TestSteps:
         assert all(torch.equal(state[key], wanted[key]) for key in state)
 
     def test_several_of_them_in_a_row_end_training_also_across_a_restart(
-        self, folder: Path, tmp_path: Path
+        self, toy_model: Path, tmp_path: Path
     ) -> None:
         settings = plain(max_skipped=3)
         good = [replace(s, on_policy=False) for s in some()]
         broken = [s.with_advantage(float("nan")) for s in good]
-        trainer = settings.trainer(made(folder, "x"), {"x": "x"})
+        trainer = settings.trainer(made(toy_model, "x"), {"x": "x"})
         for batch in (broken, broken, good, broken, broken):  # never three in a row
             trainer.step(batch, 0)
         saved = trainer.save(tmp_path)
-        again = settings.trainer(made(folder, "x"), {"x": "x"})
+        again = settings.trainer(made(toy_model, "x"), {"x": "x"})
         again.restore(saved, tmp_path)
         before = again.adapters._content("x")
         with pytest.raises(CompoundError, match="adapter 'x' was not finite in 3 updates in a row"):
@@ -872,9 +861,9 @@ class TestSteps:
         assert again.adapters._content("x") == before
 
     def test_numbers_of_all_samples_are_read_from_the_device_at_once(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+        self, toy_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        trainer = PLAIN.trainer(made(folder, "x"), {"x": "x"}, critic=True)
+        trainer = PLAIN.trainer(made(toy_model, "x"), {"x": "x"}, critic=True)
         samples, reads = some(), []
         tolist = torch.Tensor.tolist
 
@@ -890,8 +879,8 @@ class TestSteps:
         assert reads == [(len(samples), longest)] * 2
         assert (trainer.values([]), trainer.divergences([])) == ([], [])
 
-    def test_the_kl_of_a_reward_is_the_log_ratio_to_the_base(self, folder: Path) -> None:
-        adapters, samples = made(folder, "x"), some()
+    def test_the_kl_of_a_reward_is_the_log_ratio_to_the_base(self, toy_model: Path) -> None:
+        adapters, samples = made(toy_model, "x"), some()
         settings = plain(max_length=max(map(size, samples)) - 1)
         trainer = settings.trainer(adapters, {"x": "x"})
         found = trainer.divergences(samples)
@@ -908,20 +897,20 @@ class TestSteps:
         assert any(abs(value) > 0.01 for row in found for value in row)
 
     def test_too_little_memory_says_what_to_lower(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+        self, toy_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def full(*_: Any, **__: Any) -> Any:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
         monkeypatch.setattr(trainer_module, "forward", full)
         with pytest.raises(CompoundError) as raised:
-            PLAIN.trainer(made(folder, "x"), {"x": "x"}, section="optimize.ppo").step(some(), 0)
+            PLAIN.trainer(made(toy_model, "x"), {"x": "x"}, section="optimize.ppo").step(some(), 0)
         assert "lower optimize.ppo.optimizer.micro_tokens" in str(raised.value.hint)
 
-    def test_log_probabilities_are_the_same_without_entropies(self, folder: Path) -> None:
+    def test_log_probabilities_are_the_same_without_entropies(self, toy_model: Path) -> None:
         found = []
         for entropy in (True, False):
-            adapters = made(folder, "x")
+            adapters = made(toy_model, "x")
             with adapters.using("x") as model:
                 ran = forward(model, some(), entropy=entropy)
                 ran.logps.sum().backward()
@@ -933,7 +922,7 @@ class TestSteps:
         assert float(short.entropies.abs().sum()) == 0
 
     def test_entropies_are_computed_for_the_metrics_of_a_step_only(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+        self, toy_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked: list[bool] = []
 
@@ -942,7 +931,7 @@ class TestSteps:
             return forward(*given, entropy=entropy, **named)
 
         monkeypatch.setattr(trainer_module, "forward", noted)
-        trainer = plain(minibatches=2, beta=0.1).trainer(made(folder, "x"), {"x": "x"})
+        trainer = plain(minibatches=2, beta=0.1).trainer(made(toy_model, "x"), {"x": "x"})
         facts = trainer.step(some(), 0)
         assert asked.count(True) == 2  # one for each minibatch
         assert asked.count(False) == 2  # the log-probabilities before the step, and of the base model
@@ -967,12 +956,12 @@ class TestSteps:
         assert found["base_kl"] == divergence / total.tokens
 
     def test_checkpointing_gives_the_same_gradients(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+        self, toy_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         found = []
         for checkpointing in (False, True):
             spaces = {"x": LoRA(rank=4)}
-            adapters = Adapters(str(folder), spaces, dtype="float32", checkpointing=checkpointing)
+            adapters = Adapters(str(toy_model), spaces, dtype="float32", checkpointing=checkpointing)
             noised(adapters, 0.2)
             calls: list[str] = []
             for layer in adapters.base.modules():
@@ -987,18 +976,18 @@ class TestSteps:
             assert gradient.abs().max() > 0
             torch.testing.assert_close(found[1][name], gradient, atol=1e-6, rtol=1e-4)
 
-    def test_a_model_without_checkpointing_is_refused(self, folder: Path) -> None:
+    def test_a_model_without_checkpointing_is_refused(self, toy_model: Path) -> None:
         from compound.components.engines.local.checkpointing import checkpoint_layers
 
-        adapters = made(folder, "x")
+        adapters = made(toy_model, "x")
         adapters.base.supports_gradient_checkpointing = False
         with pytest.raises(CompoundError, match="set base.gradient_checkpointing to false"):
             checkpoint_layers(adapters.base, "toy", "base.gradient_checkpointing")
 
     def test_the_sampler_s_mismatch_weighs_advantages_up_to_the_cap(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+        self, toy_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        adapters, samples = made(folder, "x"), some()
+        adapters, samples = made(toy_model, "x"), some()
         with adapters.using("x") as model, torch.no_grad():
             ours = forward(model, samples).logps
         told = [
@@ -1010,18 +999,18 @@ class TestSteps:
             found = gradients(monkeypatch, adapters, plain(correction=cap), told)
             assert apart(found, {n: t * factor for n, t in corrected.items()}) < GRADIENTS
 
-    def test_later_updates_of_a_step_have_a_ratio_and_are_clipped(self, folder: Path) -> None:
+    def test_later_updates_of_a_step_have_a_ratio_and_are_clipped(self, toy_model: Path) -> None:
         settings = plain(epochs=6, lr=0.05)
-        facts = settings.trainer(made(folder, "x"), {"x": "x"}).step(some(), 0)["components"]["x"]
-        once = PLAIN.trainer(made(folder, "x"), {"x": "x"}).step(some(), 0)["components"]["x"]
+        facts = settings.trainer(made(toy_model, "x"), {"x": "x"}).step(some(), 0)["components"]["x"]
+        once = PLAIN.trainer(made(toy_model, "x"), {"x": "x"}).step(some(), 0)["components"]["x"]
         assert facts["low"] + facts["high"] > 0
         assert facts["kl"] > 0
         assert (once["low"], once["high"], once["kl"]) == (0, 0, 0)
 
     def test_imitation_is_by_tokens_or_by_answers(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+        self, toy_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        adapters, samples = made(folder, "x"), some()
+        adapters, samples = made(toy_model, "x"), some()
 
         def found(loss: str) -> dict[str, Any]:
             settings = plain(loss=loss)
@@ -1031,8 +1020,8 @@ class TestSteps:
         mean = sum(sample.length for sample in samples) / len(samples)
         assert apart(by_answers, {name: tensor * mean for name, tensor in by_tokens.items()}) < GRADIENTS
 
-    def test_vespo_corrects_by_its_own_ratio(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        adapters, samples = made(folder, "x"), some()
+    def test_vespo_corrects_by_its_own_ratio(self, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        adapters, samples = made(toy_model, "x"), some()
 
         def found(correction: bool, off: float) -> dict[str, Any]:
             settings = plain(loss="vespo", correction=correction)
@@ -1045,25 +1034,25 @@ class TestSteps:
         assert apart(found(True, -2.5), found(True, -2.0)) > 0.01
         assert apart(found(False, -2.5), found(False, -2.0)) == 0.0
 
-    def test_an_adapter_may_be_called_head(self, folder: Path, tmp_path: Path) -> None:
-        trainer = PLAIN.trainer(made(folder, "head"), {"x": "head"}, critic=True)
+    def test_an_adapter_may_be_called_head(self, toy_model: Path, tmp_path: Path) -> None:
+        trainer = PLAIN.trainer(made(toy_model, "head"), {"x": "head"}, critic=True)
         samples = [replace(s, values=(0.1,) * s.length, returns=(0.7,) * s.length) for s in some()]
         trainer.step(samples, 0)
         saved = trainer.save(tmp_path)
-        again = PLAIN.trainer(made(folder, "head", noise=0.0), {"x": "head"}, critic=True)
+        again = PLAIN.trainer(made(toy_model, "head", noise=0.0), {"x": "head"}, critic=True)
         again.restore(saved, tmp_path)
         assert again.save(tmp_path) == saved
 
-    def test_beta_pulls_towards_the_base(self, folder: Path) -> None:
+    def test_beta_pulls_towards_the_base(self, toy_model: Path) -> None:
         distances = []
         for beta in (0.0, 5.0):
-            adapters = made(folder, "x", noise=0.1)
+            adapters = made(toy_model, "x", noise=0.1)
             trainer = plain(beta=beta, lr=0.01).trainer(adapters, {"x": "x"})
             flat = [s.with_advantage(0.0) for s in some()]
             for number in range(5):
                 facts = trainer.step(flat, number)
             distances.append(facts["components"]["x"].get("base_kl"))
-            first = plain(beta=5.0).trainer(made(folder, "x", noise=0.1), {"x": "x"})
+            first = plain(beta=5.0).trainer(made(toy_model, "x", noise=0.1), {"x": "x"})
             start = first.step(flat, 0)["components"]["x"]["base_kl"]
         assert distances[0] is None  # nothing is measured that is not used
         assert distances[1] < start
@@ -1114,7 +1103,7 @@ if world > 1:
 """
 
 
-def trained_together(folder: Path, out: Path, *processes: tuple[int, int]) -> list[dict[str, Any]]:
+def trained_together(toy_model: Path, out: Path, *processes: tuple[int, int]) -> list[dict[str, Any]]:
     """Train in processes (rank, world) at once; returns what each printed."""
     root = Path(__file__).parents[3]
     environment = {
@@ -1124,7 +1113,7 @@ def trained_together(folder: Path, out: Path, *processes: tuple[int, int]) -> li
     }
     begun = [
         subprocess.Popen(
-            [sys.executable, "-c", TOGETHER, str(folder), str(out), str(rank), str(world), str(out / "store")],
+            [sys.executable, "-c", TOGETHER, str(toy_model), str(out), str(rank), str(world), str(out / "store")],
             cwd=root, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for rank, world in processes
@@ -1138,13 +1127,13 @@ def trained_together(folder: Path, out: Path, *processes: tuple[int, int]) -> li
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_several_processes_train_to_the_weights_of_one(folder: Path, tmp_path: Path, world: int) -> None:
+def test_several_processes_train_to_the_weights_of_one(toy_model: Path, tmp_path: Path, world: int) -> None:
     from safetensors.torch import load_file
 
     ranks = [(rank, world) for rank in range(world)]
-    one, *others = trained_together(folder, tmp_path, (0, 1), *ranks)
+    one, *others = trained_together(toy_model, tmp_path, (0, 1), *ranks)
     alone, *ends = (load_file(tmp_path / f"{n}-{rank}.safetensors") for rank, n in [(0, 1), *ranks])
-    start = made(folder, "x", "y")
+    start = made(toy_model, "x", "y")
     before = {f"{name}.{key}": t.detach() for name in ("x", "y") for key, t in start.parameters(name)}
     for end in ends:
         assert alone.keys() == end.keys() == before.keys()
@@ -1218,10 +1207,10 @@ class NCCL:
 
 
 def test_no_collective_is_given_a_tensor_that_nccl_refuses(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    toy_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = plain(epochs=2, beta=0.05)
-    adapters = made(folder, "x")
+    adapters = made(toy_model, "x")
     trainer = settings.trainer(adapters, {"x": "x"}, critic=True)
     group = NCCL(monkeypatch, adapters)
     samples = trainer.values(some())

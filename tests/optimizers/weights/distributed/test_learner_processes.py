@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from trainings.learners import declared, drawn
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
 from compound.errors import CompoundError  # noqa: E402
 from compound.optimizers.weights.distributed import processes as module  # noqa: E402
 from compound.optimizers.weights.distributed.processes import BOOT, Processes  # noqa: E402
@@ -28,13 +26,6 @@ from compound.optimizers.weights.distributed.sharded import ShardedLearner  # no
 
 ROOT = Path(__file__).parents[4]
 GUARD = 60.0  # seconds; only a defect takes so long
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return make_toy_model(tmp_path_factory.mktemp("toy"))
 
 
 def booting(code: str) -> tuple[str, ...]:
@@ -58,12 +49,12 @@ def assert_end(pids: list[int]) -> None:
         time.sleep(0.05)
 
 
-def test_a_killed_process_ends_the_step_and_all_others(model: Path) -> None:
+def test_a_killed_process_ends_the_step_and_all_others(toy_model: Path) -> None:
     """While the other one waits for it in a collective."""
     stuck = "from compound.optimizers.weights.learner.trainer import Trainer; import time\n"
     stuck += "if rank == 1: Trainer.step = lambda *_: (print('before the end', flush=True), time.sleep(600))"
     processes = Processes(2, command=booting(stuck))
-    learner = ShardedLearner(processes, declared(model, ("x",)))
+    learner = ShardedLearner(processes, declared(toy_model, ("x",)))
     (victim,) = [each.pid for each in processes._processes[1:]]
 
     def kill() -> None:
@@ -82,13 +73,13 @@ def test_a_killed_process_ends_the_step_and_all_others(model: Path) -> None:
     assert processes.ended
 
 
-def test_a_process_out_of_memory_names_the_settings(model: Path) -> None:
+def test_a_process_out_of_memory_names_the_settings(toy_model: Path) -> None:
     """The other one fails, too, since it lost its peer; the cause is reported."""
     full = "from compound.optimizers.weights.learner.trainer import Trainer\n"
     full += "def fail(*_, **__): raise RuntimeError('not enough memory: you tried to allocate 9 GiB')\n"
     full += "if rank == 1: Trainer._loss = fail"
     processes = Processes(2, command=booting(full))
-    learner = ShardedLearner(processes, declared(model, ("x",)))
+    learner = ShardedLearner(processes, declared(toy_model, ("x",)))
     with pytest.raises(CompoundError) as caught:
         learner.step(drawn(("x",)), 0)
     assert caught.value.message.startswith(
@@ -146,10 +137,10 @@ while True:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_no_process_outlives_the_run(number: signal.Signals, model: Path) -> None:
+def test_no_process_outlives_the_run(number: signal.Signals, toy_model: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"}
     with subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(model)], env=environment, text=True, stdout=subprocess.PIPE,
+        [sys.executable, "-c", DRIVER, str(toy_model)], env=environment, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, start_new_session=True,
     ) as driver:  # fmt: skip
         assert driver.stdout
@@ -180,18 +171,18 @@ def test_old_logs_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert newest in left
 
 
-def test_a_call_after_a_failure_does_not_wait(model: Path) -> None:
+def test_a_call_after_a_failure_does_not_wait(toy_model: Path) -> None:
     processes = Processes(2)
-    ShardedLearner(processes, declared(model, ("x",)))
+    ShardedLearner(processes, declared(toy_model, ("x",)))
     with pytest.raises(CompoundError, match="learner process 0 of 2"):
         processes.call("unknown")
     with pytest.raises(CompoundError, match="the learner processes have ended, so they cannot step"):
         processes.call("step")
 
 
-def test_a_deleted_log_hides_no_failure(model: Path) -> None:
+def test_a_deleted_log_hides_no_failure(toy_model: Path) -> None:
     processes = Processes(2)
-    ShardedLearner(processes, declared(model, ("x",)))
+    ShardedLearner(processes, declared(toy_model, ("x",)))
     shutil.rmtree(processes.logs)
     with pytest.raises(CompoundError, match=r"during: unknown(.|\n)*the log cannot be read: No such file"):
         processes.call("unknown")

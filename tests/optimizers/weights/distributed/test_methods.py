@@ -16,10 +16,11 @@ import pytest
 from trainings.learners import difference, weights_of
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("peft")
 
 from compound.api.optimize import optimize  # noqa: E402
-from compound.benchmarks.simulated.toys import make_toy_model, toy  # noqa: E402
+from compound.benchmarks.simulated.toys import toy  # noqa: E402
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.errors import CompoundError  # noqa: E402
 from compound.evaluation.dataset import Dataset  # noqa: E402
@@ -51,22 +52,6 @@ def model(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make_model(tmp_path_factory.mktemp("model"), positions=4096)
-
-
-@pytest.fixture(scope="module")
-def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return make_toy_model(tmp_path_factory.mktemp("toy"))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

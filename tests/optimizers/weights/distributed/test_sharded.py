@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,9 @@ from numerics import LOGPROBS
 from trainings.learners import declared, difference, drawn, weights_of
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("peft")
 
-from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
 from compound.errors import ConfigurationError  # noqa: E402
 from compound.optimizers.weights.distributed.learner import AdapterShape, Learner, LearnerSpec, open_trainer  # noqa: E402
 from compound.optimizers.weights.distributed.processes import BOOT, Processes  # noqa: E402
@@ -31,13 +30,6 @@ from compound.optimizers.weights.learner.values import CriticSettings  # noqa: E
 EQUAL = 1e-6  # relative to the largest number of a tensor, in float32
 MANY: dict[str, Any] = {"groups": 12, "prompt": 20}  # a micro-batch of 64 tokens for each group
 Group = Callable[[int], Processes]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return make_toy_model(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +47,6 @@ def group() -> Iterator[Group]:
         yield found
     for each in known.values():
         each.close()
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def trained(
@@ -105,10 +89,10 @@ COUNTS = [2, pytest.param(4, marks=pytest.mark.slow)]
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("sharding", ["data", "fsdp"])
 def test_many_micro_batches_train_to_equal_weights(
-    sharding: str, count: int, model: Path, group: Group, tmp_path: Path
+    sharding: str, count: int, toy_model: Path, group: Group, tmp_path: Path
 ) -> None:
     """With a value head, several updates a step, a KL term, and samples of two adapters."""
-    spec = declared(model, critic=True, micro_tokens=64, epochs=2, beta=0.05)
+    spec = declared(toy_model, critic=True, micro_tokens=64, epochs=2, beta=0.05)
     weights, norms = both(spec, group(count), tmp_path, sharding, **MANY)
     assert norms <= EQUAL
     assert weights <= EQUAL
@@ -116,16 +100,16 @@ def test_many_micro_batches_train_to_equal_weights(
 
 @pytest.mark.parametrize("sharding", ["data", "fsdp"])
 def test_a_critic_with_its_own_adapter_trains_to_equal_weights(
-    sharding: str, model: Path, group: Group, tmp_path: Path
+    sharding: str, toy_model: Path, group: Group, tmp_path: Path
 ) -> None:
     critic = CriticSettings.model_validate({"adapter": {"rank": 2}})
-    spec = declared(model, critic=True, micro_tokens=64).model_copy(update={"critic": critic})
+    spec = declared(toy_model, critic=True, micro_tokens=64).model_copy(update={"critic": critic})
     weights, norms = both(spec, group(2), tmp_path, sharding, **MANY)
     assert norms <= EQUAL
     assert weights <= EQUAL
 
 
-def test_layers_are_divided_again_after_each_pass(model: Path, tmp_path: Path) -> None:
+def test_layers_are_divided_again_after_each_pass(toy_model: Path, tmp_path: Path) -> None:
     """And the other process keeps no copies of checkpoints."""
     report = tmp_path / "report.txt"
     code = f"""
@@ -148,7 +132,7 @@ Worker.do_values, Worker.do_save = do_values, do_save
     boot = BOOT.splitlines()
     command = "\n".join([*boot[:2], "rank = int(sys.argv[3])", code, *boot[2:]])
     processes = Processes(2, command=(sys.executable, "-P", "-c", command))
-    learner = ShardedLearner(processes, declared(model, critic=True, micro_tokens=64), sharding="fsdp")
+    learner = ShardedLearner(processes, declared(toy_model, critic=True, micro_tokens=64), sharding="fsdp")
     try:
         learner.values(drawn(**MANY))
         learner.save(tmp_path)
@@ -160,10 +144,10 @@ Worker.do_values, Worker.do_save = do_values, do_save
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("sharding", ["data", "fsdp"])
 def test_few_micro_batches_are_divided_with_equal_gradients(
-    sharding: str, count: int, model: Path, group: Group, tmp_path: Path
+    sharding: str, count: int, toy_model: Path, group: Group, tmp_path: Path
 ) -> None:
     """Other micro-batches round differently; Adam may turn a gradient of rounding into a whole step."""
-    spec = declared(model, critic=True)
+    spec = declared(toy_model, critic=True)
     weights, norms = both(spec, group(count), tmp_path, sharding, steps=(0,))
     assert norms <= EQUAL
     assert weights <= 1e-2
@@ -171,27 +155,27 @@ def test_few_micro_batches_are_divided_with_equal_gradients(
 
 @pytest.mark.parametrize("loss", LOSSES[1:])
 def test_every_kind_of_loss_is_the_sum_over_processes(
-    loss: str, model: Path, group: Group, tmp_path: Path
+    loss: str, toy_model: Path, group: Group, tmp_path: Path
 ) -> None:
-    spec = declared(model, ("x",), loss=loss, micro_tokens=64, epochs=2)
+    spec = declared(toy_model, ("x",), loss=loss, micro_tokens=64, epochs=2)
     weights, norms = both(spec, group(2), tmp_path, steps=(0,), names=("x",), critic=False, **MANY)
     assert max(weights, norms) <= EQUAL
 
 
 @pytest.mark.parametrize("count", [2])
 def test_a_step_without_samples_for_a_process_ends(
-    count: int, model: Path, group: Group, tmp_path: Path
+    count: int, toy_model: Path, group: Group, tmp_path: Path
 ) -> None:
     """One sample, of which the other processes get nothing; also where they gather the layers together."""
     for sharding in ("data", "fsdp"):
-        learner = ShardedLearner(group(count), declared(model, ("x",)), sharding=sharding)
+        learner = ShardedLearner(group(count), declared(toy_model, ("x",)), sharding=sharding)
         facts = learner.step(drawn(("x",), groups=1, each=2)[:1], 0)
         assert facts["norms"]["x"] > 0
         assert learner.step([], 1)["norms"] == {}
 
 
-def test_log_ratios_are_those_of_one_process(model: Path, group: Group, tmp_path: Path) -> None:
-    spec = declared(model, micro_tokens=64)
+def test_log_ratios_are_those_of_one_process(toy_model: Path, group: Group, tmp_path: Path) -> None:
+    spec = declared(toy_model, micro_tokens=64)
     learners: list[Learner] = [open_trainer(spec), ShardedLearner(group(2), spec)]
     rows = []
     for learner in learners:
@@ -204,10 +188,10 @@ def test_log_ratios_are_those_of_one_process(model: Path, group: Group, tmp_path
 
 @pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), pytest.param(2, 4, marks=pytest.mark.slow)])
 def test_a_checkpoint_is_continued_by_any_number_of_processes(
-    first: int, second: int, model: Path, group: Group, tmp_path: Path
+    first: int, second: int, toy_model: Path, group: Group, tmp_path: Path
 ) -> None:
     """With the optimizer states of adapters and value head, to the weights of an uninterrupted training."""
-    spec = declared(model, critic=True, micro_tokens=64)
+    spec = declared(toy_model, critic=True, micro_tokens=64)
 
     def opened(count: int) -> Learner:
         return open_trainer(spec) if count == 1 else ShardedLearner(group(count), spec)
@@ -233,9 +217,9 @@ def test_a_checkpoint_is_continued_by_any_number_of_processes(
 
 
 def test_a_start_elsewhere_is_copied_by_the_run_and_only_the_first_process_writes(
-    model: Path, group: Group, tmp_path: Path
+    toy_model: Path, group: Group, tmp_path: Path
 ) -> None:
-    spec, elsewhere, folder = declared(model, ("x",)), tmp_path / "elsewhere", tmp_path / "run"
+    spec, elsewhere, folder = declared(toy_model, ("x",)), tmp_path / "elsewhere", tmp_path / "run"
     for path in (elsewhere, folder):
         path.mkdir()
     begun, _ = trained(open_trainer(spec), elsewhere, (0,), critic=False, names=("x",))
@@ -260,9 +244,9 @@ def fresh(sample: Sample, version: str) -> Sample:
     return replace(sample, on_policy=True, tokens=replace(sample.tokens, adapter=version))
 
 
-def test_errors_of_a_process_are_those_of_the_trainer(model: Path, tmp_path: Path) -> None:
+def test_errors_of_a_process_are_those_of_the_trainer(toy_model: Path, tmp_path: Path) -> None:
     """With the same class, so that the run treats them in the same way."""
-    spec = declared(model, ("x",))
+    spec = declared(toy_model, ("x",))
     saved, _ = trained(open_trainer(spec), tmp_path, (0,), critic=False, names=("x",))
     wider = spec.model_copy(update={"shapes": {"x": AdapterShape(rank=8, alpha=8, targets="attention")}})
     processes = Processes(2)

@@ -7,8 +7,7 @@ import os
 import random
 import subprocess
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,9 @@ from numerics import GRADIENTS, LOGPROBS
 from training_settings import plain
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("peft")
 
-from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
 from compound.engine import TokenRecord  # noqa: E402
 from compound.graph.space import LoRA  # noqa: E402
 from compound.optimizers.weights.credit.gae import gae  # noqa: E402
@@ -34,23 +33,6 @@ from compound.optimizers.weights.learner.trainer import Trainer  # noqa: E402
 from compound.optimizers.weights.learner.updates import Updater  # noqa: E402
 
 RANK = 4
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return make_toy_model(tmp_path_factory.mktemp("toy"))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    torch.set_num_threads(before)
 
 
 def some(components: Sequence[str] = ("x",), groups: int = 2, each: int = 4, prompt: int = 5) -> list[Sample]:
@@ -67,10 +49,10 @@ def some(components: Sequence[str] = ("x",), groups: int = 2, each: int = 4, pro
     return found
 
 
-def made(folder: Path, *names: str, rank: int | None = RANK) -> Adapters:
+def made(toy_model: Path, *names: str, rank: int | None = RANK) -> Adapters:
     """Return adapters of some names and of the critic, whose weights are not zero."""
     own = LoRA(rank=rank) if rank else None
-    adapters = Adapters(str(folder), {name: LoRA(rank=4) for name in names}, dtype="float32", critic=own)
+    adapters = Adapters(str(toy_model), {name: LoRA(rank=4) for name in names}, dtype="float32", critic=own)
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(1)
         for name in (*names, *([CRITIC] if rank else [])):
@@ -130,8 +112,8 @@ def reference(adapters: Adapters, trainer: Trainer, sample: Sample) -> Any:
     return linear(norm(states[first : first + sample.length]))[:, 0]
 
 
-def test_values_are_those_of_the_base_with_the_critics_adapter(folder: Path) -> None:
-    adapters = made(folder, "x", "y")
+def test_values_are_those_of_the_base_with_the_critics_adapter(toy_model: Path) -> None:
+    adapters = made(toy_model, "x", "y")
     trainer = trainer_of(adapters, "x", "y")
     samples = some(components=("x", "y"))
     for sample in trainer.values(samples):
@@ -149,10 +131,10 @@ def test_values_are_those_of_the_base_with_the_critics_adapter(folder: Path) -> 
 
 @pytest.mark.parametrize("clip", [0.2, None])
 def test_the_gradient_is_that_of_the_clipped_squared_error(
-    folder: Path, caught: dict[str, Any], clip: float | None
+    toy_model: Path, caught: dict[str, Any], clip: float | None
 ) -> None:
     """The loss is written out here as in TRL's PPO: half the larger of two squared errors, by token."""
-    adapters = made(folder, "x")
+    adapters = made(toy_model, "x")
     trainer = trainer_of(adapters, "x", critic__clip=clip)
     samples = valued(trainer, some())
     # returns far from the values, and values that moved since: some are clipped, and some are not
@@ -185,9 +167,9 @@ def none_or_zero(gradients: dict[str, Any], owner: str) -> bool:
 
 @pytest.mark.parametrize("rank", [RANK, None])
 def test_values_and_policy_do_not_train_each_other(
-    folder: Path, caught: dict[str, Any], rank: int | None
+    toy_model: Path, caught: dict[str, Any], rank: int | None
 ) -> None:
-    trainer = trainer_of(made(folder, "x", "y", rank=rank), "x", "y", rank=rank)
+    trainer = trainer_of(made(toy_model, "x", "y", rank=rank), "x", "y", rank=rank)
     samples = valued(trainer, some(components=("x", "y")))
     critics = ("the value head", *(["the critic's adapter"] if rank else []))
     trainer.step([replace(s, advantages=(0.0,) * s.length) for s in samples], 0)  # only values to learn
@@ -204,10 +186,10 @@ def test_values_and_policy_do_not_train_each_other(
             assert not name.startswith(owner) or float(gradient.abs().max()) < 1e-5 * largest
 
 
-def test_the_policys_gradient_does_not_depend_on_the_critic(folder: Path, caught: dict[str, Any]) -> None:
+def test_the_policys_gradient_does_not_depend_on_the_critic(toy_model: Path, caught: dict[str, Any]) -> None:
     found = []
     for rank in (RANK, None):
-        trainer = trainer_of(made(folder, "x", rank=rank), "x", rank=rank)
+        trainer = trainer_of(made(toy_model, "x", rank=rank), "x", rank=rank)
         samples = [replace(s, values=(0.1,) * s.length, returns=(0.7,) * s.length) for s in some()]
         trainer.step([replace(s, on_policy=False) for s in samples], 0)
         found.append({name: g for name, g in caught.items() if name.startswith("adapter")})
@@ -216,17 +198,17 @@ def test_the_policys_gradient_does_not_depend_on_the_critic(folder: Path, caught
     assert all(torch.equal(gradient, found[1][name]) for name, gradient in found[0].items())
 
 
-def test_policies_start_the_same_with_and_without_a_critics_adapter(folder: Path) -> None:
+def test_policies_start_the_same_with_and_without_a_critics_adapter(toy_model: Path) -> None:
     spaces = {name: LoRA(rank=4) for name in ("x", "y")}
     both = [
-        Adapters(str(folder), spaces, seed=3, dtype="float32", critic=own) for own in (None, LoRA(rank=4))
+        Adapters(str(toy_model), spaces, seed=3, dtype="float32", critic=own) for own in (None, LoRA(rank=4))
     ]
     for name in spaces:
         for (_, one), (_, other) in zip(*(a.parameters(name) for a in both), strict=True):
             assert torch.equal(one, other)
 
 
-def test_the_critic_learns_what_a_probe_of_fixed_states_cannot(folder: Path) -> None:
+def test_the_critic_learns_what_a_probe_of_fixed_states_cannot(toy_model: Path) -> None:
     """Returns depend on the prompt's first token, which the last state of a random base hardly shows."""
     left = {}
     samples = [
@@ -242,7 +224,7 @@ def test_the_critic_learns_what_a_probe_of_fixed_states_cannot(folder: Path) -> 
     for rank in (RANK, None):
         own = {"critic__adapter": {"rank": rank, "lr": 0.01}} if rank else {}
         adapters = Adapters(
-            str(folder), {"x": LoRA(rank=4)}, dtype="float32", critic=LoRA(rank=rank) if rank else None
+            str(toy_model), {"x": LoRA(rank=4)}, dtype="float32", critic=LoRA(rank=rank) if rank else None
         )
         settings = plain(critic__lr=0.02, critic__clip=None, **own)
         trainer = settings.trainer(adapters, {"x": "x"}, critic=True)
@@ -280,13 +262,13 @@ if world > 1:
 
 
 @pytest.mark.slow
-def test_two_processes_train_the_critic_of_one(folder: Path, tmp_path: Path) -> None:
+def test_two_processes_train_the_critic_of_one(toy_model: Path, tmp_path: Path) -> None:
     root = Path(__file__).parents[4]
     path = f"{root}{os.pathsep}{root / 'tests' / 'support'}"
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", TOGETHER, str(folder), str(rank), str(world), str(tmp_path / "store")],
+            [sys.executable, "-c", TOGETHER, str(toy_model), str(rank), str(world), str(tmp_path / "store")],
             cwd=root, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for rank, world in ((0, 1), (0, 2), (1, 2))
@@ -303,15 +285,15 @@ def test_two_processes_train_the_critic_of_one(folder: Path, tmp_path: Path) -> 
 
 
 class TestCheckpoints:
-    def test_a_restored_critic_goes_on_to_the_last_bit(self, folder: Path, tmp_path: Path) -> None:
-        whole = trainer_of(made(folder, "x"), "x", epochs=2, minibatches=2)
+    def test_a_restored_critic_goes_on_to_the_last_bit(self, toy_model: Path, tmp_path: Path) -> None:
+        whole = trainer_of(made(toy_model, "x"), "x", epochs=2, minibatches=2)
         saved = None
         for number in range(4):
             whole.step(valued(whole, some()), number)
             if number == 1:
                 saved = whole.save(tmp_path)
         assert saved is not None
-        other = trainer_of(made(folder, "x"), "x", epochs=2, minibatches=2)
+        other = trainer_of(made(toy_model, "x"), "x", epochs=2, minibatches=2)
         other.restore(saved, tmp_path)
         for number in (2, 3):
             other.step(valued(other, some()), number)
@@ -324,10 +306,10 @@ class TestCheckpoints:
         assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
         assert valued(whole, some()) == valued(other, some())
 
-    def test_adapters_that_are_saved_do_not_contain_the_critic(self, folder: Path, tmp_path: Path) -> None:
+    def test_adapters_that_are_saved_do_not_contain_the_critic(self, toy_model: Path, tmp_path: Path) -> None:
         from safetensors.torch import load_file
 
-        trainer = trainer_of(made(folder, "x"), "x")
+        trainer = trainer_of(made(toy_model, "x"), "x")
         trainer.step(valued(trainer, some()), 0)
         saved = trainer.save(tmp_path)
         assert list(saved.adapters) == ["x"]
@@ -343,12 +325,12 @@ class TestCheckpoints:
         (RANK, RANK, True), (None, RANK, False), (RANK, None, False), (RANK, 2, False), (None, None, True),
     ])  # fmt: skip
     def test_later_jobs_continue_with_a_critic_of_the_same_kind(
-        self, folder: Path, tmp_path: Path, before: int | None, after: int | None, kept: bool
+        self, toy_model: Path, tmp_path: Path, before: int | None, after: int | None, kept: bool
     ) -> None:
-        first = trainer_of(made(folder, "x", rank=before), "x", rank=before)
+        first = trainer_of(made(toy_model, "x", rank=before), "x", rank=before)
         first.step(valued(first, some()), 0)
         saved = first.save(tmp_path)
-        later = trainer_of(made(folder, "x", rank=after), "x", rank=after)
+        later = trainer_of(made(toy_model, "x", rank=after), "x", rank=after)
         assert first.critic
         assert later.critic
         start = later.critic.state()
