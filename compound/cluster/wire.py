@@ -24,6 +24,8 @@ from compound.execution.trace import Call, Failure, FailureRow, Trace
 from compound.graph.system import System
 from compound.graph.types import convert, format_type
 
+LARGEST = 8192  # bits of an integer; Python writes at most 4,300 digits
+
 Types = Callable[[str], object]  # the declared type of a value, by name
 
 
@@ -67,10 +69,16 @@ def _to_wire(value: object, types: Types, name: str, where: str) -> list[object]
     except (TypeError, ValueError, KeyError, AttributeError):
         pass
     raise DeclarationError(
-        f"{where}: the value of {name!r}, {type(value).__name__} {value!r:.80}, cannot be sent between "
-        "processes",
+        f"{where}: the value of {name!r}, {_shown(value)}, cannot be sent between processes",
         hint="declare it as JSON types, a pydantic model, a dataclass or an enum; or remove optimize.runner",
     )
+
+
+def _shown(value: object) -> str:
+    try:
+        return f"{type(value).__name__} {value!r:.80}"
+    except ValueError:  # an integer of thousands of digits
+        return type(value).__name__
 
 
 def _from_wire(item: list[object], types: Types, name: str) -> object:
@@ -80,7 +88,9 @@ def _from_wire(item: list[object], types: Types, name: str) -> object:
 def _is_plain(value: object) -> bool:
     """Return whether a value consists of JSON types only, exactly."""
     kind = type(value)
-    if kind in (str, int, float, bool, type(None)):
+    if kind is int:
+        return cast("int", value).bit_length() <= LARGEST
+    if kind in (str, float, bool, type(None)):
         return True
     if kind is list:
         return all(map(_is_plain, cast("list[object]", value)))

@@ -17,6 +17,7 @@ from compound.cluster.handshake import WorkerMismatch, rebuild
 from compound.cluster.messages import ProtocolError, SystemFile, for_driver
 from compound.cluster.pool import WorkersLost
 from compound.cluster.transport import WorkerConnection
+from compound.cluster.wire import values_from_wire, values_to_wire
 from compound.errors import CompoundError, DeclarationError
 from compound.execution.cache import MemoryCache
 
@@ -291,3 +292,10 @@ def test_a_failing_batch_leaves_no_task_behind(source: SystemFile) -> None:
         return len(asyncio.all_tasks())
 
     assert asyncio.run(work()) == 1
+
+
+def test_an_integer_that_json_cannot_write_is_refused() -> None:
+    types = {"n": int}.__getitem__
+    assert values_from_wire(values_to_wire({"n": 2**64}, types, "a"), types) == {"n": 2**64}
+    with pytest.raises(DeclarationError, match="a: the value of 'n', int, cannot be sent between processes"):
+        values_to_wire({"n": 10**5000}, types, "a")

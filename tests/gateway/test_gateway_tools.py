@@ -143,6 +143,20 @@ def test_other_images_are_refused_with_the_reason(lm: ScriptedLM, url: str, why:
     assert not lm.requests
 
 
+def answer_to(more: dict[str, object]) -> str:
+    """Return what an agent gets for a request with further fields: the status and body of an error."""
+
+    def agent(client: Any) -> str:
+        messages: list[Any] = [{"role": "user", "content": "?"}]
+        try:
+            client.chat.completions.create(model="x", messages=messages, extra_body=more)
+        except openai.APIStatusError as error:
+            return f"{error.status_code} {error.body}"
+        return "answered"
+
+    return str(run(agent, ScriptedLM(["?"]), check=False).outputs["answer"])
+
+
 @pytest.mark.parametrize(
     ("more", "why"),
     [
@@ -155,15 +169,7 @@ def test_other_images_are_refused_with_the_reason(lm: ScriptedLM, url: str, why:
     ],
 )
 def test_what_an_engine_cannot_take_is_named(more: dict[str, object], why: str) -> None:
-    def agent(client: Any) -> str:
-        messages: list[Any] = [{"role": "user", "content": "?"}]
-        try:
-            client.chat.completions.create(model="x", messages=messages, extra_body=more)
-        except openai.APIStatusError as error:
-            return f"{error.status_code} {error.body}"
-        return "answered"
-
-    answer = str(run(agent, ScriptedLM(["?"]), check=False).outputs["answer"])
+    answer = answer_to(more)
     assert answer.startswith("502")
     assert why in answer
     assert "kind openai" in answer
@@ -183,15 +189,7 @@ def test_what_an_engine_cannot_take_is_named(more: dict[str, object], why: str) 
     ],
 )
 def test_malformed_requests_are_refused_with_the_reason(more: dict[str, object], why: str) -> None:
-    def agent(client: Any) -> str:
-        messages: list[Any] = [{"role": "user", "content": "?"}]
-        try:
-            client.chat.completions.create(model="x", messages=messages, extra_body=more)
-        except openai.APIStatusError as error:
-            return f"{error.status_code} {error.body}"
-        return "answered"
-
-    answer = str(run(agent, ScriptedLM(["?"]), check=False).outputs["answer"])
+    answer = answer_to(more)
     assert why in answer
     assert answer[:3] in ("400", "502")
 

@@ -66,9 +66,9 @@ def adapter(folder: Path) -> dict[str, object]:
     import torch
     from safetensors.torch import save_file
 
-    torch.manual_seed(0)
+    random = torch.Generator().manual_seed(0)
     tensors = {
-        f"{layer}.{number}.{side}": torch.randn(shape)
+        f"{layer}.{number}.{side}": torch.randn(shape, generator=random)
         for layer in range(LAYERS)
         for number, (inputs, outputs) in enumerate(LINEAR)
         for side, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK)))
