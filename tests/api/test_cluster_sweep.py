@@ -18,7 +18,7 @@ from compound.api.sweeps import sweep as sweeps
 from compound.api.sweeps.planned_run import Stopper
 from compound.api.sweeps.sweep import plan, sweep
 from compound.cluster.handshake import WorkerMismatch
-from compound.errors import DeclarationError
+from compound.errors import DeclarationError, RunDirectoryError
 from compound.runs.recorder import Interrupted
 from compound.spec import load
 
@@ -182,6 +182,18 @@ def test_a_forced_interrupt_does_not_stop_the_next_command(
     with pytest.raises(KeyboardInterrupt):
         run(monkeypatch, Interrupted(), stopper=stopper)
     assert not file.exists()
+
+
+def test_a_folder_has_one_sweep_at_a_time(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one would replace the token that the tasks of the first one look for."""
+
+    class Second(ThreadTasks):
+        async def run(self, text: str) -> str:
+            with pytest.raises(RunDirectoryError, match="out is in use by another process"):
+                await asyncio.to_thread(run, monkeypatch, ThreadTasks())
+            return await super().run(text)
+
+    assert set(statuses(run(monkeypatch, Second()))) == {"finished"}
 
 
 def test_a_failing_run_ends_no_other(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from compound.report import comparison
 from compound.runs.directory import write_atomically
 from compound.runs.recorder import STOP, Interrupted
 from compound.security.untrusted import UntrustedFolder
+from compound.storage.locking import Lock
 
 if TYPE_CHECKING:
     from compound.report.comparison import SweepFacts, SweepRun
@@ -99,26 +100,31 @@ def sweep(
 
     Raises:
         Interrupted: the sweep was asked to stop; the same call resumes it.
+        RunDirectoryError: another sweep uses the folder.
         CompoundError: there is no cluster, or a machine of it does not share the folder, or has other code.
     """
     if cluster:
         settings, runs = cluster_settings(runs), [run.without_runner() for run in runs]
         tasks = open_tasks(settings)
     UntrustedFolder(folder).make()
-    stopper = stopper or Stopper()
-    table = _Table(runs, folder, _plan_controls(runs, folder) if controls else [])
-    table.write()
-    if not cluster:
-        return _execute_here(table, watch or (lambda _: nullcontext(lambda event: None)), log, stopper)
-    _stop_if_requested(stopper, folder)
-    on_cluster = ClusterRuns(runs, folder, settings, tasks, table.report, log, stopper)
-    saved = f"stopped; progress is saved in {folder}; run the same command to resume"
-    run_blocking(on_cluster.execute(), interrupted=saved)
-    for control in table.applicable_controls():
+    lock = Lock(UntrustedFolder(folder))  # of two sweeps, each would overwrite the other's table
+    try:
+        stopper = stopper or Stopper()
+        table = _Table(runs, folder, _plan_controls(runs, folder) if controls else [])
+        table.write()
+        if not cluster:
+            return _execute_here(table, watch or (lambda _: nullcontext(lambda event: None)), log, stopper)
         _stop_if_requested(stopper, folder)
-        table.evaluate(control, log)
-    _stop_if_requested(stopper, folder)
-    return table.write()
+        on_cluster = ClusterRuns(runs, folder, settings, tasks, table.report, log, stopper)
+        saved = f"stopped; progress is saved in {folder}; run the same command to resume"
+        run_blocking(on_cluster.execute(), interrupted=saved)
+        for control in table.applicable_controls():
+            _stop_if_requested(stopper, folder)
+            table.evaluate(control, log)
+        _stop_if_requested(stopper, folder)
+        return table.write()
+    finally:
+        lock.release()
 
 
 def _execute_here(table: _Table, watch: Watch, log: Log, stopper: Stopper) -> SweepFacts:
