@@ -40,10 +40,10 @@ def replies(message: str) -> str:
         return "Lima was founded by Francisco Pizarro." if "Pizarro" in shown else "Nothing."
     if message.startswith("Answer the question in one sentence"):
         return (
-            "It was Francisco Pizarro." if "Pizarro" in message.rsplit("Quote:", 1)[1] else "It was nobody."
+            "It was Francisco Pizarro." if "Pizarro" in message.rsplit("Quote:", 1)[1] else "It is unknown."
         )
     assert message.startswith("Give only the answer")
-    return "Francisco Pizarro" if "Pizarro" in message.rsplit("Draft:", 1)[1] else "nobody"
+    return "Francisco Pizarro" if "Pizarro" in message.rsplit("Draft:", 1)[1] else "unknown"
 
 
 def run(program: Program, **values: Any) -> cp.Trace:
@@ -85,7 +85,7 @@ def test_without_the_fact_the_answer_is_wrong(program: Program) -> None:
     other = [{**page, "text": page["text"].replace("Francisco Pizarro", "him")} for page in CONTEXT]
     inputs = {"question": QUESTION, "context": other}
     assert cp.run(program.system, inputs, engines={"smollm2": ScriptedLM(replies)}).outputs == {
-        "answer": "nobody"
+        "answer": "unknown"
     }
 
 

@@ -129,3 +129,27 @@ def test_bases_have_the_sizes_of_their_shapes() -> None:
         assert base_memory.memory_of(name) == stored
         assert stored["parameters"] == pytest.approx(BASES[name].parameters, rel=0.01)
         assert stored["cache_of_1000_tokens"] == 1000 * BASES[name].cache
+
+
+def test_the_guides_advice_follows_from_the_results() -> None:
+    """The statements of docs/guides/scale.md."""
+    scaling = json.loads(measured.OUTPUT.read_text(encoding="utf-8"))["scaling"]
+    faster, kinds = [], ("fixed", "growing")
+    for base, by_gpus in scaling.items():
+        for gpus, found in by_gpus.items():
+            for each in (found[kind] for kind in kinds):
+                steps = {kind: each[kind]["step"] for kind in each}
+                if len(steps) > 1:
+                    assert max(steps, key=lambda kind: steps[kind]) == "one after the other"
+                if int(gpus) >= 8:
+                    faster.append(1 - steps["overlapping"] / steps["in turns"])
+                elif int(gpus) == 2 or (int(gpus) == 4 and base == "32B"):
+                    assert steps["in turns"] <= min(steps.values())
+    assert (round(100 * min(faster)), round(100 * max(faster))) == (3, 27)
+    train = {base: by_gpus["8"]["fixed"]["overlapping"]["training_gpus"] for base, by_gpus in scaling.items()}
+    assert train == {"0.6B": 2, "8B": 5, "32B": 6}
+    fixed, growing = (
+        [scaling["8B"][gpus][kind]["overlapping"]["step"] for gpus in ("8", "64")] for kind in kinds
+    )
+    assert 1.9 < fixed[0] / fixed[1] < 2.1
+    assert growing[1] / growing[0] < 1.1

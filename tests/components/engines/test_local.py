@@ -574,7 +574,7 @@ def test_a_prompt_beyond_the_context_fails_alone_and_says_how_long_it_is(folder:
 
 
 def test_a_missing_model_reaches_every_waiting_call(tmp_path: Path) -> None:
-    lm = TransformersEngine("nobody/nothing", dtype="float32")
+    lm = TransformersEngine("no-user/no-model", dtype="float32")
 
     async def work() -> list[Completion | BaseException]:
         done = await asyncio.gather(*(lm.generate(ask()) for _ in range(3)), return_exceptions=True)

@@ -78,7 +78,7 @@ def test_missing_weights_name_both_ways_to_get_them() -> None:
 
 
 @pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize("name", ["smollm3", "nobody/nothing", "not a name at all!"])
+@pytest.mark.parametrize("name", ["smollm3", "no-user/no-model", "not a name at all!"])
 def test_an_unknown_name_is_refused_with_what_is_possible(name: str) -> None:
     with pytest.raises(ModelNotFound, match=r"smollm2.*OWNER/NAME"):
         models.resolve(name)
