@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+from compound.errors import BudgetExhausted
 from compound.example import Example
 from compound.optimizers.weights.credit.regrouping import MIXED
 from compound.optimizers.weights.recipes.recipe import (
@@ -78,9 +79,12 @@ async def collect_groups(
     further = 0
     while (missing := len(examples) - _informative(credited)) > 0 and further < len(context.spare):
         more = context.spare[further : further + missing]
-        further += len(more)
-        drawn += await draw(more)
-        credited = await credit(drawn)
+        try:
+            made = [*drawn, *await draw(more)]
+            credited = await credit(made)
+        except BudgetExhausted:  # the step keeps the examples that were drawn before
+            break
+        drawn, further = made, further + len(more)
     counts = {"refilled": further, "informative": _informative(credited)}
     return replace(credited, facts={**credited.facts, **counts})
 
