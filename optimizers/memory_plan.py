@@ -15,7 +15,7 @@ from compound.components.engines import models
 from compound.components.engines.local import devices, footprint, loading
 from compound.components.engines.local.devices import Placement
 from compound.components.engines.local.engine import TransformersEngine
-from compound.components.engines.local.footprint import BYTES, OPTIMIZER_BYTES, Footprint
+from compound.components.engines.local.footprint import BYTES, OPTIMIZER_BYTES, SUM_BYTES, Footprint
 from compound.engine import Engine
 from compound.errors import CompoundError
 from compound.execution.executor import Executor
@@ -43,7 +43,6 @@ SMALL = "minilm"  # a backbone of 90 MB, which is not planned
 # Keys and values of prompts that are processed once are repeated for each answer: 8 answers take up to 1.6
 # times the memory of a batch with the same number of tokens (docs/guides/weights.md).
 REPEATED = 1.6
-SUM_BYTES = 8  # per adapter parameter: the sum of its gradients in float64
 LOGIT_COPIES = 3  # logits in float32, their exponentials, and their gradient
 
 
@@ -292,7 +291,8 @@ def _trainer(
     dtype = loading.dtype_of(placement)
     weights = sizes.weights(dtype, placement.quantization)
     if settings.learner.sharding == "fsdp":
-        weights //= settings.learner.processes
+        layers = sizes.quantizable * BYTES[dtype]  # the rest, such as embeddings, is copied to every process
+        weights += layers // settings.learner.processes + layers // sizes.layers - layers  # one is gathered
     tokens = settings.optimizer.micro_tokens
     longest = settings.rollouts.max_length if isinstance(settings, PolicySettings) else tokens
     eager = placement.attn_implementation == "eager"

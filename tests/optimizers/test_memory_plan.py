@@ -185,12 +185,14 @@ def test_every_process_of_a_learner_is_counted(folder: Path, monkeypatch: pytest
         found = plan_memory(problem(folder, learner=learner)).demands
         return [demand for demand in found if demand.what.startswith("trainer")]
 
-    (one,), weights = trainers(), footprint.footprint(folder).weights("float32")
+    (one,), sizes = trainers(), footprint.footprint(folder)
+    layers = 4 * sum(inputs * outputs for _, inputs, outputs in sizes.linear)
     (three,) = trainers(processes=3)
     assert (three.fixed, three.working) == (3 * one.fixed, 3 * one.working)
     assert three.what.endswith(", 3 processes")
     (divided,) = trainers(processes=2, sharding="fsdp")
-    assert divided.fixed == weights // 2 * 2 + 2 * (one.fixed - weights)
+    share = layers // 2 + layers // sizes.layers  # a half of the layers, and a whole one that is gathered
+    assert divided.fixed == 2 * (one.fixed - layers + share)
     monkeypatch.setattr(LearnerSettings, "check", lambda *_: None)  # this machine may have no GPU
     monkeypatch.setattr(footprint, "free_memory", lambda _: None)
     monkeypatch.setattr(devices, "resolve_device", lambda name: name if ":" in name else "cuda:0")

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from compound.benchmarks.simulated.layouts.costs import BASES
-from compound.components.engines.local.footprint import OPTIMIZER_BYTES, Footprint
+from compound.components.engines.local.footprint import OPTIMIZER_BYTES, SUM_BYTES, Footprint
 from compound.optimizers.weights.learner.head import CHUNK
 
 OUTPUT = Path(__file__).parents[2] / "data" / "base_memory.json"
@@ -50,7 +50,7 @@ def memory_of(name: str) -> dict[str, int]:
         "parameters": sizes.parameters,
         "weights": sizes.weights("bfloat16"),
         "weights_4bit": sizes.weights("bfloat16", "4bit"),
-        "adapter": OPTIMIZER_BYTES * sizes.adapter(RANK, suffixes),
+        "adapter": (OPTIMIZER_BYTES + SUM_BYTES) * sizes.adapter(RANK, suffixes),
         "activations": TOKENS * sizes.activations("bfloat16"),
         "activations_checkpointed": TOKENS * sizes.activations("bfloat16", checkpointing=True),
         "logits": LOGITS,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTIZED = {"8bit": 1.0, "4bit": 0.5 + 4 / 64}  # NF4 stores a float32 scale for each block of 64 weights
 OPTIMIZER_BYTES = 16  # per adapter parameter: weight, gradient and two moments of Adam, in float32
+SUM_BYTES = 8  # per adapter parameter of the trainer: the sum of its gradients, in float64
 CGROUP = Path("/sys/fs/cgroup")  # limits of a container
 
 
