@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 ADDRESS = "RAY_ADDRESS"  # the environment variable that Ray reads
@@ -19,7 +20,7 @@ def own_cluster() -> str | None:
     """
     if address := os.environ.get(ADDRESS, "").strip():
         return address
-    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     try:
         descriptor = os.open(Path(folder) / FILE, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK)
     except OSError:

@@ -119,6 +119,9 @@ class WeightTraining:
                 note = session.format_evaluation(state) if evaluates else format_step(state.curve[-1])
                 yield Progress(state.to_json(), note, facts, step=state.step, of=self.recipe.settings.steps)
             yield session.proposal(state)
+        except asyncio.CancelledError:
+            session.interrupt()  # else `close` would wait for a step in other processes
+            raise
         finally:
             await compute(session.close)
 
@@ -256,6 +259,11 @@ class TrainingSession:
         return max(
             entry(setting_values(system.components[c], system), "max_tokens", int) for c in self.trained
         )
+
+    def interrupt(self) -> None:
+        """End a step in other processes, without waiting for it."""
+        if hasattr(self, "trainer"):
+            self.trainer.interrupt()
 
     def close(self) -> None:
         """Release the model's memory, and end the processes of the learner."""

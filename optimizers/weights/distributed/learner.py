@@ -60,6 +60,9 @@ class Learner(Protocol):
     def write_adapter(self, name: str, folder: Path) -> None:
         """Write the current weights of an adapter to a folder, in peft's format."""
 
+    def interrupt(self) -> None:
+        """End a call that another thread waits for, if it can be ended; the learner must then be closed."""
+
     def close(self) -> None:
         """Release memory and end processes; the learner cannot be used afterwards."""
 

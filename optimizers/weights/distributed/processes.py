@@ -117,12 +117,16 @@ class Processes:
             self.close()  # results that are not awaited would be taken for those of the next action
             raise
 
-    def close(self) -> None:
-        """End all processes, and wait for them."""
+    def interrupt(self) -> None:
+        """Let all processes exit, without waiting; a call that another thread waits for raises."""
         self._closed = True
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End all processes, and wait for them."""
+        self.interrupt()
         deadline = time.monotonic() + END
         for process in self._processes:
             try:

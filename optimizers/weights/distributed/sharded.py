@@ -96,6 +96,10 @@ class ShardedLearner:
         """Write the current weights of an adapter to a folder."""
         self._processes.call("write_adapter", name=name, folder=str(folder.absolute()))
 
+    def interrupt(self) -> None:
+        """Let the processes exit, so that a call in another thread raises."""
+        self._processes.interrupt()
+
     def close(self) -> None:
         """End the processes."""
         self._processes.close()

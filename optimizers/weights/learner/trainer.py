@@ -436,6 +436,9 @@ class Trainer:
         """Write the current weights of an adapter to a folder, in peft's format."""
         self.adapters.write(name, folder)
 
+    def interrupt(self) -> None:
+        """Do nothing: a step in this process cannot be ended."""
+
     def close(self) -> None:
         """Release the model's memory; the trainer cannot be used afterwards."""
         del self.adapters, self._updaters

@@ -194,3 +194,21 @@ def test_processes_communicate_on_loopback_whatever_the_environment_says(
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "eth0")
         assert module._environment(0, 2)[name] == module.LOOPBACK
+
+
+def test_an_interrupt_ends_a_step_that_another_thread_waits_for(toy_model: Path) -> None:
+    stuck = "from compound.optimizers.weights.learner.trainer import Trainer; import time\n"
+    stuck += "Trainer.step = lambda *_: (print('in the step', flush=True), time.sleep(600))"
+    processes = Processes(2, command=booting(stuck))
+    learner = ShardedLearner(processes, declared(toy_model, ("x",)))
+    pids = [each.pid for each in processes._processes]
+
+    def interrupt() -> None:
+        while not all("in the step" in (processes.logs / f"{rank}.log").read_text() for rank in range(2)):
+            time.sleep(0.05)
+        learner.interrupt()
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(CompoundError, match="learner process"):
+        learner.step(drawn(("x",)), 0)
+    assert_end(pids)
