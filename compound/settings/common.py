@@ -80,7 +80,7 @@ class RaySettings(Settings):
 
     address: Annotated[str, AfterValidator(_check_cluster)] = "auto"
     """Address of the cluster: `auto` (that of `RAY_ADDRESS`, or of your own `ray start` here), `local` (one
-    that is started on this machine for the run), or `host:port`, which needs your consent if a file names it."""
+    started on this machine for the run), or `host:port`, which needs your consent if a file names it."""
     workers: int | None = Field(default=None, ge=1)
     """Number of workers; default: one per machine. Each is a process with models and indexes of its own, and
     runs many examples at a time. For `compound sweep --cluster`: number of runs at a time."""
