@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # static counterpart of `__getattr__`
+    from compound import testing as testing
     from compound.api.agreement import agreement as agreement
     from compound.api.inspect_calls import inspect_calls as inspect_calls
     from compound.api.result import Result as Result
@@ -238,6 +239,8 @@ __all__ = sorted(_HOME)  # noqa: PLE0605 - the names are loaded lazily
 if not TYPE_CHECKING:  # type checkers would treat every name as defined
 
     def __getattr__(name: str) -> object:
+        if name == "testing":  # the import sets the attribute
+            return importlib.import_module("compound.testing")
         if name not in _HOME:
             raise AttributeError(f"module 'compound' has no attribute {name!r}")
         module, _, attribute = _HOME[name].partition(":")
@@ -251,4 +254,4 @@ if not TYPE_CHECKING:  # type checkers would treat every name as defined
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, "__version__", "testing"]

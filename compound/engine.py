@@ -291,7 +291,8 @@ class Request:
     the text and are not part of it. ``adapter`` is applied to the base model.
     ``want_tokens`` requests a `TokenRecord`. ``cue`` is the start of the answer: engines that support
     prefilling prefill it, others append it to the last message; it is never part of the
-    completion's text. ``format`` is the format of the answer, which engines enforce where they can.
+    completion's text. ``format`` is the format of the answer, which engines enforce where they can, unless it
+    may be a tool call.
     ``tools`` may be called; with the ``tool_choice`` ``none`` they are declared, but the model must answer.
     ``forward`` is a whole request in OpenAI's format; only engines with ``forwards`` receive it, and they
     send it in place of the other fields.
@@ -310,6 +311,11 @@ class Request:
     tools: tuple[ToolSpec, ...] = ()
     tool_choice: ToolChoice = "auto"
     forward: Forward | None = None
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may be a tool call, which need not have the ``format``."""
+        return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def uses_tools(self) -> bool:

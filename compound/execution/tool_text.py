@@ -42,7 +42,7 @@ def to_text(request: Request) -> Request:
     <BLANKLINE>
     Half of 8?
     """
-    offered = request.tools if request.tool_choice == "auto" else ()
+    offered = request.tools if request.may_call else ()
     messages = _merged([_plain(message, request) for message in request.messages])
     messages[0] = _prefixed(messages[0], _instructions(request.tools))  # equal in all turns of an agent
     return replace(

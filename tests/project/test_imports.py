@@ -204,6 +204,11 @@ def test_a_test_that_reaches_for_the_network_fails() -> None:
         door.connect(listener.getsockname())
 
 
+def test_the_test_doubles_need_no_import_of_their_own() -> None:
+    ran = python("import compound as cp; print(cp.testing.ScriptedLM(['yes']).name)")
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_type_checkers_see_the_names_that_are_loaded_lazily() -> None:
     tree = ast.parse(Path(compound.__file__).read_text("utf-8"))
     (block,) = (n for n in tree.body if isinstance(n, ast.If) and isinstance(n.test, ast.Name))
@@ -217,6 +222,7 @@ def test_type_checkers_see_the_names_that_are_loaded_lazily() -> None:
         if isinstance(node, ast.Assign):
             (target,) = node.targets
             seen[ast.unparse(target)] = seen.pop(ast.unparse(node.value))
+    assert seen.pop("testing") == ("compound", "testing")
     loaded = {name: (place, getattr(compound, name).__name__) for name, place in homes().items()}
     assert seen == loaded
 

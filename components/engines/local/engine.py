@@ -316,7 +316,8 @@ class TransformersEngine:
             r = job.request
             try:
                 prompt = self._prompt(r)
-                constraint = Constraint(r.format, bool(r.cue), r.max_tokens) if r.format else None
+                enforced = None if r.may_call else r.format  # the grammar of an answer excludes tool calls
+                constraint = Constraint(enforced, bool(r.cue), r.max_tokens) if enforced else None
                 state = self._decoder.start(constraint) if constraint else None
             except CallError as error:
                 _fail([job], error)

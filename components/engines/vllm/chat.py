@@ -124,10 +124,12 @@ def body(
 def is_enforced(request: Request) -> bool:
     """Return whether the server restricts the answer to its format.
 
-    It does not while tokens are drawn that weights may be trained on: the server does not report which
-    tokens its grammar allowed, so its log-probabilities could not be compared with those of a trainer.
+    It does not while the model may call tools, as the grammar would exclude calls. Nor does it while tokens
+    are drawn that weights may be trained on: the server does not report which tokens its grammar allowed, so
+    its log-probabilities could not be compared with those of a trainer.
     """
-    return request.format is not None and not (request.want_tokens and request.temperature > 0)
+    trained = request.want_tokens and request.temperature > 0
+    return request.format is not None and not request.may_call and not trained
 
 
 def _constraint(request: Request) -> dict[str, object]:

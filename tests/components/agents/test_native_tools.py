@@ -9,13 +9,14 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import compound as cp
-from compound.engine import Message, Request, ToolSpec
+from compound.engine import AnswerFormat, Message, Request, ToolSpec
 from recording_server import RecordingServer
 
 ROOT = Path(__file__).parents[3]
@@ -170,6 +171,23 @@ class TestTemplates:
         read = tokenizer.decode(full.tokens.prompt)
         assert '"name": "add"' in read
         assert '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>' in read
+
+    def test_a_format_is_enforced_only_where_no_tool_may_be_called(self, model: Path) -> None:
+        engine = cp.Transformers(str(model), dtype="float32", chat_template=TEMPLATE)
+        request = Request(
+            (Message("user", "Is it?"),), max_tokens=4, format=AnswerFormat(choices=("yes", "no")), tools=(ADD,)
+        )
+
+        async def ask() -> list[str]:
+            try:
+                choices = [request, replace(request, tool_choice="none")]
+                return [(await engine.generate(each)).text for each in choices]
+            finally:
+                await engine.aclose()
+
+        free, restricted = asyncio.run(ask())
+        assert restricted in {"yes", "no"}
+        assert free not in {"yes", "no"}  # the grammar of the answer would exclude every call
 
     def test_the_first_runs_of_a_process_may_be_concurrent(self, model: Path) -> None:
         """Reading the template and loading the model, in several threads, import transformers at once."""

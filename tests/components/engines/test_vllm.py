@@ -27,7 +27,16 @@ from compound.components.engines.probe import (
 )
 from compound.components.engines.vllm.adapters import DIFFERS_FROM_OTHERS, INDISTINGUISHABLE, MATCHES_PROBE
 from compound.components.engines.vllm.engine import VLLMEngine
-from compound.engine import Adapter, AnswerFormat, Completion, Engine, Message, Request, TokenRecord
+from compound.engine import (
+    Adapter,
+    AnswerFormat,
+    Completion,
+    Engine,
+    Message,
+    Request,
+    TokenRecord,
+    ToolSpec,
+)
 from compound.errors import (
     AdapterNotServed,
     CallError,
@@ -44,6 +53,8 @@ from compound.storage.artifacts import folder_digest
 from vllm_requests import ask, request, until
 
 pytest.importorskip("httpx")
+
+NOW = ToolSpec("now", "Return the time.", '{"type": "object", "properties": {}}')
 
 
 @pytest.fixture
@@ -128,10 +139,12 @@ def test_the_server_is_sent_the_request_and_nothing_of_the_models_own_sampling(s
         ({"format": AnswerFormat(schema='{"type": "integer"}')}, {"json": {"type": "integer"}}),
         ({"format": AnswerFormat(choices=("a",)), "want_tokens": True}, {"choice": ["a"]}),
         ({"format": AnswerFormat(choices=("a",)), "want_tokens": True, "temperature": 1.0}, None),
+        ({"format": AnswerFormat(choices=("a",)), "tools": (NOW,)}, None),
+        ({"format": AnswerFormat(choices=("a",)), "tools": (NOW,), "tool_choice": "none"}, {"choice": ["a"]}),
         ({}, None),
     ],
 )
-def test_the_server_enforces_the_format_except_in_rollouts(
+def test_the_server_enforces_the_format_except_in_rollouts_and_where_tools_may_be_called(
     server: Any, settings: dict[str, Any], sent: dict[str, Any] | None
 ) -> None:
     (completion,) = ask(engine(server), request(**settings))

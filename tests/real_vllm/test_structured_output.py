@@ -1,0 +1,136 @@
+"""Structured output, agents and native tool calls on a real vLLM server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import pydantic
+import pytest
+
+import compound as cp
+from compound.benchmarks.agents.arithmetic import calculate
+from compound.components.engines.vllm.engine import VLLMEngine
+from compound.engine import AnswerFormat, Completion, Message, Request, ToolSpec
+from compound.execution.executor import Executor
+
+SUMS = ("2 + 3", "7 * 8", "40 - 15", "81 / 9")
+SPEC = ToolSpec("calculate", "Evaluate an expression.", json.dumps(calculate.schema))
+# Declares the tools and shows calls in the form of Hermes, which SmolLM2's own template does not.
+TEMPLATE = (
+    "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}\nTo call one, write "
+    '<tool_call>{"name": ..., "arguments": {...}}</tool_call><|im_end|>\n{% endif %}'
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+class Part(pydantic.BaseModel):
+    """One part of an order."""
+
+    product: str = pydantic.Field(max_length=20)
+    count: int = pydantic.Field(ge=1, le=9)
+
+
+class Order(pydantic.BaseModel):
+    """A nested answer."""
+
+    kind: Literal["gift", "own use"]
+    parts: list[Part] = pydantic.Field(min_length=1, max_length=2)
+    urgent: bool
+
+
+def run_all(system: cp.System, inputs: Sequence[Mapping[str, object]], engine: Any) -> list[cp.Trace]:
+    """Run a system on inputs together, on an engine that stays open."""
+
+    async def run() -> list[cp.Trace]:
+        executor = Executor({"lm": engine})
+        runs = (executor.run(system, each, example=str(n)) for n, each in enumerate(inputs))
+        return await asyncio.gather(*runs)
+
+    return asyncio.run(run())
+
+
+def test_nested_answers_are_valid(lm: VLLMEngine) -> None:
+    reader = cp.LLM("reader", prompt=cp.Text("Read the order."), output=Order, max_tokens=160)
+    system = cp.System("orders", {"order": reader(text=cp.Input("text"))}, lm="lm")
+    texts = ("Two lamps for my aunt, soon please.", "A chair.", "3 oak tables and 1 bench", "?")
+    traces = run_all(system, [{"text": text} for text in texts], lm)
+    for trace in traces:
+        assert trace.failure is None
+        assert Order.model_validate(trace.outputs["order"]) == trace.outputs["order"]
+    assert sum(trace.usage.calls for trace in traces) == len(texts)  # none was asked again
+
+
+def test_an_agent_calls_a_tool_in_the_enforced_form(lm: VLLMEngine) -> None:
+    history: list[dict[str, Any]] = [
+        {
+            "role": "assistant",
+            "text": '{"tool": "calculate", "arguments": {"expression": "31 * 47"}}',
+            "calls": [{"id": "call_1", "name": "calculate", "tool": "calculate",
+                       "arguments": '{"expression": "31 * 47"}'}],
+        },
+        {"role": "tool", "id": "call_1", "text": "1457"},
+    ]  # fmt: skip
+    demo = {
+        "inputs": {"task": {"question": "What is 31 * 47?"}, "history": history, "last_turn": False},
+        "outputs": {"message": "1457", "tool_calls": [], "output": 1457},
+    }
+    agent = cp.Agent(
+        "agent", [calculate], prompt=cp.Text("Use the tool, then answer with a number."), output=int,
+        max_turns=3, max_tokens=60, demos=cp.Demos(max=1, value=(demo,)),
+    )  # fmt: skip
+    system = cp.System("sums", {"answer": agent(question=cp.Input("question"))}, lm="lm")
+    traces = run_all(system, [{"question": f"What is {each}?"} for each in SUMS], lm)
+    called = [call for trace in traces for call in trace.calls if call.component == "agent_call"]
+    assert all(trace.failure is None and isinstance(trace.outputs["answer"], int) for trace in traces)
+    assert len(called) >= len(SUMS) / 2  # a model of this size calls the tool of its worked example
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMEngine]:
+    """An engine whose server declares tools to the model, and parses its calls."""
+    template = tmp_path_factory.mktemp("template") / "tools.jinja"
+    template.write_text(TEMPLATE)
+    tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--chat-template", str(template))
+    memory = ("--dtype", "bfloat16", "--gpu-memory-utilization", "0.3", "--max-model-len", "2048")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPOUND_VLLM", os.environ["REAL_VLLM"])
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        engine = VLLMEngine("smollm2", args=(*memory, *tools), native_tools=True)
+        yield engine
+        asyncio.run(engine.aclose())
+
+
+def ask_alone(engine: VLLMEngine, *requests: Request) -> list[Completion]:
+    async def together() -> list[Completion]:
+        return await asyncio.gather(*map(engine.generate, requests))
+
+    return asyncio.run(together())
+
+
+def test_native_calls_are_read_and_their_results_are_shown(native: VLLMEngine) -> None:
+    call = cp.ToolCall("c1", "calculate", '{"expression": "31 * 47"}')
+    shot = (
+        Message("user", "What is 31 * 47?"),
+        Message("assistant", "", (call,)),
+        Message("tool", "1457", tool_call_id="c1"),
+        Message("assistant", "1457"),
+    )
+    asked = Request(
+        (*shot, Message("user", "What is 7 * 8?")), max_tokens=60, tools=(SPEC,),
+        format=AnswerFormat(schema='{"type": "integer"}'),
+    )  # fmt: skip
+    (called,) = ask_alone(native, asked)
+    assert [each.name for each in called.tool_calls] == ["calculate"]
+    assert json.loads(called.tool_calls[0].arguments).keys() == {"expression"}
+    assert called.finish_reason == "tool_calls"
+
+    last = Request(asked.messages, max_tokens=60, tools=(SPEC,), tool_choice="none", format=asked.format)
+    (answered,) = ask_alone(native, last)
+    assert not answered.tool_calls
+    assert isinstance(json.loads(answered.text), int)  # the format is enforced where no tool may be called
