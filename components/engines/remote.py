@@ -146,9 +146,16 @@ def answer_text(
 def first_line(message: str) -> str:
     """Return the first line of a message, truncated to 300 characters.
 
-    Keys are removed before truncation, because a truncated key would not be recognized.
+    A line that ends with a colon is continued by the next one. Keys are removed before truncation, because
+    a truncated key would not be recognized.
+
+    >>> first_line("1 validation error:\\n  name: is missing\\nin request 3")
+    '1 validation error: name: is missing'
     """
-    return sanitize_text((message.strip() or "no message").splitlines()[0])[:300]
+    first, *others = (message.strip() or "no message").splitlines()
+    if first.endswith(":") and others:
+        first = f"{first} {others[0].strip()}"
+    return sanitize_text(first)[:300]
 
 
 def requested_wait(headers: Mapping[str, str] | None) -> float | None:

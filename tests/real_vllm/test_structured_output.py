@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import pydantic
@@ -16,9 +17,10 @@ from compound.benchmarks.agents.arithmetic import calculate
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.engine import AnswerFormat, Completion, Message, Request, ToolSpec
 from compound.execution.executor import Executor
+from compound.execution.trace import Failure
 
 SUMS = ("2 + 3", "7 * 8", "40 - 15", "81 / 9")
-SPEC = ToolSpec("calculate", "Evaluate an expression.", json.dumps(calculate.schema))
+SPEC = ToolSpec("calculate", "Evaluate an expression.", calculate.schema)
 # Declares the tools and shows calls in the form of Hermes, which SmolLM2's own template does not.
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}\nTo call one, write "
@@ -66,6 +68,10 @@ def test_nested_answers_are_valid(lm: VLLMEngine) -> None:
     assert sum(trace.usage.calls for trace in traces) == len(texts)  # none was asked again
 
 
+def _was_cut(failure: Failure) -> bool:
+    return "was cut at max_tokens" in failure.message
+
+
 def test_an_agent_calls_a_tool_in_the_enforced_form(lm: VLLMEngine) -> None:
     history: list[dict[str, Any]] = [
         {
@@ -82,13 +88,15 @@ def test_an_agent_calls_a_tool_in_the_enforced_form(lm: VLLMEngine) -> None:
     }
     agent = cp.Agent(
         "agent", [calculate], prompt=cp.Text("Use the tool, then answer with a number."), output=int,
-        max_turns=3, max_tokens=60, demos=cp.Demos(max=1, value=(demo,)),
+        max_turns=3, max_tokens=60, temperature=1.0, demos=cp.Demos(max=1, value=(demo,)),
     )  # fmt: skip
     system = cp.System("sums", {"answer": agent(question=cp.Input("question"))}, lm="lm")
-    traces = run_all(system, [{"question": f"What is {each}?"} for each in SUMS], lm)
+    traces = run_all(system, [{"question": f"What is {each}?"} for each in SUMS * 6], lm)
     called = [call for trace in traces for call in trace.calls if call.component == "agent_call"]
-    assert all(trace.failure is None and isinstance(trace.outputs["answer"], int) for trace in traces)
-    assert len(called) >= len(SUMS) / 2  # a model of this size calls the tool of its worked example
+    for trace in traces:  # an enforced form can only be cut
+        assert isinstance(trace.outputs["answer"], int) if trace.failure is None else _was_cut(trace.failure)
+    assert called  # some samples of a model of this size call the tool
+    assert all(isinstance(call.outputs, Mapping) for call in called)
 
 
 @pytest.fixture(scope="module")
@@ -113,24 +121,28 @@ def ask_alone(engine: VLLMEngine, *requests: Request) -> list[Completion]:
     return asyncio.run(together())
 
 
-def test_native_calls_are_read_and_their_results_are_shown(native: VLLMEngine) -> None:
-    call = cp.ToolCall("c1", "calculate", '{"expression": "31 * 47"}')
-    shot = (
-        Message("user", "What is 31 * 47?"),
+def worked(number: int, expression: str, value: str) -> tuple[Message, ...]:
+    """Return an earlier conversation in which the tool is called."""
+    call = cp.ToolCall(f"c{number}", "calculate", json.dumps({"expression": expression}))
+    return (
+        Message("user", f"What is {expression}?"),
         Message("assistant", "", (call,)),
-        Message("tool", "1457", tool_call_id="c1"),
-        Message("assistant", "1457"),
+        Message("tool", value, tool_call_id=call.id),
+        Message("assistant", value),
     )
+
+
+def test_native_calls_are_read_and_their_results_are_shown(native: VLLMEngine) -> None:
+    shots = (*worked(1, "31 * 47", "1457"), *worked(2, "90 - 17", "73"), *worked(3, "12 + 55", "67"))
     asked = Request(
-        (*shot, Message("user", "What is 7 * 8?")), max_tokens=60, tools=(SPEC,),
+        (*shots, Message("user", "What is 7 * 8?")), max_tokens=60, tools=(SPEC,),
         format=AnswerFormat(schema='{"type": "integer"}'),
     )  # fmt: skip
     (called,) = ask_alone(native, asked)
-    assert [each.name for each in called.tool_calls] == ["calculate"]
+    assert [each.name for each in called.tool_calls] == ["calculate"], called.text
     assert json.loads(called.tool_calls[0].arguments).keys() == {"expression"}
     assert called.finish_reason == "tool_calls"
 
-    last = Request(asked.messages, max_tokens=60, tools=(SPEC,), tool_choice="none", format=asked.format)
-    (answered,) = ask_alone(native, last)
+    (answered,) = ask_alone(native, replace(asked, tool_choice="none"))
     assert not answered.tool_calls
     assert isinstance(json.loads(answered.text), int)  # the format is enforced where no tool may be called
