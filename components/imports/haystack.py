@@ -169,7 +169,12 @@ def _socket(name: str, path: str, known: Mapping[str, Mapping[str, Any]]) -> tup
 
 
 def _plain(kind: object) -> object:
-    """Return a type that ports can check; ``Any`` for others."""
+    """Return a type that ports can check; ``Any`` for others.
+
+    Haystack keeps the text of an annotation that it cannot evaluate, as of a class defined in a function.
+    """
+    if isinstance(kind, str):
+        return Any
     try:
         accepts(kind, None)
     except DeclarationError:

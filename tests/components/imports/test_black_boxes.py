@@ -237,6 +237,20 @@ class Echo:
         return {"text": again}
 
 
+def test_a_socket_whose_annotation_is_not_evaluated_takes_any_value() -> None:
+    @haystack.component
+    class Local:
+        @haystack.component.output_types(text=str)  # type: ignore[untyped-decorator]
+        def run(self, question: str, other: Unknown = None) -> dict[str, str]:  # type: ignore[name-defined] # noqa: F821
+            return {"text": f"{question}!"}
+
+    pipeline = haystack.Pipeline()
+    pipeline.add_component("local", Local())
+    component = cp.from_haystack(pipeline, "local", inputs={"question": "local.question"})
+    system = cp.System("s", {"text": component(question=cp.Input("question", str))})
+    assert cp.run(system, {"question": "Why"}).outputs == {"text": "Why!"}
+
+
 def test_every_run_of_a_component_in_a_loop_is_counted() -> None:
     looped = haystack.Pipeline()
     looped.add_component("llm", Repeater())
