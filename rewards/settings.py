@@ -17,7 +17,8 @@ class BackboneSettings(Settings):
     """The model that embeds texts as features."""
 
     model: BackboneName = "minilm"
-    """`minilm`, `smollm2`, a folder or hub id; `none` uses only numbers and labels."""
+    """`minilm`, `smollm2`, a folder or hub id; with `none`, features are numbers, labels, and lengths and
+    overlaps of texts."""
     max_length: int = Field(default=256, ge=8)
     """Maximum number of tokens that the backbone reads of a call (2048 in the paper)."""
     device: DeviceName = "auto"

@@ -19,7 +19,7 @@ from compound.gateway.streams import stream_of
 from compound.web.problems import Problem
 
 Dispatch = Callable[[GatewayExchange], Awaitable[Document | None]]
-STATUS_OF_KIND = {"rate_limit": 429, "transient": 503, "timeout": 504}  # of failures; all others are 502
+STATUS_OF_KIND = {"rate_limit": 429, "transient": 503}  # of failures; all others are 502
 NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients obey; the executor has retried already
 
 

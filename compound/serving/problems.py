@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from compound.errors import RateLimited
 from compound.execution.trace import Failure
 from compound.web.problems import Problem
 
-STATUS_OF_KIND = {"rate_limit": 429, "timeout": 504}  # of failures; all others are 502
 RETRY_SECONDS = 1
 
 
 def of_failure(failure: Failure, run: str) -> Problem:
     """Return the problem of a failed run."""
-    status = STATUS_OF_KIND.get(failure.kind, 502)
+    status = 429 if failure.kind == RateLimited.kind else 502
     headers = {"Retry-After": str(RETRY_SECONDS)} if status == 429 else {}
     return Problem(status, failure.kind, failure.message, run, headers=headers)
 
