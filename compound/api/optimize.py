@@ -24,6 +24,7 @@ from compound.execution.sender import Engines
 from compound.graph.system import System
 from compound.loop.loop import OptimizationLoop, final_configuration
 from compound.loop.retry import retry_failed as retry_rows
+from compound.optimization.adaptation import with_method
 from compound.optimization.budget_plan import check_budget, check_decidable
 from compound.optimization.preflight import check_prices
 from compound.optimization.problem import Problem
@@ -243,7 +244,7 @@ def _open_baseline(
     """Return the problem of a baseline, and the recorder of its run."""
     settings = problem.settings.model_copy(update={"method": name, "baselines": ()})
     method = methods.method(name, problem.system, settings, problem.folder)
-    other = replace(problem, settings=settings, method=method)
+    other = with_method(replace(problem, settings=settings), method)
     run = open_run(parent.run.path / "baselines" / name, "", describe(other))
     return other, Recorder(run, parent=parent, listener=_label_events(listener, name))
 
@@ -317,14 +318,13 @@ def make_problem(
     for each in (method, *others):  # reject impossible methods before anything is spent
         methods.check_trainable(each, system, Executor(engines).engine)
     engines = for_system(engines, system)
-    method = replace(method, jobs=[job.within(len(splits["train"])) for job in method.jobs])
-    problem = Problem(
-        system, splits["train"], splits["valid"], splits["test"], metric, settings, method, engines, folder
-    )
+    train, valid, test = (splits[role] for role in ("train", "valid", "test"))
+    given = Problem(system, train, valid, test, metric, settings, method, engines, folder)
+    problem = with_method(given, method)
     check_decidable(problem)
     check_budget(problem)
-    for each in (method, *others):
-        check_prices(replace(problem, method=each))
+    for checked in (problem, *(with_method(problem, other) for other in others)):
+        check_prices(checked)
     return problem
 
 

@@ -28,6 +28,7 @@ from compound.optimizers.optimas.segment_search import SegmentSearch
 from compound.optimizers.optimas.weights import LocalTraining, LocalTrainingChoice, LocalTrainingField
 from compound.optimizers.scheduling.jobs import by_component, keys_of
 from compound.optimizers.scheduling.scheduler import UCB, RewardGapScheduler, Thompson, Uniform
+from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.prompts import PromptSearch, PromptSettings
 from compound.optimizers.weights.methods import check_component_names
 from compound.rewards.settings import (
@@ -120,13 +121,16 @@ def optimas(system: System, optimize: OptimizeSettings, settings: OptimasSetting
         "offline": OfflineRewards(learning, prompts, guide),
         "local": search,
         "segment": SegmentSearch(learning, settings.search.gold),
+        "joint": JointSearch(prompts),
         "weights": LocalTraining(learning, settings.training, guide, training),
     }
     single, trained = _jobs(system, training, settings.training)
     jobs = by_segment(system, single) if settings.search.segments else single
     opening = Job("offline", trained, weight=settings.offline) if trained and settings.offline else None
     scheduler = SCHEDULERS[settings.scheduler]()
-    return Method("optimas", optimizers, jobs, scheduler, opening, _least(system, jobs))
+    searched = tuple(key for job in jobs if job.optimizer != "weights" for key in job.keys)
+    joint = Job("joint", searched) if searched else None
+    return Method("optimas", optimizers, jobs, scheduler, opening, _least(system, jobs), joint=joint)
 
 
 def hbc(system: System, optimize: OptimizeSettings, settings: HBCSettings) -> Method:

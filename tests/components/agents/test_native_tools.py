@@ -175,7 +175,10 @@ class TestTemplates:
     def test_a_format_is_enforced_only_where_no_tool_may_be_called(self, model: Path) -> None:
         engine = cp.Transformers(str(model), dtype="float32", chat_template=TEMPLATE)
         request = Request(
-            (Message("user", "Is it?"),), max_tokens=4, format=AnswerFormat(choices=("yes", "no")), tools=(ADD,)
+            (Message("user", "Is it?"),),
+            max_tokens=4,
+            format=AnswerFormat(choices=("yes", "no")),
+            tools=(ADD,),
         )
 
         async def ask() -> list[str]:
