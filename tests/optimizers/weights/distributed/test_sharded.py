@@ -109,36 +109,63 @@ def test_a_critic_with_its_own_adapter_trains_to_equal_weights(
     assert weights <= EQUAL
 
 
-def test_layers_are_divided_again_after_each_pass(toy_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("own_critic", [False, True], ids=["value head", "critic with an adapter"])
+def test_gradient_checkpointing_of_divided_layers_trains_to_equal_weights(
+    own_critic: bool, toy_model: Path, group: Group, tmp_path: Path
+) -> None:
+    """The backward pass gathers the weights of each layer again, to recompute its activations."""
+    spec = declared(toy_model, critic=True, micro_tokens=64, epochs=2, beta=0.05)
+    spec = spec.model_copy(update={"checkpointing": True})
+    if own_critic:
+        critic = CriticSettings.model_validate({"adapter": {"rank": 2}})
+        spec = spec.model_copy(update={"critic": critic})
+    weights, norms = both(spec, group(2), tmp_path, "fsdp", **MANY)
+    assert norms <= EQUAL
+    assert weights <= EQUAL
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+def test_layers_are_divided_again_after_each_pass(
+    checkpointing: bool, toy_model: Path, tmp_path: Path
+) -> None:
     """And the other process keeps no copies of checkpoints."""
     report = tmp_path / "report.txt"
     code = f"""
 from compound.optimizers.weights.distributed.process import Worker
 from torch.distributed.tensor import DTensor
-values, save = Worker.do_values, Worker.do_save
-def do_values(self, samples):
-    found = values(self, samples)
+values, step, save = Worker.do_values, Worker.do_step, Worker.do_save
+def note(self):
     layers = [p for n, p in self.trainer.adapters.base.named_parameters() if ".layers." in n and "lora" not in n]
     if rank == 1:
         open({str(report)!r}, "a").write(f"{{all(isinstance(p, DTensor) for p in layers)}} {{len(layers) > 0}}\\n")
+def do_values(self, samples):
+    found = values(self, samples)
+    note(self)
+    return found
+def do_step(self, *samples, **how):
+    found = step(self, *samples, **how)
+    note(self)
     return found
 def do_save(self, folder):
     found = save(self, folder)
     if rank == 1:
         open({str(report)!r}, "a").write(f"kept: {{[*self._scratch.iterdir()]}}\\n")
     return found
-Worker.do_values, Worker.do_save = do_values, do_save
+Worker.do_values, Worker.do_step, Worker.do_save = do_values, do_step, do_save
 """
     boot = BOOT.splitlines()
     command = "\n".join([*boot[:2], "rank = int(sys.argv[3])", code, *boot[2:]])
     processes = Processes(2, command=(sys.executable, "-P", "-c", command))
-    learner = ShardedLearner(processes, declared(toy_model, critic=True, micro_tokens=64), sharding="fsdp")
+    spec = declared(toy_model, critic=True, micro_tokens=64)
+    spec = spec.model_copy(update={"checkpointing": checkpointing})
+    learner = ShardedLearner(processes, spec, sharding="fsdp")
     try:
-        learner.values(drawn(**MANY))
+        facts = learner.step(learner.values(drawn(**MANY)), 0)
         learner.save(tmp_path)
     finally:
         learner.close()
-    assert report.read_text().splitlines() == ["True True", "kept: []"]
+    assert report.read_text().splitlines() == ["True True", "True True", "kept: []"]
+    assert ("gradient checkpointing" in facts.get("unshared", "")) == checkpointing
 
 
 @pytest.mark.parametrize("count", COUNTS)
