@@ -128,9 +128,8 @@ class LocalDraws(PolicyRecipe):
         Raises:
             TooManyFailures: too many runs and answers were lost to transient errors.
         """
-        return await collect_groups(
-            context, examples, partial(self._draw, context), partial(self._credit, context)
-        )
+        draw, credit = partial(self._draw, context), partial(self._credit, context)
+        return await collect_groups(context, examples, draw, credit, self.sampling)
 
     async def _draw(self, context: RecipeContext, examples: Sequence[Example]) -> list[_Answer]:
         """Sample answers; those lost to transient errors are left out."""

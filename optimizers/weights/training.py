@@ -282,13 +282,25 @@ class TrainingSession:
 
         Args:
             number: the index of the next step.
-            max_runs: the most system runs of any step so far, which loops can raise above the estimate.
+            max_runs: the most runs of a step that the steps so far suggest; loops can raise them above the
+                estimate.
             evaluations: the number of evaluations that the share must also cover.
         """
         # + 1: a whole run is reserved even for the last run of a step, of which only a part may be charged
-        needed = self.cost if max_runs <= self.cost else max_runs + 1.0
+        needed = self.cost if max_runs <= self.cost + 1e-9 else max_runs + 1.0  # fractions of runs are summed
         held = evaluations * self.evaluation_cost
         return number < self.settings.steps and self.task.scorer.runs_left >= needed + held
+
+    def max_runs(self, number: int, drawn: StepBatch) -> float:
+        """Return the system runs of a step like a given one that draws the maximum number of examples.
+
+        Args:
+            number: the index of the given step, which may have replaced fewer examples than it could.
+            drawn: its samples.
+        """
+        examples: int = len(self.examples(number)) + drawn.credited.facts.get("refilled", 0)
+        runs: float = drawn.facts["runs"]
+        return runs * max(1.0, self._max_batch / examples)
 
     def has_next_step(self, state: TrainingState) -> bool:
         """Return whether another step follows: its samples are already drawn, or the budget covers it.
@@ -355,7 +367,7 @@ class TrainingSession:
         """Sample with the weights of a state, assign credit, update, and return the next state."""
         number, kept = state.step, dict(state.kept)
         drawn, ahead = await self._drawn(state, kept), None
-        max_runs = max(state.max_runs, drawn.facts["runs"])
+        max_runs = max(state.max_runs, self.max_runs(number, drawn))
         try:
             async with asyncio.TaskGroup() as group:
                 training = group.create_task(self._train(drawn, number))

@@ -17,7 +17,7 @@ from compound.components.engines.local import loading
 from compound.components.engines.local.out_of_memory import naming_settings
 from compound.errors import CompoundError
 from compound.optimizers.weights.learner.adapters import CRITIC, Adapters
-from compound.optimizers.weights.learner.batching import Pass, by_adapter, divide, in_step, minibatches, size
+from compound.optimizers.weights.learner.batching import Pass, by_adapter, divide, in_step, minibatches
 from compound.optimizers.weights.learner.critic import VALUE, Critic
 from compound.optimizers.weights.learner.forward import ForwardPass, forward
 from compound.optimizers.weights.learner.monitor import Monitor
@@ -167,7 +167,7 @@ class Trainer:
 
     def _kept(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples that are neither empty nor too long."""
-        return [s for s in samples if s.length and size(s) <= self.rollouts.max_length]
+        return [s for s in samples if self.rollouts.admits(s)]
 
     def _update(self, part: Sequence[Sample], number: int, fixed: FixedLogps, monitor: Monitor) -> None:
         """Update the critic and each adapter that has samples in this minibatch."""
@@ -210,7 +210,7 @@ class Trainer:
 
     def _learned_from(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples whose tokens contribute to the loss, without masked truncated ones."""
-        return [s for s in samples if not (self.rollouts.mask_truncated and s.is_truncated)]
+        return [s for s in samples if not self.rollouts.masks(s)]
 
     def _weights(self, samples: Sequence[Sample]) -> dict[int, float]:
         """Return the weights of the samples of an update; a masked sample counts as an empty answer."""

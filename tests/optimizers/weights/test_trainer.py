@@ -39,7 +39,6 @@ from compound.optimizers.weights.learner.batching import (  # noqa: E402
     minibatches,
     padded_size,
     shared_size,
-    size,
 )
 from compound.optimizers.weights.learner.forward import forward, shared_fraction  # noqa: E402
 from compound.optimizers.weights.learner.head import OutputLayer  # noqa: E402
@@ -881,7 +880,7 @@ class TestSteps:
 
     def test_the_kl_of_a_reward_is_the_log_ratio_to_the_base(self, toy_model: Path) -> None:
         adapters, samples = made(toy_model, "x"), some()
-        settings = plain(max_length=max(map(size, samples)) - 1)
+        settings = plain(max_length=max(sample.size for sample in samples) - 1)
         trainer = settings.trainer(adapters, {"x": "x"})
         found = trainer.divergences(samples)
         with torch.no_grad():
@@ -891,7 +890,7 @@ class TestSteps:
                 base = forward(model, samples).logps
         for place, sample in enumerate(samples):
             far = (policy - base)[place, : sample.length].tolist()
-            expected = [] if size(sample) > settings.settings.rollouts.max_length else far
+            expected = [] if sample.size > settings.settings.rollouts.max_length else far
             assert found[place] == pytest.approx(tuple(expected), abs=LOGPROBS)
         assert () in found
         assert any(abs(value) > 0.01 for row in found for value in row)
