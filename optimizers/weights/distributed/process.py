@@ -149,12 +149,14 @@ class Worker:
         return self.trainer.step(samples_from_json(samples), number)
 
     def do_values(self, samples: Message) -> list[tuple[float, ...]]:
-        """Return the values of samples."""
-        return [sample.values for sample in self.trainer.values(samples_from_json(samples))]
+        """Return the values of samples, by the first process only: all have the rows of all samples."""
+        valued = self.trainer.values(samples_from_json(samples))
+        return [sample.values for sample in valued] if self.rank == 0 else []
 
     def do_divergences(self, samples: Message) -> list[tuple[float, ...]]:
-        """Return the log-ratios of samples."""
-        return self.trainer.divergences(samples_from_json(samples))
+        """Return the log-ratios of samples, by the first process only."""
+        rows = self.trainer.divergences(samples_from_json(samples))
+        return rows if self.rank == 0 else []
 
     def do_save(self, folder: str) -> dict[str, object]:
         """Store a checkpoint; forward passes of its probe need all processes."""

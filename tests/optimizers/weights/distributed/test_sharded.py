@@ -19,6 +19,7 @@ pytest.importorskip("peft")
 
 from compound.errors import ConfigurationError  # noqa: E402
 from compound.optimizers.weights.distributed.learner import AdapterShape, Learner, LearnerSpec, open_trainer  # noqa: E402
+from compound.optimizers.weights.distributed.messages import samples_to_json  # noqa: E402
 from compound.optimizers.weights.distributed.processes import BOOT, Processes  # noqa: E402
 from compound.optimizers.weights.distributed.sharded import ShardedLearner  # noqa: E402
 from compound.optimizers.weights.learner.critic import VALUE  # noqa: E402
@@ -211,6 +212,17 @@ def test_log_ratios_are_those_of_one_process(toy_model: Path, group: Group, tmp_
     assert any(abs(ratio) > 1e-3 for row in rows[0] for ratio in row)
     for ours, expected in zip(rows[1], rows[0], strict=True):
         assert ours == pytest.approx(expected, abs=LOGPROBS)
+
+
+def test_only_the_first_process_returns_the_rows_of_all(toy_model: Path, group: Group) -> None:
+    """Every process has the rows of all samples, since their sum is exact; the run reads them once."""
+    learner, some = ShardedLearner(group(2), declared(toy_model, critic=True)), drawn()
+    for action, rows in (
+        ("values", [list(sample.values) for sample in learner.values(some)]),
+        ("divergences", [list(row) for row in learner.divergences(some)]),
+    ):
+        assert len(rows) == len(some)
+        assert group(2).call_all(action, samples=samples_to_json(some)) == [rows, []]
 
 
 @pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), pytest.param(2, 4, marks=pytest.mark.slow)])
