@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import re
+import traceback
 from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
@@ -348,6 +349,39 @@ def test_errors_that_end_a_run_are_those_of_a_run_in_this_process(tmp_path: Path
         run(source, LocalTransport())
     assert type(error.value).__name__ == "QuotaExhausted"
     assert error.value.hint == "add some"
+
+
+def test_the_traceback_of_a_worker_has_whole_lines(
+    source: SystemFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deep(depth: int) -> None:
+        if not depth:
+            raise ZeroDivisionError("of the test")
+        between(depth)
+
+    def between(depth: int) -> None:  # else Python shows equal frames once
+        deep(depth - 1)
+
+    async def broken(*_: object) -> None:
+        deep(40)
+
+    monkeypatch.setattr("compound.cluster.worker.Rebuilt.run", broken)
+    with pytest.raises(CompoundError, match=r"worker \d: ZeroDivisionError: of the test") as caught:
+        run(source, LocalTransport())
+    first, *lines = caught.value.hint.splitlines()
+    whole = traceback.format_exception(caught_here(deep))
+    assert first == "..."
+    assert len(caught.value.hint) <= 2100
+    assert lines == "".join(whole).splitlines()[-len(lines) :]
+
+
+def caught_here(function: Callable[[int], None]) -> ZeroDivisionError:
+    """Return the error of a deep call, with its traceback."""
+    try:
+        function(40)
+    except ZeroDivisionError as error:
+        return error
+    raise AssertionError
 
 
 def test_values_that_cannot_travel_are_refused_by_name(tmp_path: Path) -> None:

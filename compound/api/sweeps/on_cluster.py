@@ -159,7 +159,7 @@ class ClusterRuns:
         if result.status == "interrupted":
             self._stopper.stop()
             return
-        problem = result.message if result.status == "failed" else ""
+        problem = result.text if result.status == "failed" else ""
         if not problem and not run.finished:
             problem = f"its task has ended, but {run.path} is not finished here: is the folder shared?"
         self._log(f"{place} failed: {problem}" if problem else f"{place}: finished")
