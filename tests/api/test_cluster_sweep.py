@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import platform
 import re
 import shutil
+import stat
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -200,6 +204,30 @@ def test_a_folder_has_one_sweep_at_a_time(game: Path, monkeypatch: pytest.Monkey
             return await super().run(text)
 
     assert set(statuses(run(monkeypatch, Second()))) == {"finished"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="an open file cannot be deleted")
+@pytest.mark.parametrize("cluster", [False, True])
+def test_a_sweep_ends_if_another_one_may_use_its_folder(
+    game: Path, monkeypatch: pytest.MonkeyPatch, cluster: bool
+) -> None:
+    """Where folders cannot be locked, and the lock file was deleted because its owner seemed to be gone."""
+    import fcntl
+
+    locked = fcntl.flock
+
+    def only_files(descriptor: int, operation: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        locked(descriptor, operation)
+
+    def log(_: str) -> None:
+        Path("out/lock").unlink(missing_ok=True)
+
+    monkeypatch.setattr(fcntl, "flock", only_files)
+    tasks = ThreadTasks() if cluster else None
+    with pytest.raises(RunDirectoryError, match="out/lock was deleted or replaced"):
+        run(monkeypatch, tasks, methods=("random",), seeds=(0, 1), log=log)
 
 
 def test_the_reason_of_a_failed_run_includes_the_hint(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from compound.cluster.handshake import WorkerMismatch, facts_of
 from compound.cluster.ray_tasks import RayTasks
 from compound.cluster.tasks import Tasks
 from compound.cluster.transport import WorkerLost
-from compound.errors import DeclarationError
+from compound.errors import DeclarationError, first_leaf
 from compound.runs.recorder import STOP
 from compound.security.untrusted import UntrustedFolder
 from compound.settings.common import RaySettings
@@ -111,6 +111,8 @@ class ClusterRuns:
                 async with asyncio.TaskGroup() as group:
                     for run, place in waiting:
                         group.create_task(self._run(run, place, places))
+            except BaseExceptionGroup as errors:
+                raise first_leaf(errors) from None
             finally:
                 watching.cancel()
         finally:
