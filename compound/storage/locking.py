@@ -5,8 +5,8 @@ folders cannot be locked (NFS, Windows), the file ``lock`` inside it is used, an
 replaced. The file is always locked as well, for versions that only know the file.
 
 The system releases the lock of a process that ends. But a shared file system may keep the lock of a machine
-that is gone. The file therefore names its owner, so that the message says whom to look for, and what to delete
-if that machine is gone.
+that is gone. The file therefore names its owner, so that the error names the process, its machine, and the
+file to delete if they are gone.
 """
 
 from __future__ import annotations
