@@ -169,6 +169,36 @@ Worker.do_values, Worker.do_step, Worker.do_save = do_values, do_step, do_save
     assert ("gradient checkpointing" in facts.get("unshared", "")) == checkpointing
 
 
+@pytest.mark.parametrize("empty", ["equal", "other format"])
+def test_the_first_process_reads_the_weights_of_divided_layers(
+    empty: str, toy_model: Path, tmp_path: Path
+) -> None:
+    """The others receive them, unless a model without weights would have others than the loaded one."""
+    report = tmp_path / "report.txt"
+    code = f"""
+from compound.components.engines import model_folder
+from compound.optimizers.weights.distributed import fully_sharded
+load, empty = model_folder.load_causal, fully_sharded._empty
+def load_causal(*arguments, **how):
+    open({str(report)!r}, "a").write(f"{{rank}}\\n")
+    return load(*arguments, **how)
+model_folder.load_causal = load_causal
+if {empty!r} == "other format":
+    fully_sharded._empty = lambda *arguments: empty(*arguments).bfloat16()
+"""
+    boot = BOOT.splitlines()
+    command = "\n".join([*boot[:2], "rank = int(sys.argv[3])", code, *boot[2:]])
+    processes = Processes(2, command=(sys.executable, "-P", "-c", command))
+    try:
+        weights, norms = both(
+            declared(toy_model, critic=True, micro_tokens=64), processes, tmp_path, "fsdp", **MANY
+        )
+    finally:
+        processes.close()
+    assert sorted(report.read_text().split()) == (["0"] if empty == "equal" else ["0", "1"])
+    assert max(weights, norms) <= EQUAL
+
+
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("sharding", ["data", "fsdp"])
 def test_few_micro_batches_are_divided_with_equal_gradients(
