@@ -25,8 +25,9 @@ from compound.cluster.transport import Outbox, WorkerConnection, WorkerLost
 from compound.cluster.wire import CallCodec, values_from_wire
 from compound.errors import CompoundError
 from compound.execution.budget import Meter
-from compound.execution.executor import Executor, RunState
+from compound.execution.executor import Executor
 from compound.execution.forks import Fork
+from compound.execution.graph_run import RunState
 from compound.execution.trace import Call, Trace
 from compound.graph.configuration import canonical_json
 from compound.graph.system import System
