@@ -353,4 +353,4 @@ def _parse(adapter: TypeAdapter[list[T]], text: str) -> list[T]:
         return adapter.validate_python(json.loads(text))
     except (ValidationError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()
-        raise ProtocolError(f"a message cannot be read: {' '.join(reason[:3])[:300]}") from None
+        raise ProtocolError(f"a message that cannot be read: {' '.join(reason[:3])[:300]}") from None

@@ -300,7 +300,7 @@ def test_a_notice_of_a_lost_worker_counts_its_examples(source: SystemFile) -> No
 
 
 def test_a_message_that_cannot_be_read_is_named() -> None:
-    with pytest.raises(ProtocolError, match="a message cannot be read"):
+    with pytest.raises(ProtocolError, match="a message that cannot be read"):
         for_driver('[{"type": "leave", "job": "x"}]')
 
 
