@@ -16,8 +16,7 @@ from compound.errors import CompoundError
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
 from compound.execution.executor import Executor
-from compound.execution.forks import Fork, make_fork
-from compound.execution.graph_run import RunState
+from compound.execution.graph_run import Fork, RunState, make_fork
 from compound.execution.sender import Engines
 from compound.execution.trace import Call, Trace
 from compound.graph.system import System

@@ -26,8 +26,7 @@ from compound.cluster.wire import CallCodec, values_from_wire
 from compound.errors import CompoundError
 from compound.execution.budget import Meter
 from compound.execution.executor import Executor
-from compound.execution.forks import Fork
-from compound.execution.graph_run import RunState
+from compound.execution.graph_run import Fork, RunState
 from compound.execution.trace import Call, Trace
 from compound.graph.configuration import canonical_json
 from compound.graph.system import System

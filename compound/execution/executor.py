@@ -22,8 +22,7 @@ from compound.example import Values
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
 from compound.execution.caller import Attempt, Caller
-from compound.execution.forks import make_fork
-from compound.execution.graph_run import ComponentSettings, GraphRun, RunState
+from compound.execution.graph_run import ComponentSettings, GraphRun, RunState, make_fork
 from compound.execution.observers.events import RunListener
 from compound.execution.observers.spans import RunFacts, active_tracer, within
 from compound.execution.rng import derive_seed

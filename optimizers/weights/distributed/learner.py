@@ -11,11 +11,11 @@ from compound.components.engines.local.devices import Placement
 from compound.components.engines.local.out_of_memory import naming_settings
 from compound.graph.space import Weights
 from compound.optimizers.weights.learner.adapters import Adapters, Load
+from compound.optimizers.weights.learner.critic import CriticSettings
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.saved import Saved
 from compound.optimizers.weights.learner.trainer import Trainer
 from compound.optimizers.weights.learner.updates import OptimizerSettings
-from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.loss.objective import ImitationObjective, Objective, PolicyObjective
 from compound.settings.base import Settings
 from compound.storage.artifacts import Reference

@@ -18,14 +18,13 @@ from compound.components.engines.local.out_of_memory import naming_settings
 from compound.errors import CompoundError
 from compound.optimizers.weights.learner.adapters import CRITIC, Adapters
 from compound.optimizers.weights.learner.batching import Pass, by_adapter, minibatches
-from compound.optimizers.weights.learner.critic import VALUE, Critic
+from compound.optimizers.weights.learner.critic import VALUE, Critic, CriticSettings
 from compound.optimizers.weights.learner.forward import ForwardPass
 from compound.optimizers.weights.learner.monitor import Monitor
 from compound.optimizers.weights.learner.passes import Passes, per_token
 from compound.optimizers.weights.learner.samples import SECTION, Sample, SamplingSettings
 from compound.optimizers.weights.learner.saved import Saved
 from compound.optimizers.weights.learner.updates import OptimizerSettings, Rate, Updater
-from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.loss import corrections, diagnostics, losses
 from compound.optimizers.weights.loss.losses import PolicyLoss
 from compound.optimizers.weights.loss.objective import Objective

@@ -22,11 +22,10 @@ from compound.optimizers.weights.distributed.learner import AdapterShape, Learne
 from compound.optimizers.weights.distributed.messages import samples_to_json  # noqa: E402
 from compound.optimizers.weights.distributed.processes import BOOT, Processes  # noqa: E402
 from compound.optimizers.weights.distributed.sharded import ShardedLearner  # noqa: E402
-from compound.optimizers.weights.learner.critic import VALUE  # noqa: E402
+from compound.optimizers.weights.learner.critic import VALUE, CriticSettings  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.saved import Saved  # noqa: E402
 from compound.optimizers.weights.learner.trainer import StaleSamples  # noqa: E402
-from compound.optimizers.weights.learner.values import CriticSettings  # noqa: E402
 
 EQUAL = 1e-6  # relative to the largest number of a tensor, in float32
 MANY: dict[str, Any] = {"groups": 12, "prompt": 20}  # a micro-batch of 64 tokens for each group
