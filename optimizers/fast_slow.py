@@ -118,8 +118,8 @@ class FastSlow:
             await session.check_engines(state.training)
             while True:
                 session.prompts, session.chosen = state.prompts, state.chosen
-                evaluates = session.is_evaluation_due(state.training)
-                if not (evaluates or session.has_next_step(state.training)):
+                evaluates = session.plan.is_evaluation_due(state.training)
+                if not (evaluates or session.plan.has_next_step(state.training)):
                     break
                 facts: dict[str, Any] = {}
                 try:
@@ -155,15 +155,15 @@ class FastSlow:
             key: entry(task.system.configuration, key, str) for key in texts
         } | state.chosen
         values = {**session.values(state.training.saved), **start}
-        reserved = session.cost + bool(state.training.evaluated) * session.evaluation_cost
+        reserved = session.plan.cost + bool(state.training.evaluated) * session.plan.evaluation_cost
 
         def left() -> float:
             used = meter.system_runs - state.started
-            return max(0.0, min(self._round_cost(session.cost) - used, task.scorer.runs_left - reserved))
+            return max(0.0, min(self._round_cost(session.plan.cost) - used, task.scorer.runs_left - reserved))
 
         reflecting = replace(
             task, system=task.system.bind({**task.system.configuration, **values}), keys=texts,
-            train=session.split.trained, scorer=_RoundScorer(task.scorer, values, left),
+            train=session.plan.split.trained, scorer=_RoundScorer(task.scorer, values, left),
             seed=derive_seed(task.seed, "reflection", state.rounds), resume=state.reflection, tried=(),
         )  # fmt: skip
         note = "no budget for reflection"

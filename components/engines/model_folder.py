@@ -105,10 +105,18 @@ def load_encoder(
     return model.to(device), tokenizer
 
 
-def load_empty(folder: Path, *, causal: bool = True) -> PreTrainedModel:
+def load_empty(
+    folder: Path, *, causal: bool = True, dtype: str = "", attention: str = "auto"
+) -> PreTrainedModel:
     """Return the model in a folder without its weights, on the meta device; raises like `load_causal`.
 
     Only the configuration is read, and no memory is allocated for weights.
+
+    Args:
+        folder: the folder of the model.
+        causal: whether the model has its output layer.
+        dtype: the number format, as a name of torch; the model's own by default.
+        attention: the attention kernels; ``auto`` leaves the choice to transformers.
     """
     import torch
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
@@ -116,8 +124,9 @@ def load_empty(folder: Path, *, causal: bool = True) -> PreTrainedModel:
     check_model_folder(folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     kind = AutoModelForCausalLM if causal else AutoModel
+    options = {**_options(dtype, "meta", attention), **({"dtype": _dtype(dtype)} if dtype else {})}
     with torch.device("meta"):
-        made: PreTrainedModel = kind.from_config(config, trust_remote_code=False)
+        made: PreTrainedModel = kind.from_config(config, trust_remote_code=False, **options)
     made.tie_weights()
     return made
 

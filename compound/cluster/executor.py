@@ -15,8 +15,8 @@ from compound.cluster.wire import CallCodec, values_to_wire
 from compound.errors import CompoundError
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
-from compound.execution.executor import Executor, RunState
-from compound.execution.forks import Fork, make_fork
+from compound.execution.executor import Executor
+from compound.execution.graph_run import Fork, RunState, make_fork
 from compound.execution.sender import Engines
 from compound.execution.trace import Call, Trace
 from compound.graph.system import System

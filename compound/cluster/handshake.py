@@ -65,12 +65,12 @@ def compare(own: Facts, other: Facts, worker: str) -> None:
     Raises:
         WorkerMismatch: it does; the message names the first difference.
     """
-    if difference := _difference(own, other):
+    if difference := first_difference(own, other):
         raise WorkerMismatch(f"{worker} cannot be used: {difference}", hint=SAME)
 
 
-def _difference(own: Facts, other: Facts) -> str:
-    """Return the first difference as text, or ``""``."""
+def first_difference(own: Facts, other: Facts) -> str:
+    """Return how a worker differs from the driver, as text about "it"; ``""`` if it does not."""
     for name, label in (("protocol", "protocol"), ("compound", "compound"), ("python", "Python")):
         here, there = getattr(own, name), getattr(other, name)
         if here != there:

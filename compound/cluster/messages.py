@@ -7,17 +7,40 @@ question of a worker an id, which the `Reply` repeats.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 from compound.errors import CompoundError
 
 VERSION = 2
 T = TypeVar("T")
 Document = dict[str, object]
-Numbers = tuple[int, int, int, float, int]  # the fields of a `Usage`
+UsageFields = tuple[int, int, int, float, int]
+
+
+def checked_usage_fields(fields: UsageFields) -> UsageFields:
+    """Return the fields of a usage, which only ever adds to the spending of the driver.
+
+    Raises:
+        ValueError: a number is negative, infinite or NaN.
+    """
+    if not all(0 <= number < math.inf for number in fields):
+        raise ValueError(f"usage must hold finite numbers that are not negative, but is {list(fields)}")
+    return fields
+
+
+Numbers = Annotated[UsageFields, AfterValidator(checked_usage_fields)]  # the fields of a `Usage`
 
 
 class ProtocolError(CompoundError):
@@ -257,7 +280,7 @@ class Done(WorkerMessage):
     type: Literal["done"] = "done"
     job: int
     result: Document
-    incidents: dict[str, int]
+    incidents: dict[str, NonNegativeInt]
 
 
 class Failed(WorkerMessage):
@@ -330,4 +353,4 @@ def _parse(adapter: TypeAdapter[list[T]], text: str) -> list[T]:
         return adapter.validate_python(json.loads(text))
     except (ValidationError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()
-        raise ProtocolError(f"a message cannot be read: {' '.join(reason[:3])[:300]}") from None
+        raise ProtocolError(f"a message that cannot be read: {' '.join(reason[:3])[:300]}") from None

@@ -222,7 +222,9 @@ class WorkerPool:
         except WorkerLost as error:
             raise WorkersLost(f"{worker.name} ended while it started: {error}", hint=SAME) from error
         except ProtocolError as error:
-            raise WorkerMismatch(f"{worker.name} cannot be used: {error.message}", hint=SAME) from error
+            raise WorkerMismatch(
+                f"{worker.name} cannot be used: it sent {error.message}", hint=SAME
+            ) from error
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)

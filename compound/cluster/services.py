@@ -28,7 +28,7 @@ from compound.cluster.messages import (
 )
 from compound.cluster.wire import CallCodec, result_from_wire, result_to_wire, usage_from_wire, usage_to_wire
 from compound.engine import NO_USAGE, Usage
-from compound.execution.budget import Meter
+from compound.execution.budget import Meter, clip_usage
 from compound.execution.caller import Caller
 from compound.execution.outcomes import CallResult
 from compound.execution.throttle import NeverAdmitted, Throttle, Turn
@@ -76,6 +76,7 @@ class _Open(Generic[T]):
     outcome: asyncio.Future[T]
     task: asyncio.Task[None] | None = None
     granted: bool = False
+    worst: Usage = NO_USAGE  # what it reserves
     follows: int = 0  # id of the question that was asked together with this one
 
     def close(self) -> bool:
@@ -107,6 +108,7 @@ class ExampleServices:
 
         Raises:
             KeyError: it names something that the system or the job does not have.
+            ValueError: it reports usage that is impossible.
         """
         match message:
             case Claim():
@@ -118,7 +120,7 @@ class ExampleServices:
             case Enter(claim=Claim() as claim):
                 self._begin_claim(claim, message)
             case Leave():
-                self._end(self._turns, message.turn, message)
+                self._leave(message)
             case Rejected():
                 held = self._held[message.turn]
                 self._begin({}, message.id, lambda _: self._reject(message, *held))
@@ -195,12 +197,22 @@ class ExampleServices:
 
     def _finish(self, message: Finished) -> None:
         """Keep the result of a paid call, and pass it to those who wait for an equal one."""
-        self.job.done[message.address] = message.result
         types = self.job.codec.outputs_of(message.component)
-        self._end(self._claims, message.id, result_from_wire(message.result, types, message.key))
+        result = result_from_wire(message.result, types, message.key)
+        self.job.done[message.address] = message.result
+        self._end(self._claims, message.id, result)
+
+    def _leave(self, message: Leave) -> None:
+        """End a turn, whose request is charged at most its reservation, as in one process."""
+        if (opened := self._turns.get(message.turn)) is not None:
+            used = sum(map(usage_from_wire, message.used), NO_USAGE)
+            if wrong := clip_usage(used, opened.worst)[1]:
+                raise ValueError(f"a request used more than it reserved ({wrong})")
+        self._end(self._turns, message.turn, message)
 
     async def _enter(self, message: Enter, opened: _Open[Leave]) -> None:
         throttle, worst = self.job.caller.throttle(message.lm), usage_from_wire(message.worst)
+        opened.worst = worst
         try:
             async with throttle.admit(message.seed, message.patience, self.job.meter, worst) as (turn, used):
                 opened.granted = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import cast
@@ -15,7 +16,7 @@ from typing import cast
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from compound.cluster.messages import Document, Numbers
+from compound.cluster.messages import Document, Numbers, UsageFields, checked_usage_fields
 from compound.engine import TokenRecord, TokenRow, Usage
 from compound.errors import DeclarationError
 from compound.execution.exchange import Exchange, ExchangeDocument
@@ -36,7 +37,7 @@ def usage_to_wire(usage: Usage) -> Numbers:
 
 
 def usage_from_wire(numbers: Numbers) -> Usage:
-    """Parse the output of `usage_to_wire`."""
+    """Parse the output of `usage_to_wire`, which a validated message holds."""
     return Usage(*numbers)
 
 
@@ -126,13 +127,20 @@ def result_to_wire(result: CallResult, types: Types, where: str) -> Document:
 
 
 def result_from_wire(data: Document, types: Types, key: str) -> CallResult:
-    """Parse the output of `result_to_wire`."""
+    """Parse the output of `result_to_wire`.
+
+    Raises:
+        ValueError: its usage or its number of attempts is impossible.
+    """
+    attempts = data["attempts"]
+    if type(attempts) is not int or attempts < 0:
+        raise ValueError(f"attempts of a call must be an integer that is not negative, but is {attempts!r}")
     return CallResult(
         outputs=values_from_wire(cast("Document", data["outputs"]), types),
         failure=_failure(data["failure"]),
-        usage=usage_from_wire(cast("Numbers", data["usage"])),
+        usage=usage_from_wire(checked_usage_fields(cast("UsageFields", data["usage"]))),
         tokens=tuple(map(TokenRecord.from_row, cast("list[TokenRow]", data["tokens"]))),
-        attempts=cast("int", data["attempts"]),
+        attempts=attempts,
         reused=bool(data["reused"]),
         key=key,
         exchanges=tuple(map(Exchange.from_json, cast("list[ExchangeDocument]", data["exchanges"]))),
@@ -181,7 +189,14 @@ class CallCodec:
         }
 
     def from_wire(self, data: Document) -> Call:
-        """Parse the output of `to_wire`."""
+        """Parse the output of `to_wire`.
+
+        Raises:
+            ValueError: its usage, seconds or number of attempts is impossible.
+        """
+        seconds = cast("float", data["seconds"])
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"seconds of a call must be finite and not negative, but is {seconds!r}")
         ports = self._inputs[str(data["node"])]
         found = result_from_wire(data, self.outputs_of(str(data["component"])), str(data["key"]))
         return Call(
@@ -193,7 +208,7 @@ class CallCodec:
             outputs=found.outputs,
             failure=found.failure,
             usage=found.usage,
-            seconds=cast("float", data["seconds"]),
+            seconds=seconds,
             sample=cast("int", data["sample"]),
             invocation=cast("int", data["invocation"]),
             reused=found.reused,

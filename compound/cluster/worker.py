@@ -25,14 +25,15 @@ from compound.cluster.transport import Outbox, WorkerConnection, WorkerLost
 from compound.cluster.wire import CallCodec, values_from_wire
 from compound.errors import CompoundError
 from compound.execution.budget import Meter
-from compound.execution.executor import Executor, RunState
-from compound.execution.forks import Fork
+from compound.execution.executor import Executor
+from compound.execution.graph_run import Fork, RunState
 from compound.execution.trace import Call, Trace
 from compound.graph.configuration import canonical_json
 from compound.graph.system import System
 from compound.registry.engines import for_system
 
 KEPT = 32  # configurations that stay bound
+MAX_TRACEBACK = 2000  # characters of a traceback that the driver shows
 
 
 async def serve(connection: WorkerConnection) -> None:
@@ -108,11 +109,9 @@ class Worker:
             task = asyncio.current_task()
             if task is None or task.cancelling():  # by the driver, which does not wait for a result
                 raise
-            where = traceback.format_exception(error)
-            self._fail(start.job, "", "a component raised CancelledError", "".join(where)[-2000:])
+            self._fail(start.job, "", "a component raised CancelledError", _end_of_traceback(error))
         except Exception as error:  # noqa: BLE001 - the driver reports it; a worker outlives its jobs
-            where = traceback.format_exception(error)
-            self._fail(start.job, "", f"{type(error).__name__}: {error}", "".join(where)[-2000:])
+            self._fail(start.job, "", f"{type(error).__name__}: {error}", _end_of_traceback(error))
         else:
             self._outbox.post(Done(job=start.job, result=result, incidents=dict(+meter.incidents)))
 
@@ -178,6 +177,16 @@ class Rebuilt:
     async def aclose(self) -> None:
         """Close the engines."""
         await self._caller.aclose()
+
+
+def _end_of_traceback(error: BaseException) -> str:
+    """Return the last lines of an error's traceback, as many whole ones as a hint has room for."""
+    lines, size = "".join(traceback.format_exception(error)).splitlines(), 0
+    for count, line in enumerate(reversed(lines)):
+        size += len(line) + 1
+        if size > MAX_TRACEBACK:
+            return "\n".join(["...", *lines[len(lines) - count :]])
+    return "\n".join(lines)
 
 
 async def _resample(executor: Executor, system: System, codec: CallCodec, start: Start) -> Call:

@@ -37,7 +37,8 @@ from compound.evaluation.statistics import (
     paired_interval,
 )
 from compound.example import Example, Metric
-from compound.execution.executor import ComponentSettings, Executor
+from compound.execution.executor import Executor
+from compound.execution.graph_run import ComponentSettings
 from compound.execution.trace import Failure, FailureRow, Trace
 from compound.formatting import format_repr
 from compound.graph.system import System

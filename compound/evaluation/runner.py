@@ -8,7 +8,8 @@ from typing import Protocol
 
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
-from compound.execution.executor import ComponentSettings, Executor
+from compound.execution.executor import Executor
+from compound.execution.graph_run import ComponentSettings
 from compound.execution.observers.events import RunListener
 from compound.execution.sender import Engines
 from compound.execution.trace import Call, Trace

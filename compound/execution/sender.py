@@ -125,7 +125,8 @@ class Sender:
                 if engine.remote:
                     clock.resume()
                 try:
-                    tracer, answer = active_tracer(), completion_of(engine, request, on_text)
+                    answer = self._answer(engine, lm, request, on_text, worst, meter)
+                    tracer = active_tracer()
                     traced = answer if tracer is None else within(tracer.request(engine, lm, request), answer)
                     completion = await traced
                 except RateLimited as error:
@@ -143,7 +144,6 @@ class Sender:
                     raise
                 else:
                     gate.speed_up(turn)
-                    completion = self._charge_completion(completion, lm, worst, meter)
                     used.append(completion.usage)
                     clock.usage += completion.usage
                     return completion
@@ -165,6 +165,12 @@ class Sender:
             return IN_PROCESS
         meter.incidents["lost"] += 1
         return worst
+
+    async def _answer(
+        self, engine: Engine, lm: str, request: Request, on_text: OnText | None, worst: Usage, meter: Meter
+    ) -> Completion:
+        """Send one request; tracers record the answer that this returns, with the usage that is charged."""
+        return self._charge_completion(await completion_of(engine, request, on_text), lm, worst, meter)
 
     def _charge_completion(self, completion: Completion, lm: str, worst: Usage, meter: Meter) -> Completion:
         """Return an answer with sanitized text, charged at most its reservation."""

@@ -11,8 +11,8 @@ from compound.errors import BudgetExhausted, TooManyFailures
 from compound.execution.budget import Meter
 from compound.formatting import short_repr
 from compound.graph.configuration import canonical_json
+from compound.optimizers.weights.learner.critic import CriticSettings
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
-from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective
 from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe, TrainingSettings
 from compound.testing.checks import json_problem, through_json, without_global_generators

@@ -23,8 +23,8 @@ from compound.optimizers.optimas.rewarding import RunRewards, tunable
 from compound.optimizers.search.prompts import is_whole
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.grouping import call_samples
+from compound.optimizers.weights.learner.critic import CriticSettings
 from compound.optimizers.weights.learner.samples import SECTION
-from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.recipes.groups import collect_groups
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, GRPOSettings
 from compound.optimizers.weights.recipes.ppo import PPO, LocalPPOSettings, PPOSettings, estimate_advantages
@@ -128,9 +128,8 @@ class LocalDraws(PolicyRecipe):
         Raises:
             TooManyFailures: too many runs and answers were lost to transient errors.
         """
-        return await collect_groups(
-            context, examples, partial(self._draw, context), partial(self._credit, context)
-        )
+        draw, credit = partial(self._draw, context), partial(self._credit, context)
+        return await collect_groups(context, examples, draw, credit, self.sampling)
 
     async def _draw(self, context: RecipeContext, examples: Sequence[Example]) -> list[_Answer]:
         """Sample answers; those lost to transient errors are left out."""

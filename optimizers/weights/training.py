@@ -26,8 +26,7 @@ from compound.components.engines.prefilled import Prefilled
 from compound.concurrency.threads import compute
 from compound.engine import Adapter
 from compound.errors import BudgetExhausted, DeclarationError, first_leaf
-from compound.example import Example
-from compound.execution.rng import derive_seed, generator
+from compound.execution.rng import derive_seed
 from compound.execution.schedule import setting_values
 from compound.graph.configuration import components_of
 from compound.graph.system import System
@@ -60,7 +59,7 @@ from compound.optimizers.weights.recipes.recipe import (
     credited_by,
 )
 from compound.optimizers.weights.recipes.rollouts import Sampler, rollout_rules
-from compound.optimizers.weights.recipes.selection import held_out_size, is_better, split
+from compound.optimizers.weights.recipes.selection import is_better
 from compound.optimizers.weights.step_batch import StepBatch
 from compound.optimizers.weights.step_notes import (
     examples_of,
@@ -68,6 +67,7 @@ from compound.optimizers.weights.step_notes import (
     peak_memory,
     reason_without_samples,
 )
+from compound.optimizers.weights.step_plan import StepPlan
 from compound.storage.artifacts import (
     Reference,
     discard,
@@ -107,8 +107,8 @@ class WeightTraining:
             await compute(session.open, state)
             await session.check_engines(state)
             while True:
-                evaluates = session.is_evaluation_due(state)
-                if not (evaluates or session.has_next_step(state)):
+                evaluates = session.plan.is_evaluation_due(state)
+                if not (evaluates or session.plan.has_next_step(state)):
                     break
                 try:
                     state = await (session.evaluate(state) if evaluates else session.step(state))
@@ -136,6 +136,7 @@ class TrainingSession:
         sharing: which components share an adapter.
         section: the path of the recipe's settings, for error messages.
         trained: the components whose weights are trained.
+        plan: the examples of its steps, and whether the budget covers them.
         trainer: updates the weights; set by `open`.
     """
 
@@ -144,19 +145,14 @@ class TrainingSession:
     sharing: Sharing = "each"
     section: str = SECTION
     trained: tuple[str, ...] = field(init=False)
+    plan: StepPlan = field(init=False)
     trainer: Learner = field(init=False)
 
     def __post_init__(self) -> None:
         self.trained = tuple(components_of(self.task.keys))
         self._groups = partition(self.trained, self.sharing, self.section)
         self._adapter_of = {c: name for name, some in self._groups.items() for c in some}
-        train, evaluation = self.task.train, self.settings.evaluation
-        aside = held_out_size(len(train), evaluation.examples, evaluation.every)
-        # with fewer steps than one evaluation interval, there are no checkpoints to choose among
-        aside = aside if self.settings.steps > evaluation.every else 0
-        self.split = split(train, aside, self.task.pool_seed if aside else 0)
-        self._batch = min(self.recipe.sampling.examples, len(self.split.trained))
-        self._max_batch = min(self.recipe.sampling.max_examples, len(self.split.trained))
+        self.plan = StepPlan(self.task, self.recipe, len(self.trained))
 
     @property
     def settings(self) -> TrainingSettings:
@@ -167,11 +163,6 @@ class TrainingSession:
     def folder(self) -> Path:
         """The folder of adapters and checkpoints."""
         return self.task.context.memory.folder
-
-    @property
-    def cost(self) -> float:
-        """Expected number of system runs of a step, if all examples that may be replaced are."""
-        return self.recipe.cost(self._max_batch, len(self.trained))
 
     def open(self, state: TrainingState) -> None:
         """Load the base model, and restore the state of the job or the optimizer states of earlier jobs."""
@@ -277,57 +268,14 @@ class TrainingSession:
             return {}
         return {f"{c}.weights": saved.adapters[name] for c, name in self._adapter_of.items()}
 
-    def affords(self, number: int, max_runs: float, evaluations: int = 0) -> bool:
-        """Return whether steps remain, and the job's share of the budget covers the next one.
-
-        Args:
-            number: the index of the next step.
-            max_runs: the most system runs of any step so far, which loops can raise above the estimate.
-            evaluations: the number of evaluations that the share must also cover.
-        """
-        # + 1: a whole run is reserved even for the last run of a step, of which only a part may be charged
-        needed = self.cost if max_runs <= self.cost else max_runs + 1.0
-        held = evaluations * self.evaluation_cost
-        return number < self.settings.steps and self.task.scorer.runs_left >= needed + held
-
-    def has_next_step(self, state: TrainingState) -> bool:
-        """Return whether another step follows: its samples are already drawn, or the budget covers it.
-
-        If steps are evaluated, the budget must also cover the evaluation of the step.
-        """
-        evaluations = bool(state.evaluated)
-        return state.ahead is not None or self.affords(state.step, state.max_runs, evaluations)
-
     # -- evaluation --------------------------------------------------------------------------------------
-
-    @property
-    def evaluation_cost(self) -> float:
-        """Maximum number of system runs of an evaluation."""
-        return self.recipe.evaluation_cost(len(self.split.held_out))
-
-    def is_evaluation_due(self, state: TrainingState) -> bool:
-        """Return whether the weights of a state must be evaluated before the next step.
-
-        The starting weights are evaluated if the budget covers enough steps to choose among, then the weights
-        of every `evaluation.every`-th step and of the last step.
-        """
-        every, step = self.settings.evaluation.every, state.step
-        if not self.split.held_out:
-            return False
-        if not state.evaluated:
-            # three evaluations: of the starting weights, of step `every`, and of the last step
-            enough = (every + 1) * self.cost + 3 * self.evaluation_cost
-            return step == 0 and self.task.scorer.runs_left >= enough
-        if state.evaluated[-1][0] == step or self.task.scorer.runs_left < self.evaluation_cost:
-            return False
-        return step % every == 0 or not self.has_next_step(state)
 
     async def evaluate(self, state: TrainingState) -> TrainingState:
         """Score the weights of a state on the held-out train examples, and return the next state."""
         meter, step = self.task.context.executor.meter, state.step
         context = self._context(state, step, dict(state.kept))
         with meter.cap_runs(self.task.scorer.runs_left):
-            scores = await self.recipe.evaluate(context, self.values(state.saved), self.split.held_out)
+            scores = await self.recipe.evaluate(context, self.values(state.saved), self.plan.split.held_out)
         score, best = fmean(scores) if scores else None, state.best
         if score is not None and is_better(score, step, best):
             best = Best(step=step, score=score, saved=state.saved)
@@ -337,7 +285,7 @@ class TrainingSession:
         """Return the last evaluation, as JSON."""
         step, score = state.evaluated[-1]
         best = state.best.step if state.best else None
-        return {"step": step, "score": score, "examples": len(self.split.held_out), "best": best}
+        return {"step": step, "score": score, "examples": len(self.plan.split.held_out), "best": best}
 
     def format_evaluation(self, state: TrainingState) -> str:
         """Return the progress note of the last evaluation."""
@@ -345,7 +293,7 @@ class TrainingSession:
         if score is None or state.best is None:
             return "not evaluated: every run was lost to transient errors"
         return (
-            f"score {score:.3f} on {len(self.split.held_out)} held-out train examples; "
+            f"score {score:.3f} on {len(self.plan.split.held_out)} held-out train examples; "
             f"best so far: step {state.best.step}"
         )
 
@@ -355,12 +303,12 @@ class TrainingSession:
         """Sample with the weights of a state, assign credit, update, and return the next state."""
         number, kept = state.step, dict(state.kept)
         drawn, ahead = await self._drawn(state, kept), None
-        max_runs = max(state.max_runs, drawn.facts["runs"])
+        max_runs = max(state.max_runs, self.plan.max_runs(number, drawn))
         try:
             async with asyncio.TaskGroup() as group:
                 training = group.create_task(self._train(drawn, number))
                 pending = 2 * bool(state.evaluated)  # of this step and of the next
-                if self.recipe.sampling.max_staleness and self.affords(number + 1, max_runs, pending):
+                if self.recipe.sampling.max_staleness and self.plan.affords(number + 1, max_runs, pending):
                     # The update starts first, so values come from the updated value head: `compute` runs one
                     # call at a time.
                     await asyncio.sleep(0)
@@ -402,7 +350,7 @@ class TrainingSession:
         meter, started = self.task.context.executor.meter, time.perf_counter()
         context, before, runs = self._context(state, number, kept), self._prefilled(), meter.system_runs
         with meter.cap_runs(self.task.scorer.runs_left):
-            credited = await credited_by(self.recipe, context, self.examples(number))
+            credited = await credited_by(self.recipe, context, self.plan.examples(number))
         context.sampler.check_failures()
         read, seconds = self._prefilled() - before, time.perf_counter() - started
         facts = {
@@ -438,34 +386,12 @@ class TrainingSession:
         system = task.system.bind({**task.system.configuration, **self.values(state.saved)})
         sampler = Sampler(task.context.executor, system, task.context.metric, rules, self._index(number))
         seed = derive_seed(task.seed, "step", number)
-        folder, spare = task.context.folder, self.spare_examples(number)
+        folder, spare = task.context.folder, self.plan.spare_examples(number)
         return RecipeContext(sampler, self.trained, seed, self.trainer, task, kept, folder, spare)
 
     def _index(self, number: int) -> int:
         """Return an index for a step that no other step of the run uses, so that samples are not reused."""
         return self.task.seed % 100_000 * 1_000 + number
-
-    def examples(self, number: int) -> list[Example]:
-        """Return the examples of a step; each epoch goes through all train examples in a new order."""
-        train, first = self.split.trained, number * self._batch
-        found = []
-        for place in range(first, first + self._batch):
-            epoch, at = divmod(place, len(train))
-            found.append(train[generator(self.task.seed, "epoch", epoch).permutation(len(train))[at]])
-        # a batch that spans two epochs may contain an example twice
-        return list({example.id: example for example in found}.values())
-
-    def spare_examples(self, number: int) -> list[Example]:
-        """Return further examples of a step, which replace examples without a gradient.
-
-        They are drawn anew for each step, so that the examples of a step do not depend on earlier steps.
-        """
-        count = self._max_batch - self._batch
-        if not count:
-            return []
-        present, train = {example.id for example in self.examples(number)}, self.split.trained
-        order = generator(self.task.seed, "refill", number).permutation(len(train))
-        return [train[place] for place in order if train[place].id not in present][:count]
 
     def _record(self, number: int, drawn: StepBatch, trained: Mapping[str, Any]) -> dict[str, Any]:
         credited = drawn.credited
@@ -536,7 +462,7 @@ class TrainingSession:
 
     def _describe_best(self, state: TrainingState, best: Best) -> str:
         """Return which step is proposed and why, as part of the note."""
-        count = len(self.split.held_out)
+        count = len(self.plan.split.held_out)
         if best.step == 0:
             claim = f"no step scored higher than the starting weights, {best.score:.3f}"
             return f"{claim} on {count} held-out train examples"

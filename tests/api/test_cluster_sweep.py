@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
+import platform
 import re
 import shutil
+import stat
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +23,7 @@ from compound.api.sweeps import sweep as sweeps
 from compound.api.sweeps.planned_run import Stopper
 from compound.api.sweeps.sweep import plan, sweep
 from compound.cluster.handshake import WorkerMismatch
-from compound.errors import DeclarationError, RunDirectoryError
+from compound.errors import CompoundError, DeclarationError, RunDirectoryError
 from compound.runs.recorder import Interrupted
 from compound.spec import load
 
@@ -133,8 +138,11 @@ def test_a_machine_with_other_code_is_refused(game: Path, monkeypatch: pytest.Mo
         found["files"][0]["facts"]["components"]["guesser"] = "0123"
         return json.dumps(found)
 
-    with pytest.raises(WorkerMismatch, match="its component 'guesser' differs from the driver's"):
+    with pytest.raises(WorkerMismatch) as caught:
         run(monkeypatch, ThreadTasks(edit))
+    expected = "machine first cannot be used: its component 'guesser' differs from the driver's"
+    assert caught.value.message.startswith(expected)
+    assert "install the same versions on every machine" in caught.value.hint
 
 
 def test_a_machine_with_other_data_fails_its_runs_before_they_begin(
@@ -148,7 +156,9 @@ def test_a_machine_with_other_data_fails_its_runs_before_they_begin(
 
     facts = run(monkeypatch, ThreadTasks(edit), methods=("random",))
     assert statuses(facts) == ["finished", "failed"]
-    assert "its data differ from the driver's" in facts["runs"][1]["reason"]
+    reason = facts["runs"][1]["reason"]
+    assert reason.startswith(f"machine {platform.node()} cannot be used: its data differ from the driver's")
+    assert "install the same versions on every machine" in reason
     assert not Path("out/game/random/1").exists()
 
 
@@ -194,6 +204,43 @@ def test_a_folder_has_one_sweep_at_a_time(game: Path, monkeypatch: pytest.Monkey
             return await super().run(text)
 
     assert set(statuses(run(monkeypatch, Second()))) == {"finished"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="an open file cannot be deleted")
+@pytest.mark.parametrize("cluster", [False, True])
+def test_a_sweep_ends_if_another_one_may_use_its_folder(
+    game: Path, monkeypatch: pytest.MonkeyPatch, cluster: bool
+) -> None:
+    """Where folders cannot be locked, and the lock file was deleted because its owner seemed to be gone."""
+    import fcntl
+
+    locked = fcntl.flock
+
+    def only_files(descriptor: int, operation: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        locked(descriptor, operation)
+
+    def log(_: str) -> None:
+        Path("out/lock").unlink(missing_ok=True)
+
+    monkeypatch.setattr(fcntl, "flock", only_files)
+    tasks = ThreadTasks() if cluster else None
+    with pytest.raises(RunDirectoryError, match="out/lock was deleted or replaced"):
+        run(monkeypatch, tasks, methods=("random",), seeds=(0, 1), log=log)
+
+
+def test_the_reason_of_a_failed_run_includes_the_hint(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a task as of a run in this process."""
+
+    def broken(*_: Any) -> Any:
+        raise CompoundError("no candidates", hint="add some")
+
+    monkeypatch.setattr("compound.optimizers.baselines.random.RandomSearch._candidates", broken)
+    how: dict[str, Any] = {"methods": ("random",), "seeds": (0,), "controls": False}
+    for tasks, folder in ((None, "here"), (ThreadTasks(), "there")):
+        facts = run(monkeypatch, tasks, folder, **how)
+        assert facts["runs"][0]["reason"] == "no candidates; add some"
 
 
 def test_a_failing_run_ends_no_other(game: Path, monkeypatch: pytest.MonkeyPatch) -> None:

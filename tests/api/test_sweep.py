@@ -308,7 +308,7 @@ def test_a_defect_in_one_run_is_told_and_ends_no_other(game: Path, monkeypatch: 
     monkeypatch.setattr("compound.optimizers.baselines.random.RandomSearch._candidates", broken)
     facts = run("random,search", (0,))
     assert [r["status"] for r in facts["runs"]] == ["failed", "finished"]
-    assert [r["reason"].endswith("ZeroDivisionError: oops") for r in facts["runs"]] == [True, False]
+    assert ["ZeroDivisionError: oops" in r["reason"] for r in facts["runs"]] == [True, False]
 
 
 @pytest.mark.parametrize(

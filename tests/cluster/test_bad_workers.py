@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
+import traceback
 from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from compound.cluster.pool import WorkersLost
 from compound.cluster.transport import WorkerConnection
 from compound.cluster.wire import values_from_wire, values_to_wire
 from compound.errors import CompoundError, DeclarationError
+from compound.execution.budget import Budget
 from compound.execution.cache import MemoryCache
 
 
@@ -139,6 +143,89 @@ def test_a_result_with_any_content_ends_the_run_and_never_hangs(
         asyncio.run(work())
 
 
+@pytest.mark.parametrize(
+    "usage",
+    [
+        [1, 5, 5, float("nan"), 0],
+        [1, 5, 5, float("inf"), 0],
+        [1, 5, 5, -0.5, 0],
+        [1, -5, 5, 0.0, 0],
+        [-1, 5, 5, 0.0, 0],
+        [1, 5, 5, 0.0, -1],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["enter", "leave", "reserve", "settle", "finished", "done"])
+def test_usage_that_would_lower_or_hide_spending_is_refused(
+    tmp_path: Path, kind: str, usage: list[float]
+) -> None:
+    def edit(text: str) -> str:
+        messages = json.loads(text)
+        for message in messages:
+            if message["type"] != kind:
+                continue
+            if kind in ("enter", "reserve"):
+                message["worst"] = usage
+            elif kind in ("leave", "settle"):
+                message["used"] = [usage]
+            elif kind == "finished":
+                message["result"]["usage"] = usage
+            else:
+                message["result"]["calls"][0]["usage"] = usage
+        return json.dumps(messages)
+
+    source = write_program(tmp_path, local=kind in ("reserve", "settle"))  # a model in the worker's process
+    executor = remote_executor(source, LocalTransport(edit=edit), 1, budget=Budget(calls=1000, cost=10.0))
+    with pytest.raises(WorkerMismatch, match="usage must hold finite numbers that are not negative"):
+        asyncio.run(evaluated(executor, rebuild(source).system))
+    used = executor.meter.usage
+    assert all(0 <= number < math.inf for number in astuple(used))
+    assert used.calls >= (requests(tmp_path) if kind == "leave" else 0)  # the reservations are charged
+
+
+def test_a_request_that_used_more_than_it_reserved_is_refused(source: SystemFile) -> None:
+    def edit(text: str) -> str:
+        messages = json.loads(text)
+        for message in messages:
+            if message["type"] == "leave":
+                message["used"] = [[1, 10**6, 5, 0.0, 0]]
+        return json.dumps(messages)
+
+    executor = remote_executor(source, LocalTransport(edit=edit), 1, budget=Budget(tokens=10**5))
+    with pytest.raises(WorkerMismatch, match=r"used more than it reserved \(prompt_tokens 1000000\)"):
+        asyncio.run(evaluated(executor, rebuild(source).system))
+    assert executor.meter.usage.tokens <= 10**5
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("seconds", float("nan")), ("seconds", -1.0), ("attempts", -1), ("attempts", "2")]
+)
+def test_calls_with_impossible_times_or_attempts_are_refused(
+    source: SystemFile, field: str, value: object
+) -> None:
+    def edit(text: str) -> str:
+        messages = json.loads(text)
+        for message in messages:
+            if message["type"] == "done":
+                message["result"]["calls"][0][field] = value
+        return json.dumps(messages)
+
+    with pytest.raises(WorkerMismatch, match=f"{field} of a call"):
+        run(source, LocalTransport(edit=edit))
+
+
+def test_negative_counts_of_incidents_are_refused(source: SystemFile) -> None:
+    def edit(text: str) -> str:
+        messages = json.loads(text)
+        for message in messages:
+            if message["type"] == "done":
+                message["incidents"] = {"lost": -1}
+        return json.dumps(messages)
+
+    with pytest.raises(WorkerMismatch, match="incidents.lost"):
+        run(source, LocalTransport(edit=edit))
+
+
 @pytest.mark.parametrize("broken", ["receive", "send"])
 def test_a_connection_that_fails_in_another_way_ends_the_run(source: SystemFile, broken: str) -> None:
     class Broken(LocalTransport):
@@ -213,7 +300,7 @@ def test_a_notice_of_a_lost_worker_counts_its_examples(source: SystemFile) -> No
 
 
 def test_a_message_that_cannot_be_read_is_named() -> None:
-    with pytest.raises(ProtocolError, match="a message cannot be read"):
+    with pytest.raises(ProtocolError, match="a message that cannot be read"):
         for_driver('[{"type": "leave", "job": "x"}]')
 
 
@@ -262,6 +349,39 @@ def test_errors_that_end_a_run_are_those_of_a_run_in_this_process(tmp_path: Path
         run(source, LocalTransport())
     assert type(error.value).__name__ == "QuotaExhausted"
     assert error.value.hint == "add some"
+
+
+def test_the_traceback_of_a_worker_has_whole_lines(
+    source: SystemFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deep(depth: int) -> None:
+        if not depth:
+            raise ZeroDivisionError("of the test")
+        between(depth)
+
+    def between(depth: int) -> None:  # else Python shows equal frames once
+        deep(depth - 1)
+
+    async def broken(*_: object) -> None:
+        deep(40)
+
+    monkeypatch.setattr("compound.cluster.worker.Rebuilt.run", broken)
+    with pytest.raises(CompoundError, match=r"worker \d: ZeroDivisionError: of the test") as caught:
+        run(source, LocalTransport())
+    first, *lines = caught.value.hint.splitlines()
+    whole = traceback.format_exception(caught_here(deep))
+    assert first == "..."
+    assert len(caught.value.hint) <= 2100
+    assert lines == "".join(whole).splitlines()[-len(lines) :]
+
+
+def caught_here(function: Callable[[int], None]) -> ZeroDivisionError:
+    """Return the error of a deep call, with its traceback."""
+    try:
+        function(40)
+    except ZeroDivisionError as error:
+        return error
+    raise AssertionError
 
 
 def test_values_that_cannot_travel_are_refused_by_name(tmp_path: Path) -> None:

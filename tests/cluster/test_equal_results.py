@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,11 @@ def folder(source: SystemFile) -> Path:
 
 def sent(source: SystemFile) -> int:
     return requests(folder(source))
+
+
+def resent(notices: Iterable[str]) -> int:
+    """Return the number of examples that lost workers were running."""
+    return sum(int(re.findall(r"(\d+) examples? will be sent again", notice)[0]) for notice in notices)
 
 
 @pytest.mark.parametrize("workers", [1, 3, 8])
@@ -85,10 +91,8 @@ def test_no_schedule_of_deaths_changes_a_result(
     assert asyncio.run(evaluated(executor, system, **sizes)) == expected
     assert executor.meter.system_runs == here.meter.system_runs
     # an example makes one request at a time: no more than that one is repeated, and all are charged
-    made = sent(source) - start
-    resent = sum(int(re.findall(r"(\d+) examples? will be sent again", notice)[0]) for notice in notices)
-    assert 0 <= made - here.meter.usage.calls <= resent
-    assert executor.meter.usage.calls >= made
+    made, alone = sent(source) - start, here.meter.usage.calls
+    assert alone <= made <= executor.meter.usage.calls <= alone + resent(notices)
 
 
 def test_by_default_each_machine_has_a_worker(source: SystemFile) -> None:
@@ -100,9 +104,10 @@ def test_by_default_each_machine_has_a_worker(source: SystemFile) -> None:
 
 def test_killed_processes_change_nothing(tmp_path: Path) -> None:
     source = write_program(tmp_path, seconds=0.02)
-    evaluations, traces, _ = local_result(source)
+    evaluations, traces, meter = local_result(source)
+    start, notices = sent(source), list[str]()
     transport = PipeTransport()
-    executor = remote_executor(source, transport, 2, cache=MemoryCache())
+    executor = remote_executor(source, transport, 2, cache=MemoryCache(), notify=notices.append)
     killed = list[asyncio.subprocess.Process]()
 
     async def kill() -> None:
@@ -123,6 +128,8 @@ def test_killed_processes_change_nothing(tmp_path: Path) -> None:
     assert asyncio.run(both()) == (evaluations, traces)
     assert killed
     assert len(transport.processes) > 2
+    made, alone = sent(source) - start, meter.usage.calls
+    assert alone <= made <= executor.meter.usage.calls <= alone + resent(notices)
 
 
 def test_forks_and_resampled_calls_are_equal(source: SystemFile) -> None:

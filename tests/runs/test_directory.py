@@ -266,6 +266,43 @@ class TestLock:
         other.close()
         run.close()
 
+    @pytest.mark.parametrize("folders", [True, False], ids=["folders locked", "files locked"])
+    @pytest.mark.parametrize("elsewhere", [False, True], ids=["this machine", "another machine"])
+    def test_the_owner_of_a_lock_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool, folders: bool
+    ) -> None:
+        """A shared file system may keep the lock of a machine that is gone."""
+        locked = fcntl.flock
+
+        def only_files(descriptor: int, operation: int) -> None:
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EBADF, "Bad file descriptor")
+            locked(descriptor, operation)
+
+        if not folders:
+            monkeypatch.setattr(fcntl, "flock", only_files)
+        run = begun(tmp_path / "run")
+        if elsewhere:
+            monkeypatch.setattr("platform.node", lambda: "another")
+        with pytest.raises(RunDirectoryError, match=f"in use by another process, {os.getpid()} of") as caught:
+            RunDirectory.open(tmp_path / "run")
+        assert ("which cannot be checked from this one" in caught.value.message) == elsewhere
+        assert (f"delete {tmp_path}/run/lock" in caught.value.hint) == (elsewhere and not folders)
+        if elsewhere and not folders:
+            (tmp_path / "run" / "lock").unlink()
+            RunDirectory.open(tmp_path / "run").close()
+        run.close()
+
+    @pytest.mark.parametrize("content", ["", "x", "[]", "{}", '{"host": 1, "process": "x"}', "\xff" * 9])
+    def test_a_lock_file_that_names_no_owner_is_held_all_the_same(self, tmp_path: Path, content: str) -> None:
+        run = begun(tmp_path / "run")
+        (tmp_path / "run" / "lock").write_bytes(content.encode("latin-1"))
+        with pytest.raises(RunDirectoryError, match="in use by another process; wait") as caught:
+            RunDirectory.open(tmp_path / "run")
+        assert caught.value.hint == "wait until it ends, or choose another --run"
+        run.close()
+        RunDirectory.open(tmp_path / "run").close()
+
     def test_a_file_system_without_locks_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

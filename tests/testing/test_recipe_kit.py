@@ -15,8 +15,8 @@ import pytest
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.optimizers.weights.credit.grouping import trajectory_samples
+from compound.optimizers.weights.learner.critic import CriticSettings
 from compound.optimizers.weights.learner.samples import Sample
-from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,

@@ -76,6 +76,23 @@ def test_tokens_durations_and_counts(metrics: Metrics) -> None:
     assert (calls.value, calls.attributes["compound.component"]) == (2, "answerer")
 
 
+@pytest.mark.parametrize("reported", [-5, 10**9, float("nan")], ids=str)
+def test_impossible_usage_is_recorded_as_it_is_charged(metrics: Metrics, reported: Any) -> None:
+    """In metrics and spans of requests, as in those of calls and in the budget."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    answer = cp.Completion("Lima", usage=cp.Usage(calls=1, prompt_tokens=reported, completion_tokens=1))
+    with cp.trace_with(provider, metrics=metrics.provider):
+        charged = run(ScriptedLM([answer])).usage
+    assert 0 < charged.prompt_tokens < 10**9
+    tokens = {p.attributes["gen_ai.token.type"]: p for p in metrics.points()["gen_ai.client.token.usage"]}
+    assert tokens["input"].sum == charged.prompt_tokens
+    (request,) = [span.attributes for span in exporter.get_finished_spans() if span.name == "chat lm"]
+    assert request is not None
+    assert request["gen_ai.usage.input_tokens"] == charged.prompt_tokens
+    provider.shutdown()
+
+
 def test_failures_are_counted_by_kind(metrics: Metrics) -> None:
     def fail(_: str) -> str:
         raise ParseError("no answer")

@@ -25,7 +25,7 @@ from compound.cluster.handshake import WorkerMismatch, facts_of
 from compound.cluster.ray_tasks import RayTasks
 from compound.cluster.tasks import Tasks
 from compound.cluster.transport import WorkerLost
-from compound.errors import DeclarationError
+from compound.errors import DeclarationError, first_leaf
 from compound.runs.recorder import STOP
 from compound.security.untrusted import UntrustedFolder
 from compound.settings.common import RaySettings
@@ -111,6 +111,8 @@ class ClusterRuns:
                 async with asyncio.TaskGroup() as group:
                     for run, place in waiting:
                         group.create_task(self._run(run, place, places))
+            except BaseExceptionGroup as errors:
+                raise first_leaf(errors) from None
             finally:
                 watching.cancel()
         finally:
@@ -159,7 +161,7 @@ class ClusterRuns:
         if result.status == "interrupted":
             self._stopper.stop()
             return
-        problem = result.message if result.status == "failed" else ""
+        problem = result.text if result.status == "failed" else ""
         if not problem and not run.finished:
             problem = f"its task has ended, but {run.path} is not finished here: is the folder shared?"
         self._log(f"{place} failed: {problem}" if problem else f"{place}: finished")

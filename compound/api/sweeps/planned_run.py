@@ -128,5 +128,5 @@ class Stopper:
 
 
 def error_text(error: Exception) -> str:
-    """Return the message of an error, with its class unless it is one of this package."""
-    return error.message if isinstance(error, CompoundError) else f"{type(error).__name__}: {error}"
+    """Return the message and the hint of an error, or its class and text if it is not of this package."""
+    return str(error) if isinstance(error, CompoundError) else f"{type(error).__name__}: {error}"

@@ -110,7 +110,7 @@ def sweep(
     lock = Lock(UntrustedFolder(folder))  # of two sweeps, each would overwrite the other's table
     try:
         stopper = stopper or Stopper()
-        table = _Table(runs, folder, _plan_controls(runs, folder) if controls else [])
+        table = _Table(runs, folder, lock, _plan_controls(runs, folder) if controls else [])
         table.write()
         if not cluster:
             return _execute_here(table, watch or (lambda _: nullcontext(lambda event: None)), log, stopper)
@@ -162,6 +162,7 @@ class _Table:
 
     runs: Sequence[PlannedRun]
     folder: Path
+    lock: Lock
     controls: Sequence[Control]
     failed: dict[PlannedRun, str] = field(default_factory=dict)
 
@@ -191,7 +192,12 @@ class _Table:
         return [control for control in self.controls if (control.file, control.settings.seed) == key]
 
     def write(self) -> SweepFacts:
-        """Write the table, and return its facts."""
+        """Write the table, and return its facts.
+
+        Raises:
+            RunDirectoryError: another sweep may use the folder.
+        """
+        self.lock.check()
         budgets = {run.file: run.settings.budget.limits() for run in self.runs}
         results = [result for control in self.controls if (result := control.result)]
         states = list(_states(self.runs, self.folder, self.failed))

@@ -7,14 +7,15 @@ sweep's directory, which all machines must share. A lost task is resumed from it
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import nullcontext
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 from compound.api.description import describe
 from compound.api.sweeps.planned_run import PlannedRun, Stopper, error_text
-from compound.cluster.handshake import SAME, WorkerMismatch, compare, facts_of, rebuild
+from compound.cluster.handshake import SAME, WorkerMismatch, facts_of, first_difference, rebuild
 from compound.cluster.messages import Document, Facts, SystemFile, WorkerMessage
 from compound.errors import CompoundError, RunDirectoryError
 from compound.runs.recorder import Interrupted
@@ -70,6 +71,11 @@ class TaskResult(WorkerMessage):
     message: str = ""
     hint: str = ""
 
+    @property
+    def text(self) -> str:
+        """Message and hint, as in the text of an error."""
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
 
 def check_machine(text: str) -> str:
     """Answer a `MachineCheck`."""
@@ -84,10 +90,11 @@ def execute_run(text: str) -> str:
     """Execute or resume the run of a `RunTask`."""
     try:
         task = RunTask.model_validate_json(text)
-        (program,) = _rebuild(task.check)
-        path = Path(task.path)
-        run = PlannedRun(program.path.stem, task.method, task.seed, path, program).without_runner()
-        _check_description(run, task.description)
+        with _naming_machine():
+            (program,) = _rebuild(task.check)
+            path = Path(task.path)
+            run = PlannedRun(program.path.stem, task.method, task.seed, path, program).without_runner()
+            _check_description(run, task.description)
         run.execute(Path(task.check.folder), lambda _: nullcontext(lambda event: None), Stopper())
     except Interrupted as error:
         return _result("interrupted", error)
@@ -102,8 +109,18 @@ def described(run: PlannedRun) -> Document | None:
     if problem is None:
         return None
     found: Document = json.loads(json.dumps(describe(problem)))
-    del found["versions"]  # of libraries; those that matter are compared by `compare`
+    del found["versions"]  # of libraries; those that matter are compared by `first_difference`
     return found
+
+
+@contextmanager
+def _naming_machine() -> Iterator[None]:
+    """Name this machine in errors about it: the driver does not know where a task runs."""
+    try:
+        yield
+    except CompoundError as error:
+        name = f"machine {platform.node()}"
+        raise WorkerMismatch(f"{name} cannot be used: {error.message}", hint=error.hint) from error
 
 
 def _rebuild(check: MachineCheck) -> list[Program]:
@@ -120,7 +137,8 @@ def _rebuild(check: MachineCheck) -> list[Program]:
         )
     programs = [rebuild(file.source) for file in check.files]
     for file, program in zip(check.files, programs, strict=True):
-        compare(file.facts, facts_of(program.system, program.folder), "this machine")
+        if difference := first_difference(file.facts, facts_of(program.system, program.folder)):
+            raise WorkerMismatch(difference, hint=SAME)
     return programs
 
 
@@ -135,16 +153,15 @@ def _check_description(run: PlannedRun, expected: Mapping[str, Any] | None) -> N
         return  # the run reports what is wrong with its data
     if expected is None:
         raise WorkerMismatch(
-            "the machine of the command cannot read the data of this run, so they cannot be compared",
+            "the machine of the command cannot read the data of this run, so it cannot compare them",
             hint=SAME,
         )
     changed = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
     if changed:
-        raise WorkerMismatch(
-            f"this machine cannot be used: its {changed[0]} differ from the driver's", hint=SAME
-        )
+        raise WorkerMismatch(f"its {changed[0]} differ from the driver's", hint=SAME)
 
 
 def _result(status: Literal["failed", "interrupted"], error: Exception) -> str:
-    hint = error.hint if isinstance(error, CompoundError) else ""
-    return TaskResult(status=status, message=error_text(error), hint=hint).model_dump_json()
+    if isinstance(error, CompoundError):
+        return TaskResult(status=status, message=error.message, hint=error.hint).model_dump_json()
+    return TaskResult(status=status, message=error_text(error)).model_dump_json()

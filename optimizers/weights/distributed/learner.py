@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from compound.components.engines.local import loading
 from compound.components.engines.local.devices import Placement
 from compound.components.engines.local.out_of_memory import naming_settings
 from compound.graph.space import Weights
-from compound.optimizers.weights.learner.adapters import Adapters, Prepare
+from compound.optimizers.weights.learner.adapters import Adapters, Load
+from compound.optimizers.weights.learner.critic import CriticSettings
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.saved import Saved
 from compound.optimizers.weights.learner.trainer import Trainer
 from compound.optimizers.weights.learner.updates import OptimizerSettings
-from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.loss.objective import ImitationObjective, Objective, PolicyObjective
 from compound.settings.base import Settings
 from compound.storage.artifacts import Reference
@@ -122,13 +123,13 @@ class LearnerSpec(Settings):
         return self.policy or self.imitation or PolicyObjective()
 
 
-def open_trainer(spec: LearnerSpec, *, prepare: Prepare | None = None) -> Trainer:
+def open_trainer(spec: LearnerSpec, *, load: Load | None = None) -> Trainer:
     """Load the base model in this process, and return a trainer of its adapters.
 
     Args:
         spec: the declaration.
-        prepare: called with the base model before adapters are added, to divide its weights among processes
-            that then run all forward passes together.
+        load: loads the base model and divides its weights among processes, which then run all forward passes
+            together.
 
     Raises:
         CompoundError: the model cannot be loaded or trained.
@@ -136,10 +137,10 @@ def open_trainer(spec: LearnerSpec, *, prepare: Prepare | None = None) -> Traine
     with naming_settings(f"loading {spec.model!r} for training", LOWER.format(section=spec.section)):
         adapters = Adapters(
             spec.model, {name: shape.space() for name, shape in spec.shapes.items()}, seed=spec.seed,
-            placement=spec.placement, checkpointing=spec.checkpointing, prepare=prepare,
+            placement=spec.placement, checkpointing=spec.checkpointing, load=load or loading.load_base,
             critic=spec.critic.space if spec.critic else None,
         )  # fmt: skip
     return Trainer(
         adapters, spec.adapter_of, spec.loss, spec.optimizer, spec.rollouts, spec.critic, seed=spec.seed,
-        steps=spec.steps, longest=spec.longest, section=spec.section, in_step=prepare is not None,
+        steps=spec.steps, longest=spec.longest, section=spec.section, in_step=load is not None,
     )  # fmt: skip

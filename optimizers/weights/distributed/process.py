@@ -13,14 +13,12 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from compound.errors import CompoundError
-from compound.optimizers.weights.distributed.fully_sharded import shard_layers
+from compound.optimizers.weights.distributed.fully_sharded import load_divided
 from compound.optimizers.weights.distributed.learner import LearnerSpec, open_trainer
 from compound.optimizers.weights.distributed.messages import (
     Message,
@@ -124,11 +122,8 @@ class Worker:
             self._trainer.close()
         given = LearnerSpec.model_validate(spec)
         placement = place(given.placement, self.rank)
-        prepare = None
-        if sharding == "fsdp":
-            prepare = partial(shard_layers, device=placement.device)
-            placement = replace(placement, device="cpu")
-        self._trainer = open_trainer(given.model_copy(update={"placement": placement}), prepare=prepare)
+        load = load_divided if sharding == "fsdp" else None
+        self._trainer = open_trainer(given.model_copy(update={"placement": placement}), load=load)
         return self._trainer.adapters.unshared
 
     def do_start(self, references: Mapping[str, Mapping[str, str] | None], folder: str) -> None:
@@ -149,12 +144,14 @@ class Worker:
         return self.trainer.step(samples_from_json(samples), number)
 
     def do_values(self, samples: Message) -> list[tuple[float, ...]]:
-        """Return the values of samples."""
-        return [sample.values for sample in self.trainer.values(samples_from_json(samples))]
+        """Return the values of samples, by the first process only: all have the rows of all samples."""
+        valued = self.trainer.values(samples_from_json(samples))
+        return [sample.values for sample in valued] if self.rank == 0 else []
 
     def do_divergences(self, samples: Message) -> list[tuple[float, ...]]:
-        """Return the log-ratios of samples."""
-        return self.trainer.divergences(samples_from_json(samples))
+        """Return the log-ratios of samples, by the first process only."""
+        rows = self.trainer.divergences(samples_from_json(samples))
+        return rows if self.rank == 0 else []
 
     def do_save(self, folder: str) -> dict[str, object]:
         """Store a checkpoint; forward passes of its probe need all processes."""

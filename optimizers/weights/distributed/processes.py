@@ -23,17 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from compound.errors import CompoundError, ConfigurationError, DeclarationError, RunDirectoryError
+from compound.optimizers.weights.distributed.logs import LogFolder
 from compound.optimizers.weights.distributed.messages import Message, encode, receive
 from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.trainer import StaleSamples
-from compound.security.sanitize import sanitize_text
-from compound.storage.paths import cache_folder
 
 START = 600.0  # seconds in which all processes must have imported their libraries and formed a group
 SETTLE = 3.0  # seconds to wait for the reports of other processes after the first failure
 END = 10.0  # seconds between the end of the connection and SIGKILL
-SHOWN = 20  # log lines in an error message
-KEPT = 16  # number of folders of earlier logs
 RESUME = "the same command resumes the run from its last step"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 KINDS = (ConfigurationError, DeclarationError, RunDirectoryError, StaleSamples)
@@ -70,7 +67,8 @@ class Processes:
         command: Sequence[str] = (sys.executable, "-P", "-c", BOOT),
     ) -> None:
         self.count, self.section = count, section
-        self.logs = _new_log_folder()
+        self._log = LogFolder()
+        self.logs = self._log.path
         self._events: queue.Queue[tuple[int, Message | None]] = queue.Queue()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
@@ -136,6 +134,7 @@ class Processes:
                 process.wait()
         for connection in self._connections:
             connection.close()
+        self._log.close()
         shutil.rmtree(self._shared, ignore_errors=True)
 
     def _start(self, rank: int, backend: str, command: Sequence[str]) -> None:
@@ -205,17 +204,9 @@ class Processes:
             return kind(f"{who}: {failure['message']}", hint=failure["hint"])
         what = _describe_exit(code) if failure is None else f"failed: {failure['error']}"
         return CompoundError(
-            f"{who} {what}, during: {action}. The end of its log:\n{self._log_tail(rank)}\n",
+            f"{who} {what}, during: {action}. The end of its log:\n{self._log.tail(rank)}\n",
             hint=self._hint(code if failure is None else None),
         )
-
-    def _log_tail(self, rank: int) -> str:
-        try:
-            text = (self.logs / f"{rank}.log").read_text("utf-8", "replace")
-        except OSError as error:  # many later learners were started
-            return f"    (the log cannot be read: {error.strerror})"
-        lines = text.splitlines()[-SHOWN:]
-        return "\n".join(f"    {sanitize_text(line)[:300]}" for line in lines) or "    (no output)"
 
     def _hint(self, code: int | None) -> str:
         if code == -signal.SIGKILL:
@@ -253,12 +244,3 @@ def _environment(rank: int, count: int) -> dict[str, str]:
         "WORLD_SIZE": str(count),
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def _new_log_folder() -> Path:
-    """Return a new folder for logs, and delete all but the latest earlier ones."""
-    folder = cache_folder() / "learner"
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in sorted(path for path in folder.iterdir() if path.is_dir())[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=folder))

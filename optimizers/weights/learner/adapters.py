@@ -47,7 +47,7 @@ FLOAT32_TOLERANCE = 1e-2  # nats by which a token's log-probability may differ t
 HALF_TOLERANCE = 0.5  # the same in half precision
 CRITIC = "|critic"  # adapter names are identifiers, so they cannot collide with it
 Name = str
-Prepare = Callable[["PreTrainedModel"], None]
+Load = Callable[[Path, Placement], tuple["PreTrainedModel", "PreTrainedTokenizerBase"]]
 
 
 class Adapters:
@@ -62,7 +62,7 @@ class Adapters:
         placement: where and how the base model is loaded.
         checkpointing: whether the activations of each layer are recomputed in the backward pass.
         critic: the shape of an adapter named `CRITIC`, which is neither saved nor sampled with.
-        prepare: called with the base model before adapters are added.
+        load: loads the base model from a folder; by default, all of it in this process.
 
     Attributes:
         unshared: why equal prompts cannot be processed once on this base model; ``""`` if they can.
@@ -80,11 +80,9 @@ class Adapters:
         placement: Placement | None = None,
         checkpointing: bool = False,
         critic: Weights | None = None,
-        prepare: Prepare | None = None,
+        load: Load = loading.load_base,
     ) -> None:
-        self.base, self.tokenizer = _load(model, placement or Placement(dtype=dtype))
-        if prepare is not None:
-            prepare(self.base)
+        self.base, self.tokenizer = _load(model, placement or Placement(dtype=dtype), load)
         self.spaces = {
             name: replace(space, targets=tuple(resolve(self.base, space.targets)))
             for name, space in sorted(spaces.items())
@@ -403,7 +401,9 @@ def _product(part: torch.nn.Linear, x: Tensor) -> Tensor:
     return linear(x, part.weight.to(x.dtype))
 
 
-def _load(name: str, placement: Placement) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load(
+    name: str, placement: Placement, load: Load = loading.load_base
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return a frozen causal language model and its tokenizer."""
     try:
         import transformers  # noqa: F401 - imported only to report that it is missing
@@ -411,7 +411,7 @@ def _load(name: str, placement: Placement) -> tuple[PreTrainedModel, PreTrainedT
         raise MissingExtra("training", "transformers", "local") from None
     folder = models.resolve(name)
     try:
-        model, tokenizer = loading.load_base(folder, placement)
+        model, tokenizer = load(folder, placement)
     except (OSError, ValueError) as error:
         raise CompoundError(f"{name!r} cannot be trained: {model_folder.explain(error)}") from error
     for parameter in model.parameters():

@@ -16,11 +16,6 @@ FINER = (1, 2, 4)  # micro-batches per process to try if those of `max_tokens` a
 TOLERANCE = 1.1  # most tokens of a process, relative to the mean, if micro-batches need not be smaller
 
 
-def size(sample: Sample) -> int:
-    """Return the number of tokens of prompt and answer."""
-    return len(sample.tokens.prompt) + sample.length
-
-
 def micro_batches(
     samples: Sequence[Sample], max_tokens: int, *, share_prompts: bool = True
 ) -> list[list[Sample]]:
@@ -36,7 +31,7 @@ def micro_batches(
         share_prompts: whether the model can process equal prompts once.
     """
     chains = conversations(samples)
-    long = sorted((chain for chain in chains if len(chain) > 1), key=lambda chain: size(chain[-1]))
+    long = sorted((chain for chain in chains if len(chain) > 1), key=lambda chain: chain[-1].size)
     single = [chain[0] for chain in chains if len(chain) == 1]
     return [*_merged(long, max_tokens), *_single(single, max_tokens, share_prompts)]
 
@@ -46,7 +41,7 @@ def _merged(chains: Sequence[list[Sample]], max_tokens: int) -> list[list[Sample
     batches: list[list[Sample]] = []
     rows = 0
     for chain in chains:
-        if batches and (rows + 1) * size(chain[-1]) <= max_tokens:
+        if batches and (rows + 1) * chain[-1].size <= max_tokens:
             batches[-1] += chain
             rows += 1
         else:
@@ -73,7 +68,7 @@ def _single(samples: Sequence[Sample], max_tokens: int, share_prompts: bool) -> 
 
 def padded_size(batch: Sequence[Sample]) -> int:
     """Return the tokens of a forward pass that processes every prompt, padding included."""
-    return len(batch) * max(map(size, batch))
+    return len(batch) * max(sample.size for sample in batch)
 
 
 def shared_size(batch: Sequence[Sample]) -> int:
@@ -212,7 +207,8 @@ def in_step(shares: Sequence[Sequence[Batch]], rank: int, *, share_prompts: bool
                 yield Pass(kind[rank][turn])
             else:
                 others = (s for own in kind if turn < len(own) for s in own[turn])
-                yield Pass([min((s for s in others if s.length > twice), key=size)], twice, counts=False)
+                found = min((s for s in others if s.length > twice), key=lambda sample: sample.size)
+                yield Pass([found], twice, counts=False)
 
 
 def _runs_twice(batch: Batch, share_prompts: bool) -> bool:

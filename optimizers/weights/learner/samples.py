@@ -61,6 +61,11 @@ class Sample:
         return len(self.tokens.sampled)
 
     @property
+    def size(self) -> int:
+        """Number of tokens of prompt and answer."""
+        return len(self.tokens.prompt) + self.length
+
+    @property
     def is_truncated(self) -> bool:
         """Whether the answer was cut off at the maximum length."""
         return self.tokens.finish_reason == "length"
@@ -95,3 +100,15 @@ class SamplingSettings(Settings):
     def max_examples(self) -> int:
         """Maximum number of examples of a step."""
         return self.examples
+
+    def admits(self, sample: Sample) -> bool:
+        """Return whether a sample is neither empty nor too long."""
+        return bool(sample.length) and sample.size <= self.max_length
+
+    def masks(self, sample: Sample) -> bool:
+        """Return whether a sample is excluded from the loss because it was cut off."""
+        return self.mask_truncated and sample.is_truncated
+
+    def learns_from(self, sample: Sample) -> bool:
+        """Return whether the tokens of a sample contribute to the loss."""
+        return self.admits(sample) and not self.masks(sample)

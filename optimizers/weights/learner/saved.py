@@ -68,7 +68,7 @@ class TrainingState(State):
         ahead: the folder of the samples drawn ahead for the next step.
         kept: the recipe's state between steps, as JSON.
         curve: the learning curve: one entry per completed step.
-        max_runs: the most system runs of any step.
+        max_runs: the most system runs of any step, if it had drawn the maximum number of examples.
         evaluated: each evaluated step with its score.
         best: the best evaluated step.
         folders: the folders that this state needs.

@@ -7,7 +7,7 @@ an update is a sum over its samples, so it does not depend on how they are divid
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,20 +17,14 @@ from compound.components.engines.local import loading
 from compound.components.engines.local.out_of_memory import naming_settings
 from compound.errors import CompoundError
 from compound.optimizers.weights.learner.adapters import CRITIC, Adapters
-from compound.optimizers.weights.learner.batching import Pass, by_adapter, divide, in_step, minibatches, size
-from compound.optimizers.weights.learner.critic import VALUE, Critic
-from compound.optimizers.weights.learner.forward import ForwardPass, forward
+from compound.optimizers.weights.learner.batching import Pass, by_adapter, minibatches
+from compound.optimizers.weights.learner.critic import VALUE, Critic, CriticSettings
+from compound.optimizers.weights.learner.forward import ForwardPass
 from compound.optimizers.weights.learner.monitor import Monitor
+from compound.optimizers.weights.learner.passes import Passes, per_token
 from compound.optimizers.weights.learner.samples import SECTION, Sample, SamplingSettings
 from compound.optimizers.weights.learner.saved import Saved
-from compound.optimizers.weights.learner.updates import (
-    OptimizerSettings,
-    Rate,
-    Updater,
-    all_reduce,
-    rank_and_world_size,
-)
-from compound.optimizers.weights.learner.values import CriticSettings
+from compound.optimizers.weights.learner.updates import OptimizerSettings, Rate, Updater
 from compound.optimizers.weights.loss import corrections, diagnostics, losses
 from compound.optimizers.weights.loss.losses import PolicyLoss
 from compound.optimizers.weights.loss.objective import Objective
@@ -92,11 +86,16 @@ class Trainer:
         section: str = SECTION,
         in_step: bool = False,
     ) -> None:
-        self.section, self.in_step = section, in_step
+        self.section = section
         self.adapters, self.adapter_of, self.longest, self.seed = adapters, dict(adapter_of), longest, seed
         self.optimizer, self.rollouts = optimizer, rollouts
         self.variant, self.loss = loss.name, loss.settings
         self.policy = self.loss if isinstance(self.loss, PolicyLoss) else None  # None: an imitation loss
+        self.passes = Passes(
+            adapters, self.adapter_of, optimizer.micro_tokens, rollouts.temperature,
+            # imitation also teaches the format, so it maximizes the likelihood without the constraint
+            constrained=self.policy is not None, in_step=in_step,
+        )  # fmt: skip
         rate, norm, most = Rate.of(optimizer, steps), optimizer.max_norm, optimizer.max_skipped
         self._updaters = {
             name: Updater(adapters.parameters(name), rate, norm, f"adapter {name!r}", most, section)
@@ -146,8 +145,10 @@ class Trainer:
         kept, critic = self._kept(samples), self.critic
         assert critic is not None  # only recipes with a critic ask for values
         with self._memory(), torch.no_grad():
-            table = self._table(kept, lambda ran: critic.estimates(ran.states), critic=critic.has_adapter)
-            rows = _per_token(kept, table)
+            table = self.passes.table(
+                kept, lambda ran: critic.estimates(ran.states), critic=critic.has_adapter
+            )
+            rows = per_token(kept, table)
         return [
             replace(sample, values=rows[id(sample)]) if id(sample) in rows else sample for sample in samples
         ]
@@ -161,13 +162,13 @@ class Trainer:
 
         kept = self._kept(samples)
         with self._memory(), torch.no_grad():
-            policy, base = (self._table(kept, lambda ran: ran.logps, base=off) for off in (False, True))
-        rows = _per_token(kept, policy - base)
+            policy, base = (self.passes.table(kept, lambda ran: ran.logps, base=off) for off in (False, True))
+        rows = per_token(kept, policy - base)
         return [rows.get(id(sample), ()) for sample in samples]
 
     def _kept(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples that are neither empty nor too long."""
-        return [s for s in samples if s.length and size(s) <= self.rollouts.max_length]
+        return [s for s in samples if self.rollouts.admits(s)]
 
     def _update(self, part: Sequence[Sample], number: int, fixed: FixedLogps, monitor: Monitor) -> None:
         """Update the critic and each adapter that has samples in this minibatch."""
@@ -176,11 +177,11 @@ class Trainer:
                 continue
             weight_of = self._weights(own)
             with self.adapters.using(name) as model:
-                for each in self._passes_over(learned):
+                for each in self.passes.share(learned):
                     if each.counts:
                         loss = self._loss(model, each.samples, weight_of, fixed, monitor, each.shared)
                     else:
-                        loss = 0.0 * self._forward(model, each, temperature=1.0, entropy=False).logps.sum()
+                        loss = 0.0 * self.passes.run(model, each, temperature=1.0, entropy=False).logps.sum()
                     loss.backward()
                     self._accumulate()
             if self.critic is not None and self.critic.has_adapter:
@@ -193,8 +194,8 @@ class Trainer:
     def _fit_critic(self, critic: Critic, samples: Sequence[Sample], weight_of: Mapping[int, float]) -> None:
         """Add the gradients of the value loss to the critic's adapter and head."""
         with self.adapters.using(CRITIC) as model:
-            for each in self._passes_over(samples):
-                ran = self._forward(model, each, temperature=1.0, logps=False)
+            for each in self.passes.share(samples):
+                ran = self.passes.run(model, each, temperature=1.0, logps=False)
                 if each.counts:
                     weight = _padded([(weight_of[id(s)],) for s in each.samples], ran.mask[:, :1])
                     loss = (self._value_loss(each.samples, ran, critic) * ran.mask * weight).sum()
@@ -210,7 +211,7 @@ class Trainer:
 
     def _learned_from(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples whose tokens contribute to the loss, without masked truncated ones."""
-        return [s for s in samples if not (self.rollouts.mask_truncated and s.is_truncated)]
+        return [s for s in samples if not self.rollouts.masks(s)]
 
     def _weights(self, samples: Sequence[Sample]) -> dict[int, float]:
         """Return the weights of the samples of an update; a masked sample counts as an empty answer."""
@@ -238,7 +239,7 @@ class Trainer:
         # imitation maximizes the likelihood at temperature 1, whatever the rollouts were sampled at
         temperature = 1.0 if policy is None else self.rollouts.temperature
         each = Pass(list(batch), shared)
-        ran = self._forward(model, each, entropy_grad=entropy > 0, temperature=temperature)
+        ran = self.passes.run(model, each, entropy_grad=entropy > 0, temperature=temperature)
         weight = torch.tensor([weight_of[id(s)] for s in batch], device=ran.mask.device)[:, None]
         old = ran.logps.detach() if not fixed.old else _rows(fixed.old, batch, ran.mask)
         advantages = ran.mask
@@ -307,87 +308,9 @@ class Trainer:
         # with a single update, the old log-probabilities are those of the update's own forward pass
         several = self.optimizer.epochs * self.optimizer.minibatches > 1
         with torch.no_grad():
-            old = self._logps(samples, base=False) if several else {}
-            reference = self._logps(samples, base=True) if self.policy.beta else {}
+            old = self.passes.logps(samples, base=False) if several else {}
+            reference = self.passes.logps(samples, base=True) if self.policy.beta else {}
         return FixedLogps(old, reference)
-
-    def _logps(self, samples: Sequence[Sample], *, base: bool) -> dict[int, Tensor]:
-        """Return the log-probabilities of sampled tokens, by ``id`` of the sample."""
-        table = self._table(samples, lambda ran: ran.logps, base=base)
-        return {id(sample): row[: sample.length] for sample, row in zip(samples, table, strict=True)}
-
-    def _table(
-        self,
-        samples: Sequence[Sample],
-        row: Callable[[ForwardPass], Tensor],
-        *,
-        base: bool = False,
-        critic: bool = False,
-    ) -> Tensor:
-        """Return one number per sampled token, (samples, longest answer), on the device.
-
-        Each process computes its share of the micro-batches. The rows are summed over the processes; rows of
-        other processes are 0, so the sum is exact.
-        """
-        import torch
-
-        place = {id(sample): number for number, sample in enumerate(samples)}
-        longest = max((sample.length for sample in samples), default=0)
-        table = torch.zeros((len(samples), longest), device=self.adapters.device)
-        if not samples:
-            return table
-        for batch, ran in self._passes(samples, base=base, critic=critic):
-            numbers = row(ran) * ran.mask
-            table[[place[id(sample)] for sample in batch], : numbers.shape[1]] = numbers
-        all_reduce([table])
-        return table
-
-    def _passes(
-        self, samples: Sequence[Sample], *, base: bool = False, critic: bool = False
-    ) -> Iterator[tuple[list[Sample], ForwardPass]]:
-        """Yield this process's micro-batches with their forward passes: of policy, base, or critic."""
-        for name, own in by_adapter(samples, self.adapter_of).items():
-            with self.adapters.using(CRITIC if critic else None if base else name) as model:
-                for each in self._passes_over(own):
-                    temperature = self.rollouts.temperature
-                    ran = self._forward(model, each, temperature=temperature, entropy=False, logps=not critic)
-                    if each.counts:
-                        yield each.samples, ran
-
-    def _passes_over(self, samples: Sequence[Sample]) -> Iterator[Pass]:
-        """Yield this process's share of the forward passes over the samples of one adapter."""
-        rank, processes = rank_and_world_size()
-        share_prompts = not self.adapters.unshared
-        shares = divide(samples, self.optimizer.micro_tokens, processes, share_prompts=share_prompts)
-        if self.in_step:
-            yield from in_step(shares, rank, share_prompts=share_prompts)
-        else:
-            yield from map(Pass, shares[rank])
-
-    def _forward(
-        self,
-        model: PreTrainedModel,
-        each: Pass,
-        *,
-        temperature: float,
-        entropy_grad: bool = False,
-        entropy: bool = True,
-        logps: bool = True,
-    ) -> ForwardPass:
-        """Run the model over a micro-batch; equal prompts are processed once if the model allows it."""
-        batch, shared = each.samples, False if self.adapters.unshared else each.shared
-        # Imitation also teaches the format, so it maximizes the likelihood without the constraint.
-        constrained = self.policy is not None and any(sample.tokens.constraint for sample in batch)
-        return forward(
-            model,
-            batch,
-            shared=shared,
-            entropy_grad=entropy_grad,
-            temperature=temperature,
-            constraints=self.adapters.constraints if constrained else None,
-            entropy=entropy,
-            logps=logps,
-        )
 
     def _check_staleness(self, samples: Sequence[Sample]) -> None:
         """Raise if a sample was drawn with an adapter version that is too old."""
@@ -441,7 +364,7 @@ class Trainer:
 
     def close(self) -> None:
         """Release the model's memory; the trainer cannot be used afterwards."""
-        del self.adapters, self._updaters
+        del self.adapters, self.passes, self._updaters
         loading.release()
 
     def save(self, folder: Path) -> Saved:
@@ -515,11 +438,6 @@ def _stored(reference: Reference, folder: Path) -> dict[str, Tensor]:
 
     tensors: dict[str, Tensor] = load_file(verify_reference(reference, folder) / "state.safetensors")
     return tensors
-
-
-def _per_token(samples: Sequence[Sample], table: Tensor) -> dict[int, tuple[float, ...]]:
-    """Return the numbers of each sample's tokens, by its ``id``; reads them from the device at once."""
-    return {id(s): tuple(row[: s.length]) for s, row in zip(samples, table.tolist(), strict=True)}
 
 
 def _rows(known: Mapping[int, Tensor], batch: Sequence[Sample], like: Tensor) -> Tensor:

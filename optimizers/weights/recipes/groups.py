@@ -1,10 +1,11 @@
 """Recipes that compare the rollouts of an example, and replace examples whose rollouts give no gradient.
 
-If all rewards within the groups of an example are equal, its rollouts have no advantage. With
-``rollouts.refill`` such an example is replaced by a further one, as in the dynamic sampling of DAPO
-(arXiv 2503.14476, section 3.2). Examples are replaced in rounds: a round draws one example for each that is
-missing, and waits for all of its rollouts. What is drawn depends on rewards only, and not on the order in
-which rollouts finish.
+If all rewards within the groups of an example are equal, its rollouts have no advantage; nor do they give a
+gradient if the loss excludes every answer with an advantage, because it is masked or too long. With
+``rollouts.refill`` such an example is replaced by a further one, as in the dynamic sampling of DAPO (arXiv
+2503.14476, section 3.2). Examples are replaced in rounds: a round draws one example for each that is missing,
+and waits for all of its rollouts. What is drawn depends on the answers and their rewards only, and not on the
+order in which rollouts finish.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TypeVar
 from compound.errors import BudgetExhausted
 from compound.example import Example
 from compound.optimizers.weights.credit.regrouping import MIXED
+from compound.optimizers.weights.learner.samples import SamplingSettings
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
     GroupSettings,
@@ -26,6 +28,7 @@ from compound.optimizers.weights.recipes.recipe import (
 )
 from compound.optimizers.weights.recipes.rollouts import Rollout
 
+NO_ADVANTAGE = 1e-9  # largest rounding error of an advantage of 0
 T = TypeVar("T")
 
 
@@ -49,9 +52,8 @@ class GroupRecipe(PolicyRecipe):
 
     async def collect(self, context: RecipeContext, examples: Sequence[Example]) -> CreditedSamples:
         """Draw rollouts of the examples and, with `refill`, of further ones, and assign credit."""
-        return await collect_groups(
-            context, examples, partial(self.draw, context), partial(self.credit, context)
-        )
+        draw, credit = partial(self.draw, context), partial(self.credit, context)
+        return await collect_groups(context, examples, draw, credit, self.sampling)
 
 
 async def collect_groups(
@@ -59,6 +61,7 @@ async def collect_groups(
     examples: Sequence[Example],
     draw: Callable[[Sequence[Example]], Awaitable[Sequence[T]]],
     credit: Callable[[Sequence[T]], Awaitable[CreditedSamples]],
+    sampling: SamplingSettings,
 ) -> CreditedSamples:
     """Return the samples of a step, in which examples without a gradient are replaced.
 
@@ -67,6 +70,7 @@ async def collect_groups(
         examples: the examples of the step.
         draw: makes the rollouts of some examples.
         credit: assigns credit to all rollouts of the step.
+        sampling: which samples the loss excludes.
 
     Returns:
         The samples. If examples may be replaced, the facts also contain the number of examples that were
@@ -77,7 +81,7 @@ async def collect_groups(
     if not context.spare:
         return credited
     further = 0
-    while (missing := len(examples) - _informative(credited)) > 0 and further < len(context.spare):
+    while (missing := len(examples) - _informative(credited, sampling)) > 0 and further < len(context.spare):
         more = context.spare[further : further + missing]
         try:
             made = [*drawn, *await draw(more)]
@@ -85,10 +89,22 @@ async def collect_groups(
         except BudgetExhausted:  # the step keeps the examples that were drawn before
             break
         drawn, further = made, further + len(more)
-    counts = {"refilled": further, "informative": _informative(credited)}
+    counts = {"refilled": further, "informative": _informative(credited, sampling)}
     return replace(credited, facts={**credited.facts, **counts})
 
 
-def _informative(credited: CreditedSamples) -> int:
-    """Return the number of examples with an advantage in a group of their own rollouts."""
-    return len({sample.example for sample in credited.samples if sample.group[:1] != (MIXED,)})
+def _informative(credited: CreditedSamples, sampling: SamplingSettings) -> int:
+    """Return the number of examples that give a gradient.
+
+    The loss must learn from an answer that has an advantage in a group of the example's own rollouts. Masked
+    answers count in the statistics of their group, so the others may differ from its mean, or not.
+    """
+    return len(
+        {
+            sample.example
+            for sample in credited.samples
+            if sample.group[:1] != (MIXED,)
+            and sampling.learns_from(sample)
+            and any(abs(advantage) > NO_ADVANTAGE for advantage in sample.advantages)
+        }
+    )

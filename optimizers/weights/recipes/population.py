@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compound.execution.executor import ComponentSettings
+from compound.execution.graph_run import ComponentSettings
 from compound.execution.rng import generator
 from compound.graph.configuration import component_of
 

@@ -17,8 +17,8 @@ from compound.concurrency.threads import compute
 from compound.example import Example
 from compound.optimizers.weights.credit.advantages import check_rewards
 from compound.optimizers.weights.credit.gae import explained_variance, gae, whiten
+from compound.optimizers.weights.learner.critic import CriticSettings
 from compound.optimizers.weights.learner.samples import Sample
-from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.recipes.propagated import propagated_samples
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,

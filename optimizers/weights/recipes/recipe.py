@@ -25,9 +25,9 @@ from compound.optimization.method import Task
 from compound.optimizers.weights.distributed.learner import Learner
 from compound.optimizers.weights.distributed.settings import LearnerSettings
 from compound.optimizers.weights.learner.base import BaseModelSettings
+from compound.optimizers.weights.learner.critic import CriticSettings
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.updates import OptimizerSettings
-from compound.optimizers.weights.learner.values import CriticSettings
 from compound.optimizers.weights.loss.objective import (
     ImitationObjective,
     Objective,

@@ -38,9 +38,10 @@ class RolloutSettings(SamplingSettings):
     runs: int = Field(default=8, ge=1)
     """Runs or forks of each example."""
     refill: int = Field(default=1, ge=1)
-    """Maximum number of examples of a step, as a multiple of `examples`. With 2 or more, examples whose
-    groups all have equal rewards, and thus give no gradient, are replaced by further ones (the dynamic
-    sampling of DAPO). The budget of a step covers the maximum. Only for methods that compare groups."""
+    """Maximum number of examples of a step, as a multiple of `examples`. With 2 or more, examples that give
+    no gradient, since their groups have equal rewards or all answers with an advantage are masked or too
+    long, are replaced by further ones (the dynamic sampling of DAPO). The budget of a step covers the
+    maximum. Only for methods that compare groups."""
 
     @property
     def max_examples(self) -> int:

@@ -21,7 +21,7 @@ from compound.engine import TokenRecord  # noqa: E402
 from compound.graph.space import LoRA  # noqa: E402
 from compound.optimizers.weights.learner import forward as forward_module  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
-from compound.optimizers.weights.learner.batching import micro_batches, size  # noqa: E402
+from compound.optimizers.weights.learner.batching import micro_batches  # noqa: E402
 from compound.optimizers.weights.learner.conversations import conversations, whole  # noqa: E402
 from compound.optimizers.weights.learner.forward import forward  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
@@ -105,7 +105,7 @@ def test_conversations_divide_the_samples_into_chains_of_prefixes(seed: int, cou
         for one, other in itertools.pairwise(chain):
             end = (*one.tokens.prompt, *one.tokens.sampled)
             assert other.tokens.prompt[: len(end)] == end
-        assert len(whole(chain)) == max(map(size, chain)) - 1
+        assert len(whole(chain)) == max(sample.size for sample in chain) - 1
 
 
 def test_equal_turns_of_several_rollouts_each_continue_once() -> None:
@@ -132,4 +132,4 @@ def test_micro_batches_keep_conversations_together(seed: int, most: int, shared:
     for batch in batches:
         chains = conversations(batch)
         if any(len(chain) > 1 for chain in chains):
-            assert len(chains) == 1 or len(chains) * max(map(size, batch)) <= most
+            assert len(chains) == 1 or len(chains) * max(sample.size for sample in batch) <= most

@@ -232,7 +232,7 @@ def test_the_trainer_learns_from_constrained_answers_of_its_own_distribution(fol
     ]
     adapters = Adapters(str(folder), {"x": LoRA(rank=2)}, dtype="float32")
     trainer = plain().trainer(adapters, {"x": "x"}, longest=120)
-    logps = trainer._logps(samples, base=False)
+    logps = trainer.passes.logps(samples, base=False)
     for one in samples:
         assert logps[id(one)][: one.length].tolist() == pytest.approx(one.tokens.logprobs, abs=LOGPROBS)
     facts = trainer.step(samples, 0)["components"]["x"]

@@ -28,7 +28,7 @@ from compound.engine import TokenRecord  # noqa: E402
 from compound.errors import CompoundError  # noqa: E402
 from compound.graph.space import LoRA  # noqa: E402
 from compound.optimizers.weights.learner import adapters as adapters_module  # noqa: E402
-from compound.optimizers.weights.learner import trainer as trainer_module  # noqa: E402
+from compound.optimizers.weights.learner import passes as passes_module  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters, reason_unshared  # noqa: E402
 from compound.optimizers.weights.learner.batching import micro_batches  # noqa: E402
 from compound.optimizers.weights.learner.forward import forward, shared_fraction  # noqa: E402
@@ -201,7 +201,7 @@ def test_a_model_with_other_results_from_a_cache_reads_every_prompt(
         asked.append(how["shared"])
         return forward(model, batch, **how)
 
-    monkeypatch.setattr(trainer_module, "forward", noted)
+    monkeypatch.setattr(passes_module, "forward", noted)
     trainer = plain().trainer(adapters, {"x": "x"})
     rng = random.Random(0)
     prompt = tuple(rng.randrange(24) for _ in range(30))

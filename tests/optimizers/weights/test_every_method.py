@@ -406,7 +406,7 @@ def test_the_trainer_says_what_the_sampler_said_at_any_temperature(
     step = Trainer.step
 
     def kept(self: Trainer, samples: Any, number: int, **how: Any) -> Any:
-        ours = self._logps(samples, base=False)
+        ours = self.passes.logps(samples, base=False)
         sampled.extend((sample, ours[id(sample)][: sample.length].tolist()) for sample in samples)
         return step(self, samples, number, **how)
 

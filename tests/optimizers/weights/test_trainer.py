@@ -32,6 +32,7 @@ from compound.graph.space import LoRA, Weights  # noqa: E402
 from compound.graph.system import System  # noqa: E402
 from compound.optimizers.weights.credit.advantages import advantages  # noqa: E402
 from compound.optimizers.weights.learner import adapters as adapters_module  # noqa: E402
+from compound.optimizers.weights.learner import passes as passes_module  # noqa: E402
 from compound.optimizers.weights.learner import trainer as trainer_module  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters, partition  # noqa: E402
 from compound.optimizers.weights.learner.batching import (  # noqa: E402
@@ -39,7 +40,6 @@ from compound.optimizers.weights.learner.batching import (  # noqa: E402
     minibatches,
     padded_size,
     shared_size,
-    size,
 )
 from compound.optimizers.weights.learner.forward import forward, shared_fraction  # noqa: E402
 from compound.optimizers.weights.learner.head import OutputLayer  # noqa: E402
@@ -881,7 +881,7 @@ class TestSteps:
 
     def test_the_kl_of_a_reward_is_the_log_ratio_to_the_base(self, toy_model: Path) -> None:
         adapters, samples = made(toy_model, "x"), some()
-        settings = plain(max_length=max(map(size, samples)) - 1)
+        settings = plain(max_length=max(sample.size for sample in samples) - 1)
         trainer = settings.trainer(adapters, {"x": "x"})
         found = trainer.divergences(samples)
         with torch.no_grad():
@@ -891,7 +891,7 @@ class TestSteps:
                 base = forward(model, samples).logps
         for place, sample in enumerate(samples):
             far = (policy - base)[place, : sample.length].tolist()
-            expected = [] if size(sample) > settings.settings.rollouts.max_length else far
+            expected = [] if sample.size > settings.settings.rollouts.max_length else far
             assert found[place] == pytest.approx(tuple(expected), abs=LOGPROBS)
         assert () in found
         assert any(abs(value) > 0.01 for row in found for value in row)
@@ -902,7 +902,7 @@ class TestSteps:
         def full(*_: Any, **__: Any) -> Any:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-        monkeypatch.setattr(trainer_module, "forward", full)
+        monkeypatch.setattr(passes_module, "forward", full)
         with pytest.raises(CompoundError) as raised:
             PLAIN.trainer(made(toy_model, "x"), {"x": "x"}, section="optimize.ppo").step(some(), 0)
         assert "lower optimize.ppo.optimizer.micro_tokens" in str(raised.value.hint)
@@ -930,7 +930,7 @@ class TestSteps:
             asked.append(entropy)
             return forward(*given, entropy=entropy, **named)
 
-        monkeypatch.setattr(trainer_module, "forward", noted)
+        monkeypatch.setattr(passes_module, "forward", noted)
         trainer = plain(minibatches=2, beta=0.1).trainer(made(toy_model, "x"), {"x": "x"})
         facts = trainer.step(some(), 0)
         assert asked.count(True) == 2  # one for each minibatch
@@ -1068,7 +1068,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from training_settings import plain
 from tests.optimizers.weights.test_trainer import made, some
-from compound.optimizers.weights.learner import trainer as trainer_module
+from compound.optimizers.weights.learner import passes
 from compound.optimizers.weights.learner.trainer import Trainer
 
 folder, out, rank, world, store = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
@@ -1081,14 +1081,14 @@ trainer = settings.trainer(adapters, {"x": "x", "y": "y"}, critic=True)
 with torch.no_grad():
     trainer.critic.head[1].weight.fill_(0.1)
 read = []
-forward = trainer_module.forward
+forward = passes.forward
 
 def counted(model, batch, **how):
     if not torch.is_grad_enabled():
         read.append(len(batch))
     return forward(model, batch, **how)
 
-trainer_module.forward = counted
+passes.forward = counted
 samples = trainer.values(some(components=("x", "y"), groups=3))
 said = [list(sample.values) for sample in samples]
 samples = [replace(sample, returns=(0.7,) * sample.length) for sample in samples]

@@ -19,8 +19,9 @@ from trainings.learners import declared, drawn
 torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 
-from compound.errors import CompoundError  # noqa: E402
+from compound.errors import CompoundError, RunDirectoryError  # noqa: E402
 from compound.optimizers.weights.distributed import processes as module  # noqa: E402
+from compound.optimizers.weights.distributed.logs import KEPT, LogFolder  # noqa: E402
 from compound.optimizers.weights.distributed.processes import BOOT, Processes  # noqa: E402
 from compound.optimizers.weights.distributed.sharded import ShardedLearner  # noqa: E402
 
@@ -164,11 +165,42 @@ def test_processes_share_the_cores_and_talk_on_this_machine_only(monkeypatch: py
 
 def test_old_logs_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPOUND_CACHE", str(tmp_path))
-    for _ in range(module.KEPT + 3):
-        newest = module._new_log_folder()
+    for _ in range(KEPT + 3):
+        newest = LogFolder()
+        newest.close()
     left = list((tmp_path / "learner").iterdir())
-    assert len(left) == module.KEPT + 1
-    assert newest in left
+    assert len(left) == KEPT + 1
+    assert newest.path in left
+
+
+def test_logs_of_running_processes_are_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By any number of later learners, such as those of other runs."""
+    monkeypatch.setenv("COMPOUND_CACHE", str(tmp_path))
+    monkeypatch.setattr("time.strftime", lambda _: "the-same-second-")
+    running = Processes(1)
+    for _ in range(KEPT + 3):
+        LogFolder().close()
+    assert (running.logs / "0.log").exists()
+    running.close()
+    others = [path for path in running.logs.parent.iterdir() if path != running.logs]
+    for number, path in enumerate(others):  # the last ones by name
+        path.rename(path.with_name(f"z{number:02}"))
+    LogFolder().close()
+    assert not running.logs.exists()
+
+
+def test_no_log_is_deleted_where_folders_cannot_be_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPOUND_CACHE", str(tmp_path))
+
+    def none(*_: object) -> None:
+        raise RunDirectoryError("the file system has no locks")
+
+    monkeypatch.setattr("compound.optimizers.weights.distributed.logs.Lock", none)
+    for _ in range(KEPT + 3):
+        LogFolder().close()
+    assert len(list((tmp_path / "learner").iterdir())) == KEPT + 3
 
 
 def test_a_call_after_a_failure_does_not_wait(toy_model: Path) -> None:

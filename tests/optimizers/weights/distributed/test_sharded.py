@@ -19,13 +19,13 @@ pytest.importorskip("peft")
 
 from compound.errors import ConfigurationError  # noqa: E402
 from compound.optimizers.weights.distributed.learner import AdapterShape, Learner, LearnerSpec, open_trainer  # noqa: E402
+from compound.optimizers.weights.distributed.messages import samples_to_json  # noqa: E402
 from compound.optimizers.weights.distributed.processes import BOOT, Processes  # noqa: E402
 from compound.optimizers.weights.distributed.sharded import ShardedLearner  # noqa: E402
-from compound.optimizers.weights.learner.critic import VALUE  # noqa: E402
+from compound.optimizers.weights.learner.critic import VALUE, CriticSettings  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.saved import Saved  # noqa: E402
 from compound.optimizers.weights.learner.trainer import StaleSamples  # noqa: E402
-from compound.optimizers.weights.learner.values import CriticSettings  # noqa: E402
 
 EQUAL = 1e-6  # relative to the largest number of a tensor, in float32
 MANY: dict[str, Any] = {"groups": 12, "prompt": 20}  # a micro-batch of 64 tokens for each group
@@ -109,36 +109,93 @@ def test_a_critic_with_its_own_adapter_trains_to_equal_weights(
     assert weights <= EQUAL
 
 
-def test_layers_are_divided_again_after_each_pass(toy_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("own_critic", [False, True], ids=["value head", "critic with an adapter"])
+def test_gradient_checkpointing_of_divided_layers_trains_to_equal_weights(
+    own_critic: bool, toy_model: Path, group: Group, tmp_path: Path
+) -> None:
+    """The backward pass gathers the weights of each layer again, to recompute its activations."""
+    spec = declared(toy_model, critic=True, micro_tokens=64, epochs=2, beta=0.05)
+    spec = spec.model_copy(update={"checkpointing": True})
+    if own_critic:
+        critic = CriticSettings.model_validate({"adapter": {"rank": 2}})
+        spec = spec.model_copy(update={"critic": critic})
+    weights, norms = both(spec, group(2), tmp_path, "fsdp", **MANY)
+    assert norms <= EQUAL
+    assert weights <= EQUAL
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+def test_layers_are_divided_again_after_each_pass(
+    checkpointing: bool, toy_model: Path, tmp_path: Path
+) -> None:
     """And the other process keeps no copies of checkpoints."""
     report = tmp_path / "report.txt"
     code = f"""
 from compound.optimizers.weights.distributed.process import Worker
 from torch.distributed.tensor import DTensor
-values, save = Worker.do_values, Worker.do_save
-def do_values(self, samples):
-    found = values(self, samples)
+values, step, save = Worker.do_values, Worker.do_step, Worker.do_save
+def note(self):
     layers = [p for n, p in self.trainer.adapters.base.named_parameters() if ".layers." in n and "lora" not in n]
     if rank == 1:
         open({str(report)!r}, "a").write(f"{{all(isinstance(p, DTensor) for p in layers)}} {{len(layers) > 0}}\\n")
+def do_values(self, samples):
+    found = values(self, samples)
+    note(self)
+    return found
+def do_step(self, *samples, **how):
+    found = step(self, *samples, **how)
+    note(self)
     return found
 def do_save(self, folder):
     found = save(self, folder)
     if rank == 1:
         open({str(report)!r}, "a").write(f"kept: {{[*self._scratch.iterdir()]}}\\n")
     return found
-Worker.do_values, Worker.do_save = do_values, do_save
+Worker.do_values, Worker.do_step, Worker.do_save = do_values, do_step, do_save
 """
     boot = BOOT.splitlines()
     command = "\n".join([*boot[:2], "rank = int(sys.argv[3])", code, *boot[2:]])
     processes = Processes(2, command=(sys.executable, "-P", "-c", command))
-    learner = ShardedLearner(processes, declared(toy_model, critic=True, micro_tokens=64), sharding="fsdp")
+    spec = declared(toy_model, critic=True, micro_tokens=64)
+    spec = spec.model_copy(update={"checkpointing": checkpointing})
+    learner = ShardedLearner(processes, spec, sharding="fsdp")
     try:
-        learner.values(drawn(**MANY))
+        facts = learner.step(learner.values(drawn(**MANY)), 0)
         learner.save(tmp_path)
     finally:
         learner.close()
-    assert report.read_text().splitlines() == ["True True", "kept: []"]
+    assert report.read_text().splitlines() == ["True True", "True True", "kept: []"]
+    assert ("gradient checkpointing" in facts.get("unshared", "")) == checkpointing
+
+
+@pytest.mark.parametrize("empty", ["equal", "other format"])
+def test_the_first_process_reads_the_weights_of_divided_layers(
+    empty: str, toy_model: Path, tmp_path: Path
+) -> None:
+    """The others receive them, unless a model without weights would have others than the loaded one."""
+    report = tmp_path / "report.txt"
+    code = f"""
+from compound.components.engines import model_folder
+from compound.optimizers.weights.distributed import fully_sharded
+load, empty = model_folder.load_causal, fully_sharded._empty
+def load_causal(*arguments, **how):
+    open({str(report)!r}, "a").write(f"{{rank}}\\n")
+    return load(*arguments, **how)
+model_folder.load_causal = load_causal
+if {empty!r} == "other format":
+    fully_sharded._empty = lambda *arguments: empty(*arguments).bfloat16()
+"""
+    boot = BOOT.splitlines()
+    command = "\n".join([*boot[:2], "rank = int(sys.argv[3])", code, *boot[2:]])
+    processes = Processes(2, command=(sys.executable, "-P", "-c", command))
+    try:
+        weights, norms = both(
+            declared(toy_model, critic=True, micro_tokens=64), processes, tmp_path, "fsdp", **MANY
+        )
+    finally:
+        processes.close()
+    assert sorted(report.read_text().split()) == (["0"] if empty == "equal" else ["0", "1"])
+    assert max(weights, norms) <= EQUAL
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -184,6 +241,17 @@ def test_log_ratios_are_those_of_one_process(toy_model: Path, group: Group, tmp_
     assert any(abs(ratio) > 1e-3 for row in rows[0] for ratio in row)
     for ours, expected in zip(rows[1], rows[0], strict=True):
         assert ours == pytest.approx(expected, abs=LOGPROBS)
+
+
+def test_only_the_first_process_returns_the_rows_of_all(toy_model: Path, group: Group) -> None:
+    """Every process has the rows of all samples, since their sum is exact; the run reads them once."""
+    learner, some = ShardedLearner(group(2), declared(toy_model, critic=True)), drawn()
+    for action, rows in (
+        ("values", [list(sample.values) for sample in learner.values(some)]),
+        ("divergences", [list(row) for row in learner.divergences(some)]),
+    ):
+        assert len(rows) == len(some)
+        assert group(2).call_all(action, samples=samples_to_json(some)) == [rows, []]
 
 
 @pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), pytest.param(2, 4, marks=pytest.mark.slow)])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compound.engine import Completion, Request
+from compound.engine import Completion, Request, TokenRecord
 from compound.errors import DeclarationError
 from compound.evaluation.metrics.custom import custom
 from compound.example import CallValues, Example, Score
@@ -21,12 +21,16 @@ from compound.optimization.method import Task
 from compound.optimizers.methods import method
 from compound.optimizers.optimas.weights import LocalDraws
 from compound.optimizers.scheduling.jobs import keys_of
+from compound.optimizers.weights.credit.advantages import advantages
+from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
+from compound.optimizers.weights.recipes.groups import collect_groups
 from compound.optimizers.weights.recipes.mhgpo import MHGPO, MHGPORandomSettings, MHGPOSettings
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, GRPOSettings, MMGRPOSettings
 from compound.optimizers.weights.recipes.ppo import PPO, PPOSettings
 from compound.optimizers.weights.recipes.prompt_r1 import PromptR1, PromptR1Settings
 from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe
-from compound.optimizers.weights.training import TrainingSession
+from compound.optimizers.weights.step_batch import StepBatch
+from compound.optimizers.weights.step_plan import StepPlan
 from compound.testing import RecipeJob
 from training_settings import training
 
@@ -129,6 +133,42 @@ def test_examples_whose_runs_were_lost_are_replaced_too() -> None:
     assert (examples_of(found), found.facts["refilled"], found.facts["informative"]) == (["e4"], 1, 1)
 
 
+# Rewards and kinds of the answers of an example, and whether the loss learns anything from them.
+MASKED: dict[str, tuple[list[tuple[float, str]], bool]] = {
+    "equal": ([(0.5, ""), (0.5, ""), (0.5, "")], False),
+    "all masked": ([(0.0, "masked"), (0.5, "masked"), (1.0, "masked")], False),
+    "all too long": ([(0.0, "long"), (0.5, "long"), (1.0, "long")], False),
+    "all empty": ([(0.0, "empty"), (1.0, "empty")], False),
+    "the differing ones masked": ([(0.0, "masked"), (0.5, ""), (1.0, "masked")], False),
+    "the differing ones too long": ([(0.0, "long"), (0.5, ""), (1.0, "masked")], False),
+    "one masked": ([(0.0, ""), (0.0, ""), (1.0, "masked")], True),  # the others are below the mean
+    "none masked": ([(0.0, ""), (1.0, "")], True),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_examples_from_which_the_loss_learns_nothing_are_replaced(name: str) -> None:
+    answers, learns = MASKED[name]
+    sampling = SamplingSettings(max_length=16, mask_truncated=True)
+
+    def answer(example: Example, number: int, reward: float, kind: str) -> Sample:
+        tokens = (3,) * {"long": 16, "empty": 0}.get(kind, 2)
+        record = TokenRecord((1, 2), tokens, (-0.5,) * len(tokens), "length" if kind == "masked" else "stop")
+        return Sample("a", example.id, "a", 0, record, reward, (example.id, "a"), number)
+
+    async def draw(examples: Sequence[Example]) -> list[Sample]:
+        kept = {"first": answers, "second": [(0.0, ""), (1.0, "")]}
+        return [answer(e, n, *each) for e in examples for n, each in enumerate(kept[e.id])]
+
+    async def credit(samples: Sequence[Sample]) -> CreditedSamples:
+        return CreditedSamples(advantages(samples, "center")[0], [s.reward for s in samples])
+
+    first, second = (Example(name, {"x": name}, {}) for name in ("first", "second"))
+    context = RecipeJob("a").context(RECIPES["mmgrpo"], examples=[first], spare=[second])
+    found = asyncio.run(collect_groups(context, [first], draw, credit, sampling))
+    assert found.facts == {"refilled": int(not learns), "informative": 1}
+
+
 class Length:
     """A local reward: the same for all answers to some inputs, another one for each other answer."""
 
@@ -164,27 +204,48 @@ def test_refill_is_refused_where_no_groups_are_compared(name: str, given: Any, t
         method(name, RecipeJob("a").system, make_settings({"method": name, name: given}))
 
 
-def session_of(examples: Sequence[Example], refill: int, job: RecipeJob) -> TrainingSession:
+def plan_of(examples: Sequence[Example], refill: int, job: RecipeJob) -> StepPlan:
     given = {"rollouts": {"examples": 4, "runs": 3, "refill": refill}, "evaluation": {"every": 0}}
     recipe = MMGRPO(MMGRPOSettings.model_validate(given))
     task = job.context(recipe, examples=examples).task
     assert isinstance(task, Task)
-    return TrainingSession(task, recipe)
+    return StepPlan(task, recipe, 1)
 
 
 def test_spare_examples_are_other_ones_and_the_same_after_an_interruption() -> None:
     many, job = [Example(f"e{n}", {"x": str(n)}, {}) for n in range(20)], RecipeJob("a")
-    session, again = session_of(many, 3, job), session_of(many, 3, job)
+    plan, again = plan_of(many, 3, job), plan_of(many, 3, job)
     for number in range(6):
-        own, spare = session.examples(number), session.spare_examples(number)
+        own, spare = plan.examples(number), plan.spare_examples(number)
         assert (len(own), len(spare)) == (4, 8)
         assert not {e.id for e in own} & {e.id for e in spare}
         assert spare == again.spare_examples(number)
-    assert session.spare_examples(0) != session.spare_examples(1)
-    assert session_of(many, 1, job).spare_examples(0) == []
-    assert session.cost == 12 * 3  # 4 examples, and 8 that replace them, of 3 runs each
-    assert session_of(many[:6], 3, job).cost == 6 * 3
-    assert len(session_of(many[:6], 3, job).spare_examples(0)) == 2
+    assert plan.spare_examples(0) != plan.spare_examples(1)
+    assert plan_of(many, 1, job).spare_examples(0) == []
+    assert plan.cost == 12 * 3  # 4 examples, and 8 that replace them, of 3 runs each
+    assert plan_of(many[:6], 3, job).cost == 6 * 3
+    assert len(plan_of(many[:6], 3, job).spare_examples(0)) == 2
+
+
+@pytest.mark.parametrize("refilled", [0, 4, 8])
+def test_the_runs_of_a_step_are_estimated_for_all_examples_that_may_be_drawn(refilled: int) -> None:
+    """Whatever the steps before have drawn, if loops take twice the estimated runs."""
+    many = [Example(f"e{n}", {"x": str(n)}, {}) for n in range(20)]
+    plan = plan_of(many, 3, RecipeJob("a"))  # 4 examples, and up to 8 that replace them
+    for factor in (1.0, 2.0):
+        runs = (4 + refilled) * 3 * factor
+        drawn = StepBatch(CreditedSamples([], [], {"refilled": refilled}), {"runs": runs})
+        assert plan.max_runs(0, drawn) == pytest.approx(plan.cost * factor)
+
+
+def test_a_step_is_started_only_if_all_of_its_examples_are_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+    many, left = [Example(f"e{n}", {"x": str(n)}, {}) for n in range(20)], [0.0]
+    plan = plan_of(many, 3, RecipeJob("a"))
+    monkeypatch.setattr(type(plan.task.scorer), "runs_left", property(lambda _: left[0]))
+    drawn = StepBatch(CreditedSamples([], [], {"refilled": 0}), {"runs": 24.0})  # twice the estimate
+    for runs, fits in ((60.0, False), (73.0, True)):
+        left[0] = runs
+        assert plan.affords(1, plan.max_runs(0, drawn)) is fits
 
 
 def test_the_plan_counts_the_examples_that_may_be_drawn() -> None:
