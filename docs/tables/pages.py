@@ -46,7 +46,7 @@ PAGES = tuple(
         "docs/guides/serving.md",
         "docs/guides/imports.md",
         "docs/guides/existing_agents.md",
-        "docs/guides/vllm.md",
+        "docs/guides/fleet.md",
         "docs/guides/cluster.md",
         "docs/guides/scale.md",
         "docs/guides/agents.md",
