@@ -50,7 +50,7 @@ PAGES = tuple(
         "docs/guides/cluster.md",
         "docs/guides/scale.md",
         "docs/guides/agents.md",
-        "docs/guides/weights.md",
+        "docs/guides/learner_processes.md",
     )
 )
 MODULES = (
