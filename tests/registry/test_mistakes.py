@@ -1,4 +1,4 @@
-"""Each mistake in the table of the guide of extensions, made through the command line, is answered as it says."""
+"""Each mistake on the page of error messages, made through the command line, is answered as it says."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "extending.md"
-SECTION = "## Errors in your code"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 CODE = """\
 import compound as cp
 from compound.optimizers.scheduling.scheduler import Uniform
@@ -137,8 +136,7 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
 
 def table() -> dict[str, str]:
     """Return the messages of the table, by mistake."""
-    section = GUIDE.read_text(encoding="utf-8").partition(SECTION)[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (.+?) \| `(.+)` \|$", section, re.MULTILINE)
+    rows = re.findall(r"^\| (.+?) \| `(.+)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert all("|" not in message for _, message in rows)
     return dict(rows)
 
@@ -171,7 +169,7 @@ def test_the_files_without_a_mistake_run(folder: Path, cli: Any) -> None:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_answered_as_the_guide_says(mistake: str, folder: Path, cli: Any) -> None:
+def test_a_mistake_is_answered_as_the_page_says(mistake: str, folder: Path, cli: Any) -> None:
     write(folder, MISTAKES[mistake])
     ran = cli("optimize", "system.yaml", "--quiet")
     assert ran.code in (1, 2)
