@@ -151,10 +151,12 @@ def first_line(message: str) -> str:
 
     >>> first_line("1 validation error:\\n  name: is missing\\nin request 3")
     '1 validation error: name: is missing'
+    >>> first_line("Bad request:\\n\\nname is missing")
+    'Bad request: name is missing'
     """
-    first, *others = (message.strip() or "no message").splitlines()
+    first, *others = [line.strip() for line in (message.strip() or "no message").splitlines() if line.strip()]
     if first.endswith(":") and others:
-        first = f"{first} {others[0].strip()}"
+        first = f"{first} {others[0]}"
     return sanitize_text(first)[:300]
 
 

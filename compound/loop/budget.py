@@ -180,8 +180,7 @@ class RunBudget:
         weights = {(j.optimizer, j.keys): j.weight for j in self._problem.method.jobs}
         part = self.plan.jobs / len(weights)  # share of all jobs before each decision
         finished = search.history[len(search.history) - search.jobs_in_round :]
-        # a run that is resumed with another budget may have had other jobs; see `Method.joint`
-        worked = sum(weights.get((record.optimizer, record.keys), 0.0) for record in finished)
+        worked = sum(weights[record.optimizer, record.keys] for record in finished)
         total = sum(weights.values()) * part
         later_decisions = self.plan.decisions - search.decisions - 1
         ahead = max(total - worked, job.weight) + later_decisions * total

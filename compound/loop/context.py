@@ -12,6 +12,7 @@ from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.graph.system import System
 from compound.loop.budget import RunBudget
+from compound.optimization.adaptation import follow
 from compound.optimization.budget_plan import stochastic
 from compound.optimization.prices import Prices
 from compound.optimization.problem import Problem
@@ -66,8 +67,9 @@ class RunContext:
         )
         recorder.attach_meters(meter, test_meter)
         proposals = Proposals(meter, give_up=problem.settings.budget.max_proposal_failures)
-        if recorder.state.search is not None:
-            proposals.restore(recorder.state.search.ledger)
+        if (search := recorder.state.search) is not None:
+            problem = follow(problem, joint=search.joint)
+            proposals.restore(search.ledger)
         return cls(problem, recorder, meter, test_meter, executor, proposals)
 
     @property

@@ -72,6 +72,7 @@ class OptimizationLoop:
         context.state.search = SearchState(
             plan=budget.plan,
             free_runs=budget.free_runs,
+            joint=context.problem.method.separate is not None,
             best=start.configuration.to_json(),
             incumbent=evaluation,
             prices=budget.prices,

@@ -309,7 +309,8 @@ class Method:
     all jobs. ``least`` is the minimum runs per job, in minibatches. ``decisions`` is the maximum number
     of decisions, regardless of the budget. ``jobs_each`` is the number of jobs before each decision; if set,
     there are no others, and a job without a proposal uses up its decision. ``joint`` is a job that replaces
-    those of its parameters if the budget is too small for one of them. ``notes`` are shown at the start.
+    those of its parameters if the budget is too small for one of them, and ``separate`` is the method before
+    that (`compound.optimization.adaptation`). ``notes`` are shown at the start.
     ``sections`` are the settings used in addition to the common ones, by section of ``optimize:``.
     """
 
@@ -322,5 +323,6 @@ class Method:
     decisions: int | None = None
     jobs_each: int | None = None
     joint: Job | None = None
+    separate: Method | None = None
     notes: Sequence[str] = ()
     sections: Mapping[str, Settings] = field(default_factory=dict)

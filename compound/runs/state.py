@@ -78,6 +78,7 @@ class SearchState(State):
     Attributes:
         plan: division of the budget.
         free_runs: system runs left for jobs when the plan was made; ``None`` without a limit.
+        joint: whether the joint job of the method replaces others; the plan holds for these jobs only.
         best: values of the best configuration.
         incumbent: evaluation of the best configuration on the validation split.
         working: values changed by jobs since the last decision.
@@ -95,6 +96,7 @@ class SearchState(State):
 
     plan: BudgetPlan
     free_runs: float | None
+    joint: bool = False
     best: dict[str, object]
     incumbent: StoredEvaluation
     ledger: LedgerState

@@ -31,6 +31,7 @@ else:
 
 FILE = "lock"
 UNSUPPORTED = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
+LOCKED_BYTE = 1 << 20  # of the lock file, on Windows, where locked bytes cannot be read: after its content
 TAKEN = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 
 
@@ -57,7 +58,7 @@ class Owner:
         try:
             found = json.loads(folder.read(FILE))
             return cls(sanitize_text(str(found["host"]))[:100], int(found["process"]))
-        except (CompoundError, LookupError, TypeError, ValueError):
+        except (CompoundError, LookupError, TypeError, ValueError, OverflowError, RecursionError):
             return None
 
     def write(self, file: BinaryIO) -> None:
@@ -172,6 +173,7 @@ def _lock_file(descriptor: int) -> None:
         OSError: another process holds the lock, or the file system has none.
     """
     if sys.platform == "win32":
+        os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)  # it locks the bytes at the current position
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
     else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

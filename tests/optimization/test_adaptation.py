@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import compound as cp
 from compound.api.optimize import make_problem, optimize
 from compound.components.llm import LLM
 from compound.engine import Request
@@ -17,9 +18,10 @@ from compound.evaluation.metrics.custom import custom
 from compound.graph.component import Input
 from compound.graph.space import Choice
 from compound.graph.system import System
-from compound.optimization.adaptation import JOINT_NOTE, with_method
+from compound.optimization.adaptation import with_method
 from compound.optimization.method import Job
 from compound.optimization.problem import Problem
+from compound.optimization.prospects import JOINT, outlook, plan_by_runs
 from compound.report import summarize
 from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.testing import ScriptedLM
@@ -62,13 +64,13 @@ def data() -> Dataset:
     return Dataset.of(train=rows, valid=[{"id": f"v{n}", "question": f"w{n}"} for n in range(40)])
 
 
-def settings(runs: float | None, method: str = "optimas") -> OptimizeSettings:
+def settings(runs: float | None, method: str = "optimas", minibatch: int = 8) -> OptimizeSettings:
     budget = {} if runs is None else {"system_runs": runs}
-    return make_settings({"method": method, "minibatch": 8, "candidates": 4, "budget": budget})
+    return make_settings({"method": method, "minibatch": minibatch, "candidates": 4, "budget": budget})
 
 
-def problem(runs: float | None, method: str = "optimas") -> Problem:
-    return make_problem(chain(), data(), METRIC, settings(runs, method), engine, Path())
+def problem(runs: float | None, method: str = "optimas", minibatch: int = 8) -> Problem:
+    return make_problem(chain(), data(), METRIC, settings(runs, method, minibatch), engine, Path())
 
 
 def test_a_budget_for_all_jobs_keeps_them_apart() -> None:
@@ -81,36 +83,51 @@ def test_a_budget_that_leaves_parameters_out_searches_all_of_them_together(runs:
     method = problem(runs).method
     (job,) = method.jobs
     assert (job.optimizer, set(job.keys)) == ("joint", {f"step{n}.max_tokens" for n in range(COMPONENTS)})
-    assert JOINT_NOTE in method.notes
+    told = outlook(problem(runs))["told"]
+    assert JOINT in told
 
 
-def test_it_then_proposes_what_search_proposes() -> None:
-    found, searched = problem(100), problem(100, "search")
-    assert [job.keys for job in found.method.jobs] == [job.keys for job in searched.method.jobs]
-    joint = found.method.optimizers["joint"]
-    assert joint == searched.method.optimizers["joint"]
+@pytest.mark.parametrize("runs", [90, 100, 120])
+def test_it_then_has_the_plan_of_search(runs: float) -> None:
+    found, searched = problem(runs), problem(runs, "search")
+    assert found.method.optimizers["joint"] == searched.method.optimizers["joint"]
+    assert plan_by_runs(found) == plan_by_runs(searched)
 
 
-def test_jobs_of_other_parameters_remain() -> None:
-    given = problem(100)
-    local = [Job("local", (key,)) for key in given.method.jobs[0].keys]
-    other = Job("weights", ("step0.weights",))
-    adapted = with_method(given, replace(given.method, jobs=[*local, other], notes=()))
-    assert [job.optimizer for job in adapted.method.jobs] == ["joint", "weights"]
+def test_jobs_of_other_parameters_keep_their_share() -> None:
+    given = problem(100).method.separate
+    assert given is not None
+    other = Job("weights", ("step0.weights",), weight=2.0)
+    adapted = with_method(problem(100), replace(given, jobs=[*given.jobs, other]))
+    shares = {job.optimizer: job.weight for job in adapted.method.jobs}
+    assert shares == {"joint": COMPONENTS, "weights": 2.0}
 
 
-def test_a_run_is_resumed_with_a_budget_for_all_jobs(tmp_path: Path) -> None:
-    """The history then has a job that the method no longer has."""
+def test_a_budget_that_holds_no_joint_job_keeps_them_apart() -> None:
+    """A joint candidate costs whole runs, and one of the last component a sixth of a run."""
+    for runs in range(85, 100):
+        method = problem(runs, minibatch=4).method
+        if method.separate is None:
+            assert {job.optimizer for job in method.jobs} == {"local"}
+            return
+    pytest.fail("every budget holds a joint job")
+
+
+@pytest.mark.parametrize(("first", "then", "optimizer"), [(100, 900, "joint"), (200, 150, "local")])
+def test_a_resumed_run_keeps_its_jobs_whatever_its_budget(
+    first: float, then: float, optimizer: str, tmp_path: Path
+) -> None:
     lm = Writer([])
 
-    def run(runs: float) -> set[str]:
-        result = optimize(
+    def run(runs: float) -> cp.Result:
+        return optimize(
             chain(), data(), METRIC, settings(runs), run_dir=tmp_path / "run", engines={"scripted": lm}
         )
-        return {job["optimizer"] for job in summarize(result.path)["jobs"]}
 
-    lm.most = 40 + COMPONENTS  # equal later calls come from the cache: credit ends in the joint job
+    lm.most = 40 + COMPONENTS  # equal later calls come from the cache: credit ends in the first job
     with pytest.raises(QuotaExhausted):
-        run(100)
+        run(first)
     lm.most = None
-    assert run(900) == {"joint", "local"}
+    result = run(then)
+    assert {job["optimizer"] for job in summarize(result.path)["jobs"]} == {optimizer}
+    assert result.accepted

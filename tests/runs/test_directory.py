@@ -225,6 +225,14 @@ class TestLock:
             process.wait()
         RunDirectory.open(tmp_path / "run").close()
 
+    @pytest.mark.parametrize("text", ['{"host": "a", "process": 1e999}', "[" * 200_000, "", "{}"])
+    def test_a_damaged_lock_file_hides_no_other_writer(self, tmp_path: Path, text: str) -> None:
+        run = begun(tmp_path / "run")
+        (tmp_path / "run" / "lock").write_text(text)
+        with pytest.raises(RunDirectoryError, match="in use by another process"):
+            RunDirectory.open(tmp_path / "run")
+        run.close()
+
     @pytest.mark.parametrize("how", ["deleted", "replaced"])
     def test_a_lock_file_that_is_gone_admits_no_second_writer(self, tmp_path: Path, how: str) -> None:
         """Regression test: whoever came after ``rm lock`` was a second writer."""

@@ -40,22 +40,29 @@ def main() -> None:
     parser.add_argument("--without-models", action="store_true", help="measure the scripted model only")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
-    rows: list[dict[str, Any] | None] = []
+    rows: list[dict[str, Any]] = []
+
+    def add(row: dict[str, Any] | None) -> None:
+        if row is not None:
+            rows.append(row)
+            options.output.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with ChatServer(scripted) as server:
             engine = cp.LiteLLM(MODEL, api_base=server.url, price=(0, 0))
             trial = Trial("scripted", uppercase(), folder / "scripted", server.url, engine)
-            rows += [measure(trial) for measure in PROGRAMS]
+            for measure in PROGRAMS:
+                add(measure(trial))
         if not options.without_models:
             with LocalServer("smollm2") as local:
                 engine = cp.LiteLLM(MODEL, api_base=local.url, price=(0, 0))
                 trial = Trial("smollm2", things(), folder / "smollm2", local.url, engine)
-                rows += [measure(trial) for measure in PROGRAMS]
-            rows += [measure_agent(agent, folder / "agents") for agent in AGENTS]
-    text = json.dumps({"rows": [row for row in rows if row]}, indent=1)
-    print(text)
-    options.output.write_text(text + "\n", encoding="utf-8")
+                for measure in PROGRAMS:
+                    add(measure(trial))
+            for agent in AGENTS:
+                add(measure_agent(agent, folder / "agents"))
+    print(options.output.read_text("utf-8"))
 
 
 if __name__ == "__main__":

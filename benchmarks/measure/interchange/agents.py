@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class FrameworkAgent:
     """An agent of another framework.
 
     Attributes:
-        library: its library, as the package index calls it.
+        library: its library, as the package index of its language calls it.
         file: its file in the folder of the examples.
         module: the Python module that it needs; empty for a program of Node.
     """
@@ -50,6 +51,14 @@ class FrameworkAgent:
             return importlib.util.find_spec(self.module) is not None
         return shutil.which("node") is not None and (_node_modules() / "openai").is_dir()
 
+    @property
+    def name(self) -> str:
+        """Its library with the installed version."""
+        if self.module:
+            return f"{self.library} {version(self.library)}"
+        package = json.loads((_node_modules() / self.library / "package.json").read_text("utf-8"))
+        return f"{self.library} {package['version']} (Node)"
+
     def component(self, folder: Path, geographer: cp.AgentPrompt) -> ExternalAgent:
         """Return the agent of a folder as a component."""
         planner = cp.AgentPrompt("planner", system=PLANNER, temperature=0.0, max_tokens=24)
@@ -62,7 +71,7 @@ class FrameworkAgent:
 AGENTS = (
     FrameworkAgent("langgraph", "langgraph_agent.py", "langgraph"),
     FrameworkAgent("openai-agents", "agents_sdk_agent.py", "agents"),
-    FrameworkAgent("openai (Node)", "node_agent.mjs"),
+    FrameworkAgent("openai", "node_agent.mjs"),
 )
 
 
@@ -87,7 +96,7 @@ def measure_agent(agent: FrameworkAgent, folder: Path) -> dict[str, Any] | None:
     place = _copy(agent, folder / f"{agent.file}-after", text)
     found = outputs(system_of(text, lm, place), task.rows, engines)
     same = {"the text in its code": sum(a == b for a, b in zip(found, expected, strict=True))}
-    row = result_row(agent.library, "ExternalAgent", " or ".join(MODELS), result)
+    row = result_row(agent.name, "ExternalAgent", " or ".join(MODELS), result)
     return {**row, "same_outputs": same, "best": {"text": text, "lm": lm}}
 
 
@@ -100,7 +109,8 @@ def _copy(agent: FrameworkAgent, folder: Path, text: str = GEOGRAPHER) -> Path:
     """Write a copy of an agent with another text of its prompt into a new folder."""
     folder.mkdir(parents=True)
     code = (EXAMPLES / agent.file).read_text("utf-8")
-    (folder / agent.file).write_text(code.replace(GEOGRAPHER, json.dumps(text)[1:-1]), encoding="utf-8")
+    literal = json.dumps(text, ensure_ascii=False)[1:-1]
+    (folder / agent.file).write_text(code.replace(GEOGRAPHER, literal), encoding="utf-8")
     if not agent.module:
         (folder / "node_modules").symlink_to(_node_modules())
     return folder

@@ -56,7 +56,8 @@ class Trial:
 
     def row(self, library: str, form: str, result: cp.Result, same: Mapping[str, int]) -> dict[str, Any]:
         """Return a row of the table."""
-        return {**result_row(library, form, self.model, result), "same_outputs": dict(same)}
+        named = f"{library} {version(library)}" if library != "compound" else "compound"
+        return {**result_row(named, form, self.model, result), "same_outputs": dict(same)}
 
 
 def optimize(
@@ -88,12 +89,11 @@ def outputs(system: cp.System, rows: Rows, engines: Mapping[str, Engine]) -> lis
 
 
 def result_row(library: str, form: str, model: str, result: cp.Result) -> dict[str, Any]:
-    """Return the test scores of a run."""
+    """Return the test scores of a run; ``library`` is named with its version."""
     before, after = result.test_before, result.test_after
     assert before is not None
     assert after is not None
     return {
-        "library": f"{library} {version(library)}" if library != "compound" else "compound",
-        "form": form, "model": model, "test_rows": len(after.scores),
+        "library": library, "form": form, "model": model, "test_rows": len(after.scores),
         "test_before": before.mean, "test_after": after.mean,
     }  # fmt: skip
