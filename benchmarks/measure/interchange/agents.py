@@ -23,7 +23,7 @@ from compound.components.external_agent import ExternalAgent
 from compound.evaluation.metrics.custom import custom
 from compound.graph.space import Text
 
-EXAMPLES = Path(__file__).parents[3] / "docs" / "examples" / "external_agents"
+EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples" / "external_agents"
 MODELS = ("smollm2", "gemma3-270m")
 GEOGRAPHER = "You are a geographer. Answer the question."
 PLANNER = "You are a planner. Say in one sentence what the question asks for."
