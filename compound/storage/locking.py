@@ -57,9 +57,10 @@ class Owner:
         """Return the last owner that a lock file names; ``None`` if it names none that can be read."""
         try:
             found = json.loads(folder.read(FILE))
-            return cls(sanitize_text(str(found["host"]))[:100], int(found["process"]))
+            host, process = sanitize_text(str(found["host"]))[:100], int(found["process"])
         except (CompoundError, LookupError, TypeError, ValueError, OverflowError, RecursionError):
             return None
+        return cls(host, process) if 0 < process < 2**32 else None
 
     def write(self, file: BinaryIO) -> None:
         """Write the owner to its lock file, for other machines, too."""

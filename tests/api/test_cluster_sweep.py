@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
-import os
 import platform
 import re
 import shutil
-import stat
 import sys
 import time
 from collections.abc import Mapping
@@ -26,6 +23,7 @@ from compound.cluster.handshake import WorkerMismatch
 from compound.errors import CompoundError, DeclarationError, RunDirectoryError
 from compound.runs.recorder import Interrupted
 from compound.spec import load
+from run_files import lock_no_folders
 
 GAME = Path(__file__).parents[1] / "files" / "game"
 SETS = [("optimize.budget.system_runs", "120")]
@@ -212,19 +210,11 @@ def test_a_sweep_ends_if_another_one_may_use_its_folder(
     game: Path, monkeypatch: pytest.MonkeyPatch, cluster: bool
 ) -> None:
     """Where folders cannot be locked, and the lock file was deleted because its owner seemed to be gone."""
-    import fcntl
-
-    locked = fcntl.flock
-
-    def only_files(descriptor: int, operation: int) -> None:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EBADF, "Bad file descriptor")
-        locked(descriptor, operation)
 
     def log(_: str) -> None:
         Path("out/lock").unlink(missing_ok=True)
 
-    monkeypatch.setattr(fcntl, "flock", only_files)
+    lock_no_folders(monkeypatch)
     tasks = ThreadTasks() if cluster else None
     with pytest.raises(RunDirectoryError, match="out/lock was deleted or replaced"):
         run(monkeypatch, tasks, methods=("random",), seeds=(0, 1), log=log)

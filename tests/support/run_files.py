@@ -1,9 +1,14 @@
-"""Run directories without checksums, which tests can edit; checksums are optional in the format."""
+"""Run directories without checksums, which tests can edit, and file systems that cannot lock folders."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 from pathlib import Path
+
+import pytest
 
 from compound.runs.directory import APPENDED, read_json, read_records
 
@@ -24,3 +29,17 @@ def without_checksums(path: Path) -> Path:
                     value = {**{name: value[name] for name in kept}, "lengths": sizes}
                 (folder / name).write_text(json.dumps(value, indent=1))
     return path
+
+
+def lock_no_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make locking a folder fail, as on file systems that lock files only, such as NFS."""
+    import fcntl  # not on Windows
+
+    locked = fcntl.flock
+
+    def only_files(descriptor: int, operation: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        locked(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", only_files)

@@ -1,7 +1,7 @@
 """Folders for the output of learner processes, of which the latest are kept.
 
-A learner locks its folder, and only folders that nobody has locked are deleted: other runs of this user may
-train at the same time.
+A learner locks its folder, and only unlocked folders are deleted: other runs of this user may train at
+the same time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LogFolder:
     """A new folder for the logs of a learner; folders of ended learners are deleted, except the latest.
 
     Attributes:
-        path: the folder, which nobody deletes before `close`.
+        path: the folder, which is not deleted before `close`.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class LogFolder:
         """Return the last lines of a process's log, indented."""
         try:
             text = (self.path / f"{rank}.log").read_text("utf-8", "replace")
-        except OSError as error:  # somebody has deleted it
+        except OSError as error:  # it was deleted
             return f"    (the log cannot be read: {error.strerror})"
         lines = text.splitlines()[-SHOWN:]
         return "\n".join(f"    {sanitize_text(line)[:300]}" for line in lines) or "    (no output)"
