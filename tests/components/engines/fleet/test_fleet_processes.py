@@ -130,7 +130,7 @@ def test_a_request_that_notices_the_death_after_the_restart_is_moved(
             pid = pid_of(first, told)
             os.kill(pid, signal.SIGSTOP if stopped else signal.SIGKILL)
             if not stopped:  # the port is closed, but its guard has not said so
-                monkeypatch.setattr(Link, "ended", property(lambda link: noticed > 0 and _ended(link)))
+                monkeypatch.setattr(Link, "ended", property(lambda link: noticed > 2 and _ended(link)))
                 await until(lambda: not is_running(pid))
             calls = [asyncio.create_task(lm.generate(request(str(i)))) for i in range(24)]
             await until(lambda: first.load > 2 or noticed > 2)
