@@ -4,9 +4,10 @@ Run ``python -m compound.benchmarks.measure.serving.fleet``.
 
 Prints one JSON object and writes it to ``benchmarks/data/fleet.json``. A simulated server is a process of its
 own with OpenAI's API: it answers `SLOTS` requests at a time and takes `SECONDS` for each, so that its rate is
-known. A step has `REQUESTS` requests, in groups of `GROUP` equal prompts; steps with one replica, with two,
-and with two of which one is killed in the middle of the step alternate. Every answer repeats its prompt and
-names its server, so that lost answers, and servers that read the same prompt, are counted.
+known. A step has one of the numbers of requests in `STEPS`, in groups of `GROUP` equal prompts. Steps with
+one replica, with two, and with two of which one is killed in the middle of the step alternate. Every answer
+repeats its prompt and names its server, so that lost answers, and servers that read the same prompt, are
+counted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from compound.engine import Completion, Message, Request
 OUTPUT = Path(__file__).parents[2] / "data" / "fleet.json"
 MODULE = "compound.benchmarks.measure.serving.fleet"
 SLOTS, SECONDS = 8, 0.4  # requests at a time, and seconds of each: 20 requests per second
-REQUESTS, GROUP = 240, 8  # of a step, and of equal prompts in it
+STEPS, GROUP = (240, 480), 8  # requests of a step, and of equal prompts in it
 TOKENS = 20  # completion tokens of an answer
 MODEL = "simulated"
 
@@ -96,9 +97,9 @@ class Servers:
             process.wait()
 
 
-def requests(step: int) -> list[Request]:
+def requests(step: int, count: int) -> list[Request]:
     """Return the requests of a step, in groups of equal prompts."""
-    texts = [f"step {step}, example {i // GROUP}" for i in range(REQUESTS)]
+    texts = [f"step {step}, example {i // GROUP}" for i in range(count)]
     return [Request((Message("user", text),), max_tokens=TOKENS, seed=i) for i, text in enumerate(texts)]
 
 
@@ -113,17 +114,17 @@ async def step(engine: cp.Engine, asked: Sequence[Request]) -> list[Completion]:
     return await asyncio.gather(*map(one, asked))
 
 
-async def timed(number: int, replicas: int, *, kill: bool = False) -> dict[str, float]:
+async def timed(number: int, count: int, replicas: int, *, kill: bool = False) -> dict[str, float]:
     """Run a step on new servers; return its time, and what is wrong with its answers."""
     servers = await asyncio.to_thread(Servers, replicas)
     fleet = cp.Fleet(servers.urls, openai={"model": MODEL, "concurrency": 2 * SLOTS, "price": (0.0, 0.0)})
-    asked = requests(number)
+    asked = requests(number, count)
     try:
         await fleet.warm_up()
         started = time.perf_counter()
         working = asyncio.create_task(step(fleet, asked))
         if kill:
-            await asyncio.sleep(REQUESTS / (2 * SLOTS / SECONDS * replicas))  # in the middle
+            await asyncio.sleep(count / (2 * SLOTS / SECONDS * replicas))  # in the middle
             servers.processes[0].kill()
         completions = await working
         seconds = time.perf_counter() - started
@@ -135,18 +136,18 @@ async def timed(number: int, replicas: int, *, kill: bool = False) -> dict[str, 
     right = [c.text.rpartition("@")[0] == r.messages[0].text for c, r in pairs]
     return {
         "seconds": seconds,
-        "lost": REQUESTS - sum(right),
+        "lost": count - sum(right),
         "calls": sum(c.usage.calls for c in completions),
         "answered": sum(each.requests for each in stats),
         "moved": sum(each.moved for each in stats),
-        "servers_per_group": len({c.text for c in completions}) / (REQUESTS / GROUP),
+        "servers_per_group": len({c.text for c in completions}) / (count / GROUP),
         "tokens_per_second": sum(c.usage.completion_tokens for c in completions) / seconds,
     }
 
 
-def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return medians and quartiles of the rates, and totals of what is wrong."""
-    rates = [REQUESTS / row["seconds"] for row in rows]
+def summary(rows: Sequence[dict[str, float]], count: int) -> dict[str, float]:
+    """Return medians and quartiles of the rates of steps, and totals of what is wrong."""
+    rates = [count / row["seconds"] for row in rows]
     low, middle, high = quantiles(rates, n=4)
     totals = {name: sum(row[name] for row in rows) for name in ("lost", "calls", "answered", "moved")}
     tokens = median(row["tokens_per_second"] for row in rows)
@@ -169,21 +170,20 @@ def ratios(rows: Sequence[dict[str, float]], base: Sequence[dict[str, float]]) -
     return {key: round(value, 3) for key, value in zip(keys, values, strict=True)}
 
 
-def measure(rounds: int) -> dict[str, object]:
-    """Alternate the three kinds of steps."""
+def measure(count: int, rounds: int) -> dict[str, object]:
+    """Alternate the three kinds of steps of ``count`` requests."""
     cases = {"one": (1, False), "two": (2, False), "two_one_killed": (2, True)}
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for number in range(rounds):
         order = list(cases) if number % 2 else list(reversed(cases))
         for name in order:
             replicas, kill = cases[name]
-            rows[name].append(asyncio.run(timed(number, replicas, kill=kill)))
+            rows[name].append(asyncio.run(timed(number, count, replicas, kill=kill)))
     return {
-        "python": platform.python_version(), "processors": os.cpu_count(), "rounds": rounds,
-        "requests": REQUESTS, "group": GROUP, "server_requests_per_second": SLOTS / SECONDS,
-        "cases": {name: summary(found) for name, found in rows.items()},
+        "requests": count,
+        "cases": {name: summary(found, count) for name, found in rows.items()},
         "speed": {name: ratios(found, rows["one"]) for name, found in rows.items() if name != "one"},
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -196,7 +196,11 @@ def main() -> None:
     if given.role == "serve":
         asyncio.run(serve())
         return
-    found = measure(given.rounds)
+    found = {
+        "python": platform.python_version(), "processors": os.cpu_count(), "rounds": given.rounds,
+        "group": GROUP, "server_requests_per_second": SLOTS / SECONDS,
+        "steps": [measure(count, given.rounds) for count in STEPS],
+    }  # fmt: skip
     given.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found, indent=1))
 
