@@ -90,6 +90,7 @@ VALUES = {
     "AnySetting": "any value, or one to tune",
     "Scalar": "string, number or boolean",
     "Number": "number",
+    "ValidSize": "integer, or `auto`",
     "Any": "anything",
     "Entry": "component",
     "ToolEntry": "tool",

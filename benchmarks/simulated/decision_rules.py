@@ -136,7 +136,7 @@ def outcome(world: World, settings: OptimizeSettings) -> Outcome:
 
 def problem_of(world: World, settings: OptimizeSettings) -> Problem:
     """Return the problem of optimizing a system."""
-    system, valid = world.system(), world.examples(settings.valid_size or 40, "valid")
+    system, valid = world.system(), world.examples(settings.valid_examples or 40, "valid")
     chosen = method(settings.method, system, settings)
     return Problem(system, world.examples(TRAIN), valid, [], world, settings, chosen, find_engine)
 

@@ -69,7 +69,7 @@ def search(world: Simulated, settings: OptimizeSettings) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         system = world.system()
         problem = Problem(
-            system, world.examples(100), world.examples(settings.valid_size or 40, "valid"), [], world,
+            system, world.examples(100), world.examples(settings.valid_examples or 40, "valid"), [], world,
             settings, method(settings.method, system, settings), find_engine,
         )  # fmt: skip
         recorder = Recorder(open_run(Path(folder) / "run", "", describe(problem)), listener=received.append)

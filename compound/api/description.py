@@ -137,6 +137,22 @@ def open_run(path: Path, text: str, config: Mapping[str, Any]) -> RunDirectory:
     return run
 
 
+def stored_valid_size(path: Path) -> int | None:
+    """Return the number of validation examples of the run in a directory; None if there is no run.
+
+    A run with ``valid_size: auto`` keeps its validation examples if it is resumed with another budget.
+
+    Raises:
+        RunDirectoryError: the directory's configuration cannot be read.
+    """
+    if UntrustedFolder(path).kind("config.json") is None:
+        return None
+    match read_json(path, "config.json"):
+        case {"data": {"valid": {"n": int(size)}}} if size > 0:
+            return size
+    return None
+
+
 def list_changes(path: Path, config: Mapping[str, Any], ignoring: tuple[str, ...] = MAY_CHANGE) -> list[str]:
     """Return the differences between a configuration and that of a run directory."""
     return changes.list_changes(path, config, ignoring)

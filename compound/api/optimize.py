@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from compound import report as reports
-from compound.api.description import describe, open_run
+from compound.api.description import describe, open_run, stored_valid_size
 from compound.api.result import Result, read_result
 from compound.api.runners import executor_opener
 from compound.concurrency.blocking import run_blocking
@@ -87,7 +87,8 @@ def optimize(
     """
     settings = settings or OptimizeSettings()
     path = Path(run_dir) if run_dir is not None else run_folder(system.name)
-    problem = make_problem(system, data, metric, settings, engines or find_engine, folder)
+    size = stored_valid_size(path)
+    problem = make_problem(system, data, metric, settings, engines or find_engine, folder, valid_size=size)
     splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
     equal = find_overlaps(splits, data.id)
     if strict:
@@ -286,8 +287,19 @@ def make_problem(
     settings: OptimizeSettings,
     engines: Engines,
     folder: Path = Path(),
+    *,
+    valid_size: int | None = None,
 ) -> Problem:
     """Read the data and resolve the method.
+
+    Args:
+        system: the system to optimize, bound to the initial configuration.
+        data: train, validation and test examples.
+        metric: the metric to maximize.
+        settings: method, budget, sizes, seed.
+        engines: engines by model name.
+        folder: folder searched first for code and files named in the settings.
+        valid_size: number of validation examples if the settings leave it open; default: by the budget.
 
     Raises:
         DataError: the train or the validation split is empty, a value does not match the type of its input,
@@ -297,7 +309,7 @@ def make_problem(
     """
     sizes: Mapping[Split, int | None] = {
         "train": settings.train_size,
-        "valid": settings.valid_size,
+        "valid": (settings.valid_size == "auto" and valid_size) or settings.valid_examples,
         "test": settings.test_size,
     }
     splits: dict[str, Sequence[Example]] = {}

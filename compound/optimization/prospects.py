@@ -36,6 +36,7 @@ from compound.optimization.budget_plan import (
 from compound.optimization.method import Job, JobRecord
 from compound.optimization.role_checks import choose_job
 from compound.optimization.savings import SystemSavings, SystemSavingsDocument
+from compound.settings.common import VALID_SIZES
 
 if TYPE_CHECKING:
     from compound.optimization.problem import Problem
@@ -214,6 +215,19 @@ def _smaller_splits(problem: Problem) -> list[str]:
     ]
 
 
+def _automatic_size(problem: Problem) -> list[str]:
+    """Return a line if the budget limits the number of validation examples."""
+    settings, n = problem.settings, len(problem.valid)
+    if settings.valid_size != "auto" or n >= VALID_SIZES[1]:
+        return []
+    if n != settings.valid_examples:
+        return []  # the split is smaller, or a resumed run keeps its examples
+    return [
+        f"{plural(n, 'validation example')} are used, so that half of the "
+        f"{settings.budget.system_runs:g} system runs is left for the search (optimize.valid_size)"
+    ]
+
+
 def _fewer_decisions(problem: Problem, plan: BudgetPlan) -> list[str]:
     """Return a line if the validation split is too small for the number of decisions wanted."""
     settings, n = problem.settings, len(problem.valid)
@@ -282,6 +296,7 @@ def outlook(problem: Problem) -> ProspectsDocument:
         "jobs": [prospect.to_json() for prospect in found],
         "told": [
             *_smaller_splits(problem),
+            *_automatic_size(problem),
             *_fewer_decisions(problem, plan),
             *_unknown_bounds(problem),
             *([JOINT] if problem.method.separate else []),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from compound.execution.budget import Budget
 from compound.settings.base import Settings
@@ -21,6 +21,13 @@ COUNTS: Mapping[str, str] = {
     "minutes": "wall-clock minutes over all attempts, including the test split",
 }  # unit that each limit of a budget counts
 
+
+VALID_SIZES = (8, 40)  # fewest and most validation examples of ``valid_size: auto``
+
+ValidSize = Annotated[
+    Annotated[int, Field(ge=2), Tag("~number")] | Annotated[Literal["auto"], Tag("~name")],
+    Discriminator(lambda value: "~name" if isinstance(value, str) else "~number"),
+]  # one kind per type of value, so that an error names the setting once
 
 TrackerName = Literal["mlflow", "tensorboard", "trackio", "wandb"]
 
@@ -119,8 +126,11 @@ class CommonSettings(Settings):
     budget or the validation split allows fewer, rounds are decided."""
     train_size: int | None = Field(default=None, ge=1)
     """Number of train examples to use; default: all."""
-    valid_size: int | None = Field(default=40, ge=2)
-    """Number of validation examples used for acceptance decisions."""
+    valid_size: ValidSize | None = "auto"
+    """Number of validation examples used for acceptance decisions; `null` uses all. `auto` uses 40, or a
+    quarter of `budget.system_runs` if that is less (at least 8): the initial evaluation and one decision then
+    leave about half of the budget for the search. A run that is resumed with another budget keeps its
+    examples."""
     test_size: int | None = Field(default=None, ge=1)
     """Number of test examples evaluated for the report; default: all."""
     minibatch: int = Field(default=8, ge=1)
@@ -146,3 +156,16 @@ class CommonSettings(Settings):
     """Score of a failed run; failures are also counted and reported."""
     max_failed: float = Field(default=0.5, gt=0, le=1)
     """Maximum share of failed runs in an evaluation; above it, the run stops."""
+
+    @property
+    def valid_examples(self) -> int | None:
+        """Number of validation examples to use, as `valid_size` says; None for all.
+
+        >>> [CommonSettings(budget={"system_runs": runs}).valid_examples for runs in (None, 400, 100, 20)]
+        [40, 40, 25, 8]
+        """
+        if self.valid_size != "auto":
+            return self.valid_size
+        fewest, most = VALID_SIZES
+        runs = self.budget.system_runs
+        return most if runs is None else max(fewest, min(most, int(runs / 4)))

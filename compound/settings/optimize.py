@@ -40,7 +40,7 @@ class OptimizeSettings(CommonSettings):
             iterations: int = ...,
             decide: Literal["round", "component"] = ...,
             train_size: int | None = ...,
-            valid_size: int | None = ...,
+            valid_size: int | Literal["auto"] | None = ...,
             test_size: int | None = ...,
             minibatch: int = ...,
             candidates: int = ...,

@@ -61,7 +61,7 @@ def test_the_file_tunes_both_models_and_the_decider(program: Program) -> None:
         "profiler.demos",
         "next_item_decider.title_weight",
     }
-    assert program.optimize.valid_size == 40
+    assert program.optimize.valid_examples == 40
     assert program.optimize.test_size == 100
 
 

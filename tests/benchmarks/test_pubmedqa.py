@@ -58,7 +58,7 @@ def test_the_file_holds_the_four_components_and_what_is_tuned(program: Program) 
     found = program.system.parameters
     assert {"context_selector.choice", "analyst.prompt", "analyst.demos"} <= set(found)
     assert {"solver_selector.choice", "direct.prompt", "reasoned.prompt"} <= set(found)
-    assert program.optimize.valid_size == 40
+    assert program.optimize.valid_examples == 40
     assert program.optimize.test_size == 100
 
 

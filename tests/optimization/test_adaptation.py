@@ -68,7 +68,9 @@ def data() -> Dataset:
 
 def settings(runs: float | None, method: str = "optimas", minibatch: int = 8) -> OptimizeSettings:
     budget = {} if runs is None else {"system_runs": runs}
-    return make_settings({"method": method, "minibatch": minibatch, "candidates": 4, "budget": budget})
+    return make_settings({
+        "method": method, "minibatch": minibatch, "candidates": 4, "valid_size": 40, "budget": budget
+    })  # fmt: skip
 
 
 def problem(runs: float | None, method: str = "optimas", minibatch: int = 8) -> Problem:

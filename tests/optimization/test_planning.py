@@ -24,6 +24,7 @@ from compound.graph.system import System
 from compound.optimization.budget_plan import job_minibatch, usable_runs
 from compound.optimization.method import Job
 from compound.report import summarize, terminal_summary
+from compound.runs.recorder import Interrupted, Recorder
 from compound.settings.optimize import make_settings
 from compound.testing import ScriptedLM
 
@@ -255,3 +256,47 @@ class TestRuns:
         assert Job("any", ()).least(8, price=0.25) == 10
         assert Job("any", ()).least(8, price=0.0) == 8
         assert Job("steps", (), step=20.0).least(8, price=0.25) == 20
+
+
+class TestAutomaticSize:
+    """``valid_size: auto`` leaves half of a small budget for the search."""
+
+    @staticmethod
+    def run(folder: Path, runs: float, *, stopped: bool = False, **settings: Any) -> Result:
+        data = Dataset.of(train=rows("t", 40), valid=rows("v", 60), test=rows("x", 5))
+        resolved = make_settings({"budget": {"system_runs": runs}, **settings})
+        return optimize(
+            two_options(), data, exact_match("answer"), resolved, run_dir=folder / "run",
+            on_start=Recorder.stop if stopped else None,
+        )  # fmt: skip
+
+    @staticmethod
+    def told(result: Result) -> str:
+        (outlook,) = (event for event in events(result) if event["event"] == "outlook")
+        return "\n".join(outlook["told"])
+
+    @pytest.mark.parametrize(("runs", "size"), [(60, 15), (101, 25), (159, 39)])
+    def test_a_small_budget_uses_a_quarter(self, tmp_path: Path, runs: float, size: int) -> None:
+        result = self.run(tmp_path, runs)
+        (decision,) = (event for event in events(result) if event["event"] == "decision")
+        assert decision["before"]["n"] == size
+        line = f"{size} validation examples are used, so that half of the {runs} system runs is left"
+        assert line in self.told(result)
+        assert result.accepted
+
+    @pytest.mark.parametrize("given", [{}, {"valid_size": 40}])
+    def test_a_larger_one_uses_forty(self, tmp_path: Path, given: dict[str, Any]) -> None:
+        result = self.run(tmp_path, 200, **given)
+        assert json.loads((result.path / "config.json").read_text())["data"]["valid"]["n"] == 40
+        assert "system runs is left" not in self.told(result)
+
+    def test_null_uses_all(self, tmp_path: Path) -> None:
+        result = self.run(tmp_path, 200, valid_size=None)
+        assert json.loads((result.path / "config.json").read_text())["data"]["valid"]["n"] == 60
+
+    def test_a_resumed_run_keeps_its_examples(self, tmp_path: Path) -> None:
+        with pytest.raises(Interrupted):
+            self.run(tmp_path, 60, stopped=True)
+        result = self.run(tmp_path, 200)
+        (decision,) = (event for event in events(result) if event["event"] == "decision")
+        assert decision["before"]["n"] == 15
