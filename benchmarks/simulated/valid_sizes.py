@@ -3,9 +3,9 @@
     python -m compound.benchmarks.simulated.valid_sizes
 
 Each run is a whole optimization with `search`: the initial evaluation, jobs, and decisions on validation
-examples. The file ``benchmarks/data/valid_sizes.json`` has, for each system, budget and number of validation examples,
-the expected score of the configuration that each of 20 runs accepted, as a share of the optimum's, the number
-of accepted changes, and the number of those whose true gain is 0 or less.
+examples. The file ``benchmarks/data/valid_sizes.json`` has, for each system, budget and number of validation
+examples, the expected score of the configuration that each of 20 runs accepted, as a share of the optimum's,
+the number of accepted changes, and the number of those whose true gain is 0 or less.
 """
 
 from __future__ import annotations

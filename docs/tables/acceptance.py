@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import count
+from statistics import fmean
 from typing import Any
 
 from compound.evaluation.statistics import binomial_tail, interval_of_means
@@ -94,4 +95,24 @@ def decision_rules() -> str:
     return markdown(headings, rows)
 
 
-TABLES = (needed, false_accepts, false_runs, acceptance_power, decision_rules)
+def valid_sizes() -> str:
+    """Tabulate the results of small budgets by the number of validation examples."""
+    found = results("valid_sizes")
+    systems = list(found["start"])
+    means: dict[tuple[int, int], dict[str, tuple[float, int]]] = {}
+    for row in found["rows"]:
+        by_system = means.setdefault((row["runs"], row["valid"]), {})
+        by_system[row["system"]] = (row["mean"], row["accepted"])
+    rows = [
+        [
+            str(runs), str(valid), *(f"{each[name][0]:.3f} ({each[name][1]})" for name in systems),
+            f"{fmean(mean for mean, _ in each.values()):.3f}",
+        ]
+        for (runs, valid), each in means.items()
+    ]  # fmt: skip
+    start = ["–", "–", *(f"{found['start'][name]:.3f}" for name in systems)]
+    rows.insert(0, [*start, f"{fmean(found['start'].values()):.3f}"])
+    return markdown(["system runs", "n", *systems, "mean"], rows)
+
+
+TABLES = (needed, false_accepts, false_runs, acceptance_power, decision_rules, valid_sizes)
