@@ -23,7 +23,8 @@ from compound.components.engines.local.footprint import Footprint  # noqa: E402
 from compound.errors import CompoundError, DeclarationError  # noqa: E402
 from compound.optimization.problem import Problem  # noqa: E402
 from compound.optimizers import memory_plan  # noqa: E402
-from compound.optimizers.memory_plan import Demand, MemoryPlan, PlannedTraining, plan_memory  # noqa: E402
+from compound.optimizers.memory_demand import Demand  # noqa: E402
+from compound.optimizers.memory_plan import MemoryPlan, PlannedTraining, plan_memory  # noqa: E402
 from compound.optimizers.weights.distributed.settings import LearnerSettings  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
 from compound.optimizers.weights.recipes.recipe import PolicySettings  # noqa: E402
