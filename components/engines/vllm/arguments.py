@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 
 from compound.errors import DeclarationError
 
@@ -59,7 +60,7 @@ def value_of(args: Sequence[str], long: str, short: str = "") -> str | None:
     '2'
     """
     found = None
-    for argument, following in _pairs(args):
+    for argument, following in itertools.zip_longest(args, args[1:]):
         option, equals, value = argument.partition("=")
         named = option.startswith("--") and _name(option) == long
         if named or (short and option == f"-{short}"):
@@ -84,11 +85,6 @@ def shard_count(args: Sequence[str]) -> int:
 def _number(args: Sequence[str], long: str, short: str) -> int:
     value = value_of(args, long, short) or ""
     return int(value) if value.isdecimal() and int(value) else 1
-
-
-def _pairs(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield each argument with the one that follows."""
-    return zip(args, [*args[1:], None], strict=True)
 
 
 def _name(argument: str) -> str:
