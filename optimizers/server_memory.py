@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from compound.components.engines.fleet.engine import FleetEngine
-from compound.components.engines.gpus import gpu_name
 from compound.components.engines.local import footprint
 from compound.components.engines.local.footprint import BYTES
 from compound.components.engines.vllm import arguments
 from compound.components.engines.vllm.engine import VLLMEngine
+from compound.components.engines.vllm.gpus import gpu_name
 from compound.engine import Engine
 from compound.errors import CompoundError
 from compound.formatting import format_bytes

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Collection, Iterable
 
-from compound.components.engines.gpus import gpu_name
 from compound.components.engines.local import devices
 from compound.components.engines.local.devices import Placement
+from compound.components.engines.vllm.gpus import gpu_name
 from compound.concurrency.threads import compute
 from compound.engine import Engine
 from compound.optimizers.weights.distributed.learner import Learner

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from compound.components.engines.vllm import server
 from compound.components.engines.vllm import sleep as vllm_sleep
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.concurrency.background import run_in_background
@@ -42,7 +43,7 @@ def _command() -> Iterator[None]:
 
 def test_the_arguments_are_those_of_the_parser() -> None:
     python = Path(os.environ["REAL_VLLM"]).with_name("python")
-    given = ["m", *vllm_sleep.ARGUMENTS, "--gpu-memory-utilization", "0.42", "--middleware", "a.B"]
+    given = ["m", *server.SLEEP_ARGUMENTS, "--gpu-memory-utilization", "0.42", "--middleware", "a.B"]
     ran = subprocess.run([python, "-c", PARSE, *given], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "True 0.42 ['a.B']"
 
@@ -61,7 +62,7 @@ def test_the_cpu_has_no_sleep_mode() -> None:
 def test_the_routes_pause_a_server_and_keep_its_adapters(
     reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_sleep, "ARGUMENTS", ())  # which the CPU refuses
+    monkeypatch.setattr(server, "SLEEP_ARGUMENTS", ())  # which the CPU refuses
     lm = VLLMEngine("smollm2", args=ARGS, gpu_memory=0.3, max_lora_rank=8, sleep=True)
     adapter = reference.save("one")
     tuned = Request((Message("user", "Name three rivers of Europe."),), 16, adapter=adapter, want_tokens=True)

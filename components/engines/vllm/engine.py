@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, ClassVar
 
-from compound.components.engines.gpus import gpu_name
 from compound.components.engines.options import (
     Count,
     Natural,
@@ -33,6 +32,7 @@ from compound.components.engines.vllm import arguments
 from compound.components.engines.vllm import chat as vllm_chat
 from compound.components.engines.vllm import link as vllm_link
 from compound.components.engines.vllm import sleep as vllm_sleep
+from compound.components.engines.vllm.gpus import gpu_name
 from compound.components.engines.vllm.link import Link, ServerEnded
 from compound.concurrency.background import run_in_background
 from compound.concurrency.rwlock import RWLock

@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from compound.components.engines.vllm import guard, key_required, sleep
+from compound.components.engines.vllm import guard, key_required
 from compound.errors import CompoundError
 from compound.security.sanitize import sanitize_text
 from compound.storage.paths import cache_folder
@@ -30,6 +30,8 @@ ACCELERATORS = ("nvidia[0-9]*", "kfd", "accel*", "davinci[0-9]*")  # in /dev: NV
 SHOWN = 20  # log lines in an error message
 KEPT = 16  # number of logs of earlier servers
 POLL = 0.1  # seconds between checks of a process
+SLEEP_ARGUMENTS = ("--enable-sleep-mode",)
+SLEEP_VARIABLES = {"VLLM_SERVER_DEV_MODE": "1"}  # serves the routes of sleep mode
 MIDDLEWARE = "compound_key_required"  # the module's name in vLLM's process
 
 
@@ -78,8 +80,8 @@ class VLLMServer:
             "VLLM_API_KEY": self.key,
         }
         if sleeps:
-            served += [*sleep.ARGUMENTS, "--middleware", f"{MIDDLEWARE}.{key_required.KeyRequired.__name__}"]
-            variables |= {**sleep.VARIABLES, "PYTHONPATH": _with_middleware(variables.get("PYTHONPATH", ""))}
+            served += [*SLEEP_ARGUMENTS, "--middleware", f"{MIDDLEWARE}.{key_required.KeyRequired.__name__}"]
+            variables |= {**SLEEP_VARIABLES, "PYTHONPATH": _with_middleware(variables.get("PYTHONPATH", ""))}
         self._started = time.monotonic()
         with self.log.open("wb") as log:
             self._guard = subprocess.Popen(
@@ -143,7 +145,7 @@ def _safe_defaults(arguments: Sequence[str]) -> list[str]:
 def _with_middleware(python_path: str) -> str:
     """Return a value of PYTHONPATH from which the server can import the middleware."""
     folder = cache_folder() / "vllm" / "middleware"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     copy = folder / f".{secrets.token_hex(8)}.py"
     copy.write_bytes(Path(key_required.__file__).read_bytes())
     os.replace(copy, folder / f"{MIDDLEWARE}.py")  # servers that start at the same time read a whole file

@@ -18,8 +18,6 @@ from compound.errors import CallError, CompoundError, TransientError
 if TYPE_CHECKING:
     from compound.components.engines.vllm.link import Link
 
-ARGUMENTS = ("--enable-sleep-mode",)
-VARIABLES = {"VLLM_SERVER_DEV_MODE": "1"}  # serves the routes of sleep mode
 SLEEP, WAKE, STATE = "sleep?level=1", "wake_up", "is_sleeping"
 _LOG = logging.getLogger("compound")
 

@@ -327,7 +327,7 @@ def test_a_server_that_does_not_wake_up_is_started_again(
         await text(lm)
         async with lm.asleep(["0"]):
             pass
-        assert await asyncio.gather(text(lm), text(lm)) == ["four", "four"]
+        assert set(await asyncio.gather(text(lm), text(lm))) == {"four"}
 
     run(lm, body())
     assert len(started.rows) == 2

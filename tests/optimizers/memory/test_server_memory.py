@@ -151,7 +151,9 @@ def test_gpus_are_compared_by_their_names_in_the_environment(monkeypatch: pytest
     assert found.shares == {"3": 0.42}
     with_gpu_shares({"lm": fleet}, found.shares)
     assert [engine._gpu_memory_left for engine in fleet.processes] == [None, 0.42]
-    made = with_gpu_shares(lambda lm: VLLMEngine(lm), {"5": 0.3})("m")
+    find = with_gpu_shares(lambda lm: VLLMEngine(lm), {"5": 0.3})
+    assert callable(find)
+    made = find("m")
     assert isinstance(made, VLLMEngine)
     assert made._gpu_memory_left == 0.3
 
