@@ -84,7 +84,7 @@ def with_gpu_shares(engines: Engines, shares: Mapping[str, float]) -> Engines:
     """Return engines whose servers, if started later, use at most a share of the memory of each GPU."""
 
     def limited(engine: Engine) -> Engine:
-        if shares and hasattr(engine, "limit_gpu_memory"):
+        if hasattr(engine, "limit_gpu_memory"):
             engine.limit_gpu_memory(shares)
         return engine
 

@@ -159,7 +159,7 @@ class VLLMEngine:
         if api_base is not None and (gpu_memory is not None or sleep):
             raise DeclarationError(
                 f"engine {model!r}: {'sleep' if sleep else 'gpu_memory'} is a setting of servers that the "
-                "engine starts, but api_base names one that is running",
+                f"engine starts, but the server at {api_base} is running",
                 hint="remove it; set the memory of that server with --gpu-memory-utilization",
             )
 
@@ -259,7 +259,7 @@ class VLLMEngine:
             await run_in_background(self._fall_asleep(stack))
             yield True
         finally:
-            await run_in_background(stack.aclose())
+            await asyncio.shield(run_in_background(stack.aclose()))  # else later calls would wait forever
 
     async def admit(self, adapter: Adapter) -> None:
         """Load an adapter on the server and check it, without sampling.
