@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypedDict, runtime_checkable
 
@@ -396,6 +397,25 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """Release the engine's resources."""
+        ...
+
+
+@runtime_checkable
+class SleepingEngine(Engine, Protocol):
+    """An engine that can release the memory of GPUs while other work of this process computes on them.
+
+    Optional: without ``asleep``, an engine keeps its memory.
+    """
+
+    def asleep(self, gpus: Collection[str]) -> AbstractAsyncContextManager[bool]:
+        """Release the memory of GPUs while the block runs, after the requests in flight; later ones wait.
+
+        Args:
+            gpus: the GPUs, by their names in CUDA_VISIBLE_DEVICES.
+
+        Returns:
+            A context manager that yields whether memory was released.
+        """
         ...
 
 

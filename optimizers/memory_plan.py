@@ -1,4 +1,4 @@
-"""Plan the memory of trainer, in-process engines and reward backbone together, before a run starts.
+"""Plan the memory of trainer, engines and reward backbone together, before a run starts.
 
 Memory that is needed in any case (weights, adapters, optimizer states) must fit, or the run is refused.
 Activations and caches depend on the lengths of prompts and answers; their upper bounds are shown, with the
@@ -8,16 +8,15 @@ settings that lower them. No model is loaded, and nothing is downloaded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
-from compound.components.engines import models
 from compound.components.engines.local import devices, footprint, loading
 from compound.components.engines.local.devices import Placement
 from compound.components.engines.local.engine import TransformersEngine
-from compound.components.engines.local.footprint import BYTES, OPTIMIZER_BYTES, SUM_BYTES, Footprint
+from compound.components.engines.local.footprint import BYTES, OPTIMIZER_BYTES, SUM_BYTES
+from compound.components.engines.vllm.engine import VLLMEngine
 from compound.engine import Engine
-from compound.errors import CompoundError
+from compound.errors import CompoundError, DeclarationError
 from compound.execution.executor import Executor
 from compound.formatting import format_bytes
 from compound.graph.configuration import components_of
@@ -27,7 +26,9 @@ from compound.optimization.method import Method, Optimizer
 from compound.optimization.preflight import open_engines
 from compound.optimization.problem import Problem
 from compound.optimizers.fast_slow import FastSlow
+from compound.optimizers.memory_demand import Demand, find_sizes
 from compound.optimizers.optimas.weights import LocalTraining
+from compound.optimizers.server_memory import ServerPlan, gpu_of, own_servers, plan_servers
 from compound.optimizers.weights.bases import base_format, base_model, base_quantization, spaces
 from compound.optimizers.weights.learner.adapters import partition
 from compound.optimizers.weights.learner.head import CHUNK
@@ -43,33 +44,11 @@ SMALL = "minilm"  # a backbone of 90 MB, which is not planned
 # Keys and values of prompts that are processed once are repeated for each answer: 8 answers take up to 1.6
 # times the memory of a batch with the same number of tokens (docs/guides/weights.md).
 REPEATED = 1.6
+UNKNOWN_SHARE = (
+    "the memory of the trainer is unknown, so that vLLM servers on its GPUs start with vLLM's default share; "
+    "set gpu_memory of their engines"
+)
 LOGIT_COPIES = 3  # logits in float32, their exponentials, and their gradient
-
-
-@dataclass(frozen=True)
-class Demand:
-    """Memory of one part of a run, in bytes.
-
-    Attributes:
-        what: the part.
-        device: its device.
-        fixed: weights, adapters and optimizer states.
-        working: upper bound of activations, logits and caches.
-        lower: settings that lower the working memory.
-        smaller: settings that lower the fixed memory.
-    """
-
-    what: str
-    device: str
-    fixed: int
-    working: int
-    lower: str
-    smaller: str
-
-    @property
-    def most(self) -> int:
-        """Upper bound of the memory: fixed and working."""
-        return self.fixed + self.working
 
 
 @dataclass(frozen=True)
@@ -80,11 +59,16 @@ class MemoryPlan:
         demands: the parts of the run.
         free: the free bytes by device, where known.
         unknown: parts whose memory is unknown, each with the reason.
+        gpu_shares: the share of memory that each vLLM server of the run may use, by GPU; see
+            `compound.optimizers.server_memory`.
+        notes: lines about these servers.
     """
 
     demands: tuple[Demand, ...]
     free: Mapping[str, int]
     unknown: tuple[str, ...] = ()
+    gpu_shares: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise if weights, adapters and optimizer states do not fit into the free memory of a device.
@@ -120,7 +104,7 @@ class MemoryPlan:
             if free is not None and most > free:
                 lower = "; ".join(dict.fromkeys(d.lower for d in sorted(own, key=lambda d: -d.working)))
                 found.append(f"  long prompts and answers may not fit: {lower}")
-        return [*found, *(f"memory of {reason}" for reason in self.unknown)]
+        return [*found, *self.notes, *(f"memory of {reason}" for reason in self.unknown)]
 
     def _on(self, device: str) -> list[Demand]:
         return [demand for demand in self.demands if demand.device == device]
@@ -135,16 +119,18 @@ class PlannedTraining:
         settings: the settings of the training.
         section: the path of the settings.
         sharing: which components share an adapter.
+        max_staleness: whether samples are drawn during training, by a number above 0.
     """
 
     keys: tuple[str, ...]
     settings: TrainingSettings
     section: str
     sharing: Sharing = "each"
+    max_staleness: int = 0
 
 
 def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPlan:
-    """Return the memory that a run needs in this process.
+    """Return the memory that a run needs in this process and in the vLLM servers that it starts.
 
     Args:
         problem: the problem.
@@ -152,6 +138,7 @@ def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPla
 
     Raises:
         DeclarationError: settings of a training or its engines are invalid.
+        CompoundError: a GPU does not have enough memory for the trainer and a vLLM server.
     """
     engine_of, methods = Executor(problem.engines).engine, (problem.method, *baselines)
     unknown: list[str] = []
@@ -159,11 +146,42 @@ def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPla
     demands = [*_known((_engine(engine, problem.system) for engine in engines), unknown)]
     trained = (demand for each in trainings(methods) for demand in _trainers(each, problem.system, engine_of))
     # trainings and methods run one after another, so only the largest on each device count
-    demands += _largest([*_known(trained, unknown)])
-    demands += _largest([*_known(map(_backbone, learnings(methods)), unknown)])
+    trainers = _largest([*_known(trained, unknown)])
+    backbones = _largest([*_known(map(_backbone, learnings(methods)), unknown)])
+    served = _servers(own_servers(engines), methods, trainers, [*demands, *backbones], bool(unknown))
+    demands += [*served.servers, *served.trainers, *backbones]
     places = dict.fromkeys(demand.device for demand in demands)
     found = {device: free for device in places if (free := footprint.free_memory(device)) is not None}
-    return MemoryPlan(tuple(demands), found, tuple(dict.fromkeys(unknown)))
+    return MemoryPlan(tuple(demands), found, tuple(dict.fromkeys(unknown)), served.shares, served.notes)
+
+
+def _servers(
+    servers: Sequence[VLLMEngine],
+    methods: Sequence[Method],
+    trainers: Sequence[Demand],
+    others: Sequence[Demand],
+    partly_unknown: bool,
+) -> ServerPlan:
+    """Return the memory of vLLM servers on the GPUs of trainers.
+
+    Raises:
+        DeclarationError: a server would sleep while samples are drawn during training.
+        CompoundError: a GPU does not have enough memory.
+    """
+    gpus = {gpu_of(trainer.device) for trainer in trainers}
+    for server in servers:
+        ahead = [training for training in trainings(methods) if training.max_staleness]
+        if ahead and server.sleep and not gpus.isdisjoint(server.gpus):
+            raise DeclarationError(
+                f"the engine of {server.model!r} has sleep: true and shares a GPU with the trainer, but "
+                f"{ahead[0].section} draws samples during training (rollouts.max_staleness)",
+                hint=f"set {ahead[0].section}.rollouts.max_staleness to 0, sleep to false, or let them use "
+                "different GPUs",
+            )
+    plan = plan_servers(servers, trainers, others)
+    if partly_unknown and servers and not trainers and any(trainings(methods)):
+        return replace(plan, notes=(*plan.notes, UNKNOWN_SHARE))
+    return plan
 
 
 def check_placements(made: Method, system: System, engine_of: Callable[[str], Engine]) -> None:
@@ -241,9 +259,14 @@ def _training(optimizer: Optimizer) -> PlannedTraining | None:
     if isinstance(optimizer, FastSlow):
         optimizer = optimizer.training
     if isinstance(optimizer, WeightTraining):
-        return PlannedTraining((), optimizer.recipe.settings, optimizer.section, optimizer.adapters)
+        staleness = optimizer.recipe.sampling.max_staleness
+        return PlannedTraining(
+            (), optimizer.recipe.settings, optimizer.section, optimizer.adapters, staleness
+        )
     if isinstance(optimizer, LocalTraining):
-        return PlannedTraining((), optimizer.training.settings, optimizer.section)
+        settings = optimizer.training.settings
+        staleness = settings.rollouts.max_staleness
+        return PlannedTraining((), settings, optimizer.section, max_staleness=staleness)
     return None
 
 
@@ -278,7 +301,7 @@ def _trainer(
     section, settings = training.section, training.settings
     model = base_model(system, trained, engine_of)
     placement = _placement(training, trained, system, engine_of)
-    found = _sizes(model)
+    found = find_sizes(model)
     if isinstance(found, str):
         return f"the trainer is unknown: {found}"
     folder, sizes = found
@@ -315,10 +338,10 @@ def _trainer(
 
 
 def _engine(engine: Engine, system: System) -> Demand | str | None:
-    """Return the memory of an engine; ``None`` if it needs none in this process."""
+    """Return the memory of an engine in this process; ``None`` if it needs none there."""
     if not isinstance(engine, TransformersEngine):
         return None
-    found = _sizes(engine.model)
+    found = find_sizes(engine.model)
     if isinstance(found, str):
         return f"the engine of {engine.model!r} is unknown: {found}"
     folder, sizes = found
@@ -350,7 +373,7 @@ def _backbone(learning: RewardLearning) -> Demand | str | None:
     settings, lora = learning.backbone, learning.reward.lora
     if settings.model in (NONE, SMALL):
         return None
-    found = _sizes(settings.model, causal=False)
+    found = find_sizes(settings.model, causal=False)
     if isinstance(found, str):
         return f"the reward backbone is unknown: {found}"
     _, sizes = found
@@ -369,14 +392,3 @@ def _backbone(learning: RewardLearning) -> Demand | str | None:
         "lower backbone.max_length" + (" or reward.lora.batch" if lora else ""),
         "set backbone.dtype to bfloat16, or use a smaller backbone or another backbone.device",
     )
-
-
-def _sizes(model: str, *, causal: bool = True) -> tuple[Path, Footprint] | str:
-    """Return the folder of a model and its sizes, or why they are unknown."""
-    folder = models.find_local(model)
-    if folder is None:
-        return f"{model!r} is not on this machine yet"
-    try:
-        return folder, footprint.footprint(folder, causal=causal)
-    except (OSError, ValueError, AttributeError, ImportError) as error:
-        return f"{model!r} has no configuration that can be read ({type(error).__name__})"

@@ -31,7 +31,7 @@ from compound.optimization.problem import Problem
 from compound.optimization.prospects import outlook
 from compound.optimizers import methods
 from compound.optimizers.memory_plan import plan_memory
-from compound.registry.engines import find_engine, for_system
+from compound.registry.engines import find_engine, for_system, with_gpu_shares
 from compound.runs.directory import (
     UNREADABLE,
     report_full_disk,
@@ -93,7 +93,10 @@ def optimize(
     equal = find_overlaps(splits, data.id)
     if strict:
         check_no_overlaps(equal)
-    plan_memory(problem).check()
+    baselines = [methods.method(name, system, settings, folder) for name in settings.baselines]
+    memory = plan_memory(problem, baselines)
+    memory.check()
+    problem = replace(problem, engines=with_gpu_shares(problem.engines, memory.gpu_shares))
     problem = replace(problem, outlook={**outlook(problem), "duplicates": [str(item) for item in equal]})
     names = (settings.method, *settings.baselines)
     used = (methods.method(name, system, settings, folder) for name in names)

@@ -223,6 +223,11 @@ class Caller:
         """Return the engine of a model, opening it once."""
         return self._sender.engine(lm)
 
+    @property
+    def engines(self) -> Mapping[str, Engine]:
+        """Engines that are open, by model name."""
+        return self._sender.opened
+
     def throttle(self, lm: str) -> Throttle:
         """Return the admission control of a model's engine in this event loop."""
         return self._sender.throttle(self.engine(lm))

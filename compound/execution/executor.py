@@ -237,6 +237,11 @@ class Executor:
         """Return a context manager in which equal calls also share failures, not only cached results."""
         return self._caller.batch()
 
+    @property
+    def engines(self) -> Mapping[str, Engine]:
+        """Engines that are open, by model name."""
+        return self._caller.engines
+
     def engine(self, lm: str) -> Engine:
         """Return the engine of a model name."""
         return self._caller.engine(lm)

@@ -68,6 +68,11 @@ class Sender:
             self._engines[lm] = checked_engine(lm, self._find(lm))
         return self._engines[lm]
 
+    @property
+    def opened(self) -> Mapping[str, Engine]:
+        """Engines that are open, by model name."""
+        return self._engines
+
     async def send(
         self, lm: str, request: Request, meter: Meter, clock: Clock, on_text: OnText | None = None
     ) -> Completion:

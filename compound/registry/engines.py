@@ -80,6 +80,19 @@ def for_system(engines: Engines, system: System) -> Engines:
     return lambda lm: prepared(engines(lm))
 
 
+def with_gpu_shares(engines: Engines, shares: Mapping[str, float]) -> Engines:
+    """Return engines whose servers, if started later, use at most a share of the memory of each GPU."""
+
+    def limited(engine: Engine) -> Engine:
+        if hasattr(engine, "limit_gpu_memory"):
+            engine.limit_gpu_memory(shares)
+        return engine
+
+    if isinstance(engines, Mapping):
+        return {name: limited(engine) for name, engine in engines.items()}
+    return lambda lm: limited(engines(lm))
+
+
 def open_engine(kind: str, **settings: object) -> Engine:
     """Make an engine of a kind, built in or installed, with its settings."""
     if kind in KINDS:

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -68,6 +69,7 @@ from compound.optimizers.weights.step_notes import (
     reason_without_samples,
 )
 from compound.optimizers.weights.step_plan import StepPlan
+from compound.optimizers.weights.turns import trainer_gpus, trainer_turn
 from compound.storage.artifacts import (
     Reference,
     discard,
@@ -147,6 +149,7 @@ class TrainingSession:
     trained: tuple[str, ...] = field(init=False)
     plan: StepPlan = field(init=False)
     trainer: Learner = field(init=False)
+    _gpus: tuple[str, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         self.trained = tuple(components_of(self.task.keys))
@@ -176,6 +179,7 @@ class TrainingSession:
             base_quantization(system, self.trained, engine_of),
             self.section,
         )
+        self._gpus = trainer_gpus(placement, self.settings.learner)
         shapes = {name: AdapterShape.of(space) for name, space in spaces(system, self._groups).items()}
         loss = self.recipe.loss
         spec = LearnerSpec(
@@ -362,8 +366,9 @@ class TrainingSession:
     async def _train(self, drawn: StepBatch, number: int) -> tuple[Saved, dict[str, Any]]:
         """Update, checkpoint and record; return the checkpoint and the trainer's statistics."""
         samples = drawn.credited.samples
-        facts = await compute(self.trainer.step, samples, number)
-        saved = await compute(self.trainer.save, self.folder)
+        async with self._trainer_turn():
+            facts = await compute(self.trainer.step, samples, number)
+            saved = await compute(self.trainer.save, self.folder)
         record = self._record(number, drawn, facts)
         if self.recipe.sampling.max_staleness:
             record["staleness"] = number - drawn.version
@@ -387,7 +392,13 @@ class TrainingSession:
         sampler = Sampler(task.context.executor, system, task.context.metric, rules, self._index(number))
         seed = derive_seed(task.seed, "step", number)
         folder, spare = task.context.folder, self.plan.spare_examples(number)
-        return RecipeContext(sampler, self.trained, seed, self.trainer, task, kept, folder, spare)
+        return RecipeContext(
+            sampler, self.trained, seed, self.trainer, task, kept, folder, spare, self._trainer_turn
+        )
+
+    def _trainer_turn(self) -> AbstractAsyncContextManager[None]:
+        """Open a block in which the trainer may compute; engines on its GPUs may sleep meanwhile."""
+        return trainer_turn([*self.task.context.executor.engines.values()], self._gpus, self.trainer)
 
     def _index(self, number: int) -> int:
         """Return an index for a step that no other step of the run uses, so that samples are not reused."""

@@ -42,12 +42,19 @@ class FakeVLLM:
         version: what it says of its version.
         base: the bias of the base, to stand for other weights.
         answered: the last message of each chat whose answer was sent.
+        asleep: whether it sleeps; it then answers chats with an error.
+        stubborn: whether it stays asleep when it is woken.
+        deadly: the path of a request that kills the process.
+        endless: the path of a request that is not answered until `stop` or `kill` is called.
+        log: a file to which the path of each request is appended, with the process.
     """
 
     def __init__(self, model: str = "tiny", key: str = "", port: int = 0) -> None:
         self.model, self.key = model, key
         self.chatting, self.fragile = 0, True
         self.version, self.base, self.answered, self.open = "0.32", 0.0, list[str](), set[socket.socket]()
+        self.asleep, self.stubborn, self.deadly, self.endless = False, False, "", ""
+        self.log: Path | None = None
         self.stale, self.noise, self.raw, self.hang = "", 0.0, False, False
         self.fault: dict[str, tuple[int, str, dict[str, str]]] = {}
         self.change: dict[str, Any] = {}
@@ -66,8 +73,8 @@ class FakeVLLM:
                 self._answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
 
             def _answer(self, body: dict[str, Any]) -> None:
-                path = self.path.removeprefix("/v1/")
-                fake.received.append((path, body))
+                path = self.path.partition("?")[0].removeprefix("/v1/")
+                fake.note(path, body)
                 fake.keys.append(self.headers.get("authorization", ""))
                 answer: Any
                 headers: dict[str, str] = {}
@@ -104,6 +111,17 @@ class FakeVLLM:
         self.http = Server(("127.0.0.1", port), Handler)
         self.http.daemon_threads = True
         self.address = f"http://127.0.0.1:{self.http.server_port}/v1"
+
+    def note(self, path: str, body: dict[str, Any]) -> None:
+        """Note a request, and do what its path is set to do."""
+        self.received.append((path, body))
+        if self.log is not None:
+            with self.log.open("a") as file:
+                file.write(f"{os.getpid()} {path}\n")
+        if path == self.deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if path == self.endless:
+            self.stopping.wait(60)
 
     def serve(self) -> FakeVLLM:
         threading.Thread(target=self.http.serve_forever, args=[0.01], daemon=True).start()
@@ -144,6 +162,17 @@ class FakeVLLM:
 
     def _version(self, _: dict[str, Any]) -> tuple[int, Any]:
         return 200, {"version": self.version}
+
+    def _sleep(self, _: dict[str, Any]) -> tuple[int, Any]:
+        self.asleep = True
+        return 200, {"status": "sleeping", "level": 1}
+
+    def _wake_up(self, _: dict[str, Any]) -> tuple[int, Any]:
+        self.asleep = self.stubborn
+        return 200, {"status": "sleeping" if self.asleep else "awake", "tags": None}
+
+    def _is_sleeping(self, _: dict[str, Any]) -> tuple[int, Any]:
+        return 200, {"is_sleeping": self.asleep}
 
     def load_lora_adapter(self, body: dict[str, Any]) -> tuple[int, Any]:
         name = body["lora_name"]
@@ -196,8 +225,13 @@ class FakeVLLM:
         bias = self.bias(body["model"])
         if bias is None:
             return unknown(body["model"])
-        if body["messages"][0]["content"] == "die":
+        if self.asleep:
+            return 400, error("the server is asleep")
+        content = body["messages"][0]["content"]
+        if content == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if content.startswith("wait for "):
+            wait_for(Path(content.removeprefix("wait for ")))
         text, count, finish = self._limited(body)
         choice: dict[str, Any] = {
             "message": {"role": "assistant", "content": text},
@@ -246,6 +280,14 @@ def write_adapter(
         (folder / "probe.json").write_text(json.dumps(probe | (changes or {})))
 
 
+def wait_for(path: Path) -> None:
+    """Wait until a file exists, at most a minute."""
+    for _ in range(3000):
+        if path.exists():
+            return
+        time.sleep(0.02)
+
+
 def error(message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": "error", "code": 0}}
 
@@ -274,7 +316,12 @@ def main() -> None:
         sys.exit(behaviour["exit"])
     if behaviour.get("idle"):
         time.sleep(60)
-    FakeVLLM(known.served_model_name, os.environ["VLLM_API_KEY"], known.port).http.serve_forever()
+    fake = FakeVLLM(known.served_model_name, os.environ["VLLM_API_KEY"], known.port)
+    fake.log = Path(behaviour["log"]) if "log" in behaviour else None
+    fake.fault = {path: tuple(fault) for path, fault in behaviour.get("fault", {}).items()}
+    fake.stubborn, fake.deadly = behaviour.get("stubborn", False), behaviour.get("deadly", "")
+    fake.endless = behaviour.get("endless", "")
+    fake.http.serve_forever()
 
 
 if __name__ == "__main__":

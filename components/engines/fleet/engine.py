@@ -10,7 +10,8 @@ replica. A call therefore never costs more than the worst case of one request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
 from compound.components.engines.fleet.identity import only_model
 from compound.components.engines.fleet.pool import ReplicaPool
@@ -24,7 +25,14 @@ from compound.components.engines.vllm.engine import VLLMEngine
 from compound.components.engines.vllm.link import ServerEnded
 from compound.concurrency.background import run_in_background
 from compound.engine import NO_USAGE, Adapter, Completion, OnText, Request, Usage
-from compound.errors import CallError, CompoundError, DeclarationError, RateLimited, TransientError
+from compound.errors import (
+    CallError,
+    CompoundError,
+    DeclarationError,
+    RateLimited,
+    TransientError,
+    first_leaf,
+)
 from compound.security.trust import Origin
 
 
@@ -148,6 +156,11 @@ class FleetEngine:
         return [replica.stats for replica in self._pool.replicas]
 
     @property
+    def processes(self) -> Sequence[VLLMEngine]:
+        """Engines of the vLLM processes that it starts."""
+        return [engine for engine in self._engines if engine.api_base is None]
+
+    @property
     def _engines(self) -> list[VLLMEngine]:
         """Engines of replicas that serve adapters."""
         found = (replica.engine for replica in self._pool.replicas)
@@ -161,6 +174,29 @@ class FleetEngine:
         """Raise the adapter rank of servers that are started later."""
         for engine in self._engines:
             engine.prepare(lora_rank)
+
+    def limit_gpu_memory(self, shares: Mapping[str, float]) -> None:
+        """Set the share of memory by GPU that servers started later may use."""
+        for engine in self.processes:
+            engine.limit_gpu_memory(shares)
+
+    @contextlib.asynccontextmanager
+    async def asleep(self, gpus: Collection[str]) -> AsyncIterator[bool]:
+        """Release the memory of the servers that have one of the GPUs while the block runs.
+
+        Raises:
+            CompoundError: a server has no sleep mode.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    entered = [
+                        group.create_task(stack.enter_async_context(engine.asleep(gpus)))
+                        for engine in self.processes
+                    ]
+            except BaseExceptionGroup as errors:
+                raise first_leaf(errors) from None
+            yield any(task.result() for task in entered)
 
     def worst_case(self, request: Request) -> Usage:
         """Return an upper bound of the request's usage, which is charged at most once."""

@@ -146,6 +146,13 @@ def free_memory(device: str) -> int | None:
     return _free_ram()
 
 
+def total_memory(device: str) -> int:
+    """Return the bytes of a CUDA or XPU device, free or not."""
+    torch, kind = devices.torch_module(), devices.device_type(device)
+    total: int = getattr(torch, kind).mem_get_info(torch.device(device))[1]
+    return total
+
+
 def _free_ram() -> int | None:
     """Return the RAM that is available to this process, within the limit of its container."""
     try:

@@ -118,6 +118,7 @@ class API:
         largest: int = MAX_ANSWER_BYTES,
         *,
         fresh: bool = False,
+        root: bool = False,
     ) -> Answer:
         """Send a POST request, or GET without a body, and return the answer, errors included.
 
@@ -127,6 +128,7 @@ class API:
             seconds: the limit of the total time, from connecting to the end of the answer.
             largest: maximum number of bytes of the answer.
             fresh: whether to use a new connection, which a load balancer may route to another server.
+            root: whether the path is one of vLLM's own routes, outside of ``/v1``.
 
         Raises:
             TransientError: there is no answer, or it is incomplete.
@@ -135,7 +137,7 @@ class API:
 
         from compound.components.engines import wire
 
-        url = f"{self.address}/{path}"
+        url = f"{self.address.removesuffix('/v1') if root else self.address}/{path}"
         method = "GET" if body is None else "POST"
         client = self._fresh if fresh else self._client
         if client.is_closed:

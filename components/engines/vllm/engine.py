@@ -8,14 +8,18 @@ records at a temperature other than 0 and 1 are accepted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, ClassVar
 
 from compound.components.engines.options import (
     Count,
     Natural,
     Seconds,
+    Share,
     VLLMOptions,
     Wait,
     check_settings,
@@ -24,10 +28,14 @@ from compound.components.engines.options import (
 from compound.components.engines.prefilled import Prefilled
 from compound.components.engines.probe import TEXT, check_probe_model
 from compound.components.engines.remote import max_answer_bytes, max_prompt_tokens
+from compound.components.engines.vllm import arguments
 from compound.components.engines.vllm import chat as vllm_chat
 from compound.components.engines.vllm import link as vllm_link
+from compound.components.engines.vllm import sleep as vllm_sleep
+from compound.components.engines.vllm.gpus import gpu_name
 from compound.components.engines.vllm.link import Link, ServerEnded
 from compound.concurrency.background import run_in_background
+from compound.concurrency.rwlock import RWLock
 from compound.engine import NO_USAGE, Adapter, Completion, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, TransientError
 from compound.execution.budget import clip_usage
@@ -40,11 +48,6 @@ else:
 
 Fingerprint = tuple[tuple[int, ...], tuple[float, ...]]  # n tokens, n - 1 log-probabilities
 PER_PROMPT_TOKEN = 16  # bytes of an answer that repeats the prompt's token ids
-RESERVED_ARGUMENTS = (  # of `vllm serve`; budgets, token records and the server's security depend on them
-    "host", "port", "uds", "api-key", "served-model-name", "config", "enable-lora", "max-lora-rank",
-    "max-loras", "logprobs-mode", "trust-remote-code", "allow-credentials", "allowed-origins",
-)  # fmt: skip
-
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for --max-lora-rank
 MIN_RANK = 16
 
@@ -75,7 +78,12 @@ class VLLMEngine:
             override it.
         max_wait: maximum total time in seconds that a call waits for a server that limits the rate.
         start_timeout: time limit in seconds for the server to become ready.
-        restarts: how often a server that ended by itself is restarted.
+        restarts: how often a server that ended by itself, or did not fall asleep or wake up, is restarted.
+        gpu_memory: share of the memory of each GPU that a server started by the engine uses, in (0, 1]. By
+            default, a run that trains weights on the same GPU computes the share that the trainer leaves;
+            otherwise vLLM's default applies.
+        sleep: whether a server started by the engine releases the memory of its GPUs while training computes
+            on them; see `compound.components.engines.vllm.sleep`. It has no effect on other GPUs.
         extra: sampling and reasoning options (``top_p``, ``chat_template_kwargs`` …); see `VLLMOptions`.
         native_tools: whether to declare tools to the model, instead of describing them in the prompt. The
             server needs a parser of the model's calls: ``--enable-auto-tool-choice`` and
@@ -116,6 +124,8 @@ class VLLMEngine:
         native_tools: bool = False,
         takes_images: bool = False,
         deterministic: bool = False,
+        gpu_memory: Share | None = None,
+        sleep: bool = False,
     ) -> None:
         if model.startswith("-"):
             raise DeclarationError(f"{model!r} is not a model name", hint="vLLM would parse it as an option")
@@ -125,7 +135,7 @@ class VLLMEngine:
             "max_lora_rank": max_lora_rank, "max_loras": max_loras, "concurrency": concurrency,
             "timeout": timeout, "max_wait": max_wait, "start_timeout": start_timeout,
             "restarts": restarts, "args": args, "native_tools": native_tools, "takes_images": takes_images,
-            "deterministic": deterministic,
+            "deterministic": deterministic, "gpu_memory": gpu_memory, "sleep": sleep,
         }  # fmt: skip
         check_settings(VLLMEngine, given)
         self.model, self.api_base, self.api_key_env = model, api_base, api_key_env
@@ -138,11 +148,20 @@ class VLLMEngine:
         self.environment: Mapping[str, str] = {}
         self.native_tools, self.takes_images = native_tools, takes_images
         self.deterministic = deterministic
+        self.gpu_memory, self.sleep = gpu_memory, sleep
+        self._gpu_memory_left: float | None = None
+        self._awake = RWLock()  # held by requests, and exclusively while the server is asleep
         self._concurrency = concurrency
         self._link: Link | None = None
         self._opening: asyncio.Task[Link] | None = None
         self._starts = 0
-        _check_arguments(self.args, model)
+        arguments.check_arguments(self.args, model, gpu_memory=gpu_memory is not None)
+        if api_base is not None and (gpu_memory is not None or sleep):
+            raise DeclarationError(
+                f"engine {model!r}: {'sleep' if sleep else 'gpu_memory'} is a setting of servers that the "
+                f"engine starts, but the server at {api_base} is running",
+                hint="remove it; set the memory of that server with --gpu-memory-utilization",
+            )
 
     @property
     def name(self) -> str:  # noqa: D102
@@ -201,6 +220,47 @@ class VLLMEngine:
         if self._link is None and self._opening is None:
             self._rank_needed = max(self._rank_needed, lora_rank)
 
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """GPUs of a server that the engine starts, by their names in CUDA_VISIBLE_DEVICES."""
+        if self.api_base is not None:
+            return ()
+        variables = {**os.environ, **self.environment}
+        named = (gpu_name(index, variables) for index in range(arguments.gpu_count(self.args)))
+        return tuple(name for name in named if name is not None)
+
+    @property
+    def started(self) -> bool:
+        """Whether the server is running or being started, so that its memory is in use."""
+        return self._opening is not None or (self._link is not None and not self._link.ended)
+
+    def limit_gpu_memory(self, shares: Mapping[str, float]) -> None:
+        """Set the share of memory by GPU of a server started later, unless a setting determines it."""
+        if self.gpu_memory is None and not arguments.sets_memory(self.args):
+            self._gpu_memory_left = min((shares[gpu] for gpu in self.gpus if gpu in shares), default=None)
+
+    @contextlib.asynccontextmanager
+    async def asleep(self, gpus: Collection[str]) -> AsyncIterator[bool]:
+        """Release the memory of the server while the block runs, if it uses one of the GPUs.
+
+        Yields whether it does.
+
+        This waits for the requests in flight, and later ones wait for the end of the block. The first of them
+        wakes the server.
+
+        Raises:
+            CompoundError: the server has no sleep mode.
+        """
+        if not self.sleep or set(gpus).isdisjoint(self.gpus):
+            yield False
+            return
+        stack = AsyncExitStack()
+        try:
+            await run_in_background(self._fall_asleep(stack))
+            yield True
+        finally:
+            await asyncio.shield(run_in_background(stack.aclose()))  # else later calls would wait forever
+
     async def admit(self, adapter: Adapter) -> None:
         """Load an adapter on the server and check it, without sampling.
 
@@ -216,7 +276,7 @@ class VLLMEngine:
             CompoundError: the server does not serve the model, or does not start.
             TransientError: the server does not answer.
         """
-        await run_in_background(self._connect())
+        await run_in_background(self._connect_awake())
 
     async def fingerprint(self) -> Fingerprint:
         """Return the base model's log-probabilities of a fixed text, while no other request is in flight."""
@@ -251,6 +311,10 @@ class VLLMEngine:
     # -- on the background loop, where the connections live ----------------------------------------------
 
     async def _generate(self, request: Request) -> Completion:
+        async with self._awake.read():
+            return await self._generate_awake(request)
+
+    async def _generate_awake(self, request: Request) -> Completion:
         link = await self._connect()
         try:
             async with link.adapters.sampling(request.adapter) as name:
@@ -268,14 +332,33 @@ class VLLMEngine:
             ) from error
 
     async def _admit(self, adapter: Adapter) -> None:
-        link = await self._connect()
-        async with link.adapters.sampling(adapter):
-            pass
+        async with self._awake.read():
+            link = await self._connect()
+            async with link.adapters.sampling(adapter):
+                pass
 
     async def _fingerprint(self) -> Fingerprint:
-        link = await self._connect()
-        async with link.adapters.drained():
-            return await link.api.logprobs(link.api.model, TEXT, self.timeout)
+        async with self._awake.read():
+            link = await self._connect()
+            async with link.adapters.drained():
+                return await link.api.logprobs(link.api.model, TEXT, self.timeout)
+
+    async def _connect_awake(self) -> None:
+        async with self._awake.read():
+            await self._connect()
+
+    async def _fall_asleep(self, stack: AsyncExitStack) -> None:
+        """Put the server to sleep, if there is one, and hold back requests until the stack is closed."""
+        try:
+            await stack.enter_async_context(self._awake.write())
+            if self._opening is not None:  # for a request that was cancelled
+                await asyncio.wait([self._opening])
+            if self._link is not None:
+                await vllm_sleep.put_to_sleep(self._link, self.timeout)
+        except BaseException:
+            # the caller may have closed the stack before this task noticed that it was cancelled
+            await stack.aclose()
+            raise
 
     async def _sample(self, link: Link, name: str, request: Request) -> Completion:
         if request.want_tokens and request.temperature not in {0, 1}:
@@ -309,8 +392,8 @@ class VLLMEngine:
             )
 
     async def _connect(self) -> Link:
-        """Return the connected server, (re)starting it if needed; concurrent calls share one start."""
-        if self._link is not None and not self._link.ended:
+        """Return the connected server; start it or wake it up if needed, once for concurrent calls."""
+        if self._link is not None and self._link.answers:
             return self._link
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
@@ -323,6 +406,8 @@ class VLLMEngine:
             task.exception()  # retrieve it even if every waiting call was cancelled, or asyncio logs an error
 
     async def _open(self) -> Link:
+        if self._link is not None and await vllm_sleep.wake(self._link, self.timeout):
+            return self._link
         ended, self._link = self._link, None
         if ended is not None:
             await ended.close()
@@ -342,20 +427,26 @@ class VLLMEngine:
     async def _start(self, ended: Link | None) -> Link:
         if self._starts > self.restarts:
             last = f"; the log of the last is {ended.server.log}" if ended and ended.server else ""
-            raise CompoundError(f"{self._starts} vLLM servers of {self.model!r} ended by themselves{last}")
+            raise CompoundError(
+                f"{self._starts} vLLM servers of {self.model!r} ended by themselves, or did not fall asleep "
+                f"or wake up{last}"
+            )
         self._starts += 1
         loras = ["--max-lora-rank", str(self._server_rank), "--max-loras", str(self.max_loras)]
         caching = ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
         logprobs = ["--logprobs-mode", "processed_logprobs"]
+        share = self.gpu_memory or self._gpu_memory_left
+        memory = [] if share is None else ["--gpu-memory-utilization", f"{share:g}"]
         return await vllm_link.start_server(
             self.model,
             command=self.command,
-            arguments=["--enable-lora", *loras, *caching, *logprobs, *self.args],
+            arguments=["--enable-lora", *loras, *caching, *logprobs, *memory, *self.args],
             connections=self.concurrency,
             adapters=self.max_loras,
             seconds=self.timeout,
             start_seconds=self.start_timeout,
             environment=self.environment,
+            sleep=self.sleep,
         )
 
     async def _close(self) -> None:
@@ -365,14 +456,3 @@ class VLLMEngine:
         link, self._link, self._starts = self._link, None, 0
         if link is not None:
             await link.close()
-
-
-def _check_arguments(args: Sequence[str], model: str) -> None:
-    """Reject arguments of ``vllm serve`` that the engine sets, including abbreviated names."""
-    for argument in args:
-        name = argument.partition("=")[0].removeprefix("--").replace("_", "-")
-        if argument.startswith("--") and name and any(own.startswith(name) for own in RESERVED_ARGUMENTS):
-            raise DeclarationError(
-                f"engine {model!r}: args must not set {argument!r}",
-                hint="the engine sets it; max_lora_rank and max_loras are settings of the engine",
-            )

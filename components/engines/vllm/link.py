@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from compound.components.engines import models
 from compound.components.engines.known_models import KNOWN
@@ -39,12 +40,19 @@ class Link:
         adapters: the adapters on the server.
         server: the server process, if the engine started it.
         logprobs_are_tempered: whether log-probabilities include temperature scaling; None until tested.
+        state: whether the server is asleep; see `compound.components.engines.vllm.sleep`.
     """
 
     api: API
     adapters: ServedAdapters
     server: VLLMServer | None
     logprobs_are_tempered: bool | None = None
+    state: Literal["awake", "asleep", "unknown"] = "awake"
+
+    @property
+    def answers(self) -> bool:
+        """Whether the server is awake and, if the engine started it, has not ended."""
+        return self.state == "awake" and not self.ended
 
     @property
     def ended(self) -> bool:
@@ -114,8 +122,9 @@ async def start_server(
     seconds: float,
     start_seconds: float,
     environment: Mapping[str, str] | None = None,
+    sleep: bool = False,
 ) -> Link:
-    """Start a server and wait until it is ready.
+    """Start a server, with sleep mode if ``sleep``, and wait until it is ready.
 
     Raises:
         CompoundError: the server ends or is not ready in time; the message contains the end of its log.
@@ -124,7 +133,9 @@ async def start_server(
     if model in KNOWN:
         folder = str(await asyncio.to_thread(models.resolve, model))
     await asyncio.to_thread(check_model_folder, Path(folder))
-    server = VLLMServer(folder, model, command=command, arguments=arguments, environment=environment)
+    server = VLLMServer(
+        folder, model, command=command, arguments=arguments, environment=environment, sleeps=sleep
+    )
     api = API(server.address, model, key=server.key, connections=connections, own=True)
     several = any(name in argument for argument in arguments for name in MULTI_PROCESS_ARGUMENTS)
     checks = CHECKS if several else 1

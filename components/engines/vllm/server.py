@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from compound.components.engines.vllm import guard
+from compound.components.engines.vllm import guard, key_required
 from compound.errors import CompoundError
 from compound.security.sanitize import sanitize_text
 from compound.storage.paths import cache_folder
@@ -30,6 +30,9 @@ ACCELERATORS = ("nvidia[0-9]*", "kfd", "accel*", "davinci[0-9]*")  # in /dev: NV
 SHOWN = 20  # log lines in an error message
 KEPT = 16  # number of logs of earlier servers
 POLL = 0.1  # seconds between checks of a process
+SLEEP_ARGUMENTS = ("--enable-sleep-mode",)
+SLEEP_VARIABLES = {"VLLM_SERVER_DEV_MODE": "1"}  # serves the routes of sleep mode
+MIDDLEWARE = "compound_key_required"  # the module's name in vLLM's process
 
 
 class VLLMServer:
@@ -41,6 +44,7 @@ class VLLMServer:
         command: the vLLM command, split like a shell command; default ``$COMPOUND_VLLM``, or else ``vllm``.
         arguments: additional arguments of ``vllm serve``.
         environment: variables to set for the process, such as ``CUDA_VISIBLE_DEVICES``.
+        sleeps: whether it has sleep mode. All its routes then require the key.
 
     Attributes:
         address: the URL of its API.
@@ -60,6 +64,7 @@ class VLLMServer:
         command: str | None = None,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        sleeps: bool = False,
     ) -> None:
         self.key = secrets.token_hex(16)
         port = _free_port()
@@ -74,6 +79,9 @@ class VLLMServer:
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
             "VLLM_API_KEY": self.key,
         }
+        if sleeps:
+            served += [*SLEEP_ARGUMENTS, "--middleware", f"{MIDDLEWARE}.{key_required.KeyRequired.__name__}"]
+            variables |= {**SLEEP_VARIABLES, "PYTHONPATH": _with_middleware(variables.get("PYTHONPATH", ""))}
         self._started = time.monotonic()
         with self.log.open("wb") as log:
             self._guard = subprocess.Popen(
@@ -132,6 +140,16 @@ def _safe_defaults(arguments: Sequence[str]) -> list[str]:
     if not any("chunked-prefill" in argument for argument in arguments) and not _accelerators():
         given += ["--no-enable-chunked-prefill"]
     return given
+
+
+def _with_middleware(python_path: str) -> str:
+    """Return a value of PYTHONPATH from which the server can import the middleware."""
+    folder = cache_folder() / "vllm" / "middleware"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    copy = folder / f".{secrets.token_hex(8)}.py"
+    copy.write_bytes(Path(key_required.__file__).read_bytes())
+    os.replace(copy, folder / f"{MIDDLEWARE}.py")  # servers that start at the same time read a whole file
+    return os.pathsep.join(filter(None, [str(folder), python_path]))
 
 
 def _accelerators() -> list[Path]:

@@ -163,6 +163,10 @@ class Worker:
         with self._own(folder) as own:
             self.trainer.write_adapter(name, own)
 
+    def do_release_cache(self) -> None:
+        """Return unused memory to the device."""
+        self.trainer.release_cache()
+
     def do_versions(self) -> Mapping[str, list[str]]:
         """Return the versions of the adapters."""
         return self.trainer.versions

@@ -98,10 +98,11 @@ async def estimate_advantages(
         log-ratio to the base model, if computed.
     """
     check_rewards(samples)
-    valued = await compute(context.trainer.values, samples)
-    log_ratios: list[tuple[float, ...]] = [()] * len(valued)
-    if settings.kl_reward:
-        log_ratios = await compute(context.trainer.divergences, valued)
+    async with context.trainer_turn():
+        valued = await compute(context.trainer.values, samples)
+        log_ratios: list[tuple[float, ...]] = [()] * len(valued)
+        if settings.kl_reward:
+            log_ratios = await compute(context.trainer.divergences, valued)
     estimated = []
     for sample, kl in zip(valued, log_ratios, strict=True):
         if len(sample.values) != sample.length:  # too long: the trainer excludes and counts the sample

@@ -13,17 +13,21 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import compound as cp  # noqa: E402
+from compound.api import optimize as api  # noqa: E402
 from compound.api.optimize import make_problem  # noqa: E402
 from compound.benchmarks.simulated.toy_model import make_toy_model  # noqa: E402
 from compound.components.engines import model_folder  # noqa: E402
-from compound.components.engines.local import devices, footprint  # noqa: E402
+from compound.components.engines.local import devices, footprint, loading  # noqa: E402
 from compound.components.engines.local.checkpointing import checkpoint_layers  # noqa: E402
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.components.engines.local.footprint import Footprint  # noqa: E402
+from compound.components.engines.vllm.engine import VLLMEngine  # noqa: E402
 from compound.errors import CompoundError, DeclarationError  # noqa: E402
+from compound.execution.executor import Executor  # noqa: E402
 from compound.optimization.problem import Problem  # noqa: E402
 from compound.optimizers import memory_plan  # noqa: E402
-from compound.optimizers.memory_plan import Demand, MemoryPlan, PlannedTraining, plan_memory  # noqa: E402
+from compound.optimizers.memory_demand import Demand  # noqa: E402
+from compound.optimizers.memory_plan import MemoryPlan, PlannedTraining, plan_memory  # noqa: E402
 from compound.optimizers.weights.distributed.settings import LearnerSettings  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
 from compound.optimizers.weights.recipes.recipe import PolicySettings  # noqa: E402
@@ -39,7 +43,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def problem(
-    folder: Path, engine: TransformersEngine | None = None, *, method: str = "mmgrpo", **settings: Any
+    folder: Path,
+    engine: TransformersEngine | VLLMEngine | None = None,
+    *,
+    method: str = "mmgrpo",
+    **settings: Any,
 ) -> Problem:
     """Return the problem of training one component on a toy model."""
     question = cp.Input("question", str)
@@ -361,3 +369,81 @@ def test_the_plan_lists_devices_and_their_parts(folder: Path) -> None:
     assert "for weights and optimizer states, at most" in lines[0]
     assert lines[1].startswith("  engine of")
     assert lines[2].startswith("  trainer of")
+
+
+@pytest.fixture
+def gpu_of_a_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with one CUDA device of 1 GiB, all of it free."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(footprint, "free_memory", lambda _: 2**30)
+    monkeypatch.setattr(footprint, "total_memory", lambda _: 2**30)
+    monkeypatch.setattr(loading, "dtype_of", lambda _: "float32")
+
+
+@pytest.mark.usefixtures("gpu_of_a_gib")
+def test_a_vllm_server_beside_the_trainer_is_planned_with_it(folder: Path) -> None:
+    plan = plan_memory(problem(folder, VLLMEngine(str(folder)), optimizer={"micro_tokens": 128}))
+    sizes = footprint.footprint(folder)
+    adapter = sum(RANK * (inputs + outputs) for _, inputs, outputs in sizes.linear)
+    fixed = sizes.weights("float32") + 24 * adapter
+    working = int(1.6 * 128 * sizes.activations("float32")) + 128 * 3 * 4 * sizes.vocabulary
+    share = int(100 * (1 - 0.08 - (fixed + working) / 2**30)) / 100
+    assert plan.gpu_shares == {"0": share}
+    server, trainer = plan.demands
+    assert (server.device, server.fixed) == (trainer.device, int(share * 2**30)) == ("cuda:0", server.fixed)
+    assert (trainer.fixed, trainer.working) == (fixed, working)
+    plan.check()
+    text = "\n".join(plan.lines())
+    assert f"  vLLM server of '{folder}', {share:g} of the device: " in text
+    assert f"gets {share:g} of the memory of cuda:0 (--gpu-memory-utilization)" in text
+    assert "may not fit" not in text
+
+
+@pytest.mark.usefixtures("gpu_of_a_gib")
+def test_a_share_that_does_not_fit_beside_the_trainer_is_refused(folder: Path) -> None:
+    plan = plan_memory(problem(folder, VLLMEngine(str(folder), gpu_memory=1.0)))
+    with pytest.raises(CompoundError, match="on cuda:0") as raised:
+        plan.check()
+    assert f"lower gpu_memory of the engine of '{folder}'" in raised.value.hint
+
+
+@pytest.mark.usefixtures("gpu_of_a_gib")
+def test_sleep_is_refused_where_samples_are_drawn_during_training(folder: Path) -> None:
+    lm = VLLMEngine(str(folder), sleep=True)
+    with pytest.raises(DeclarationError, match=r"optimize\.mmgrpo draws samples during training") as raised:
+        plan_memory(problem(folder, lm, rollouts={"max_staleness": 1}))
+    assert "rollouts.max_staleness to 0" in raised.value.hint
+    elsewhere = problem(folder, lm, rollouts={"max_staleness": 1}, base={"device": "cpu"})
+    assert "has no effect" in plan_memory(elsewhere).lines()[-1]
+
+
+@pytest.mark.usefixtures("gpu_of_a_gib")
+def test_a_run_starts_its_server_with_the_planned_share(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = VLLMEngine(str(folder))
+    made = problem(folder, lm)
+
+    def stop(planned: Problem) -> None:
+        assert Executor(planned.engines).engine("toy") is lm
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "describe", stop)  # the plan is made, and nothing has been started
+    rows = [{"question": str(i), "answer": str(i)} for i in range(40)]
+    with pytest.raises(KeyboardInterrupt):
+        cp.optimize(
+            made.system, {"train": rows, "valid": rows, "test": rows}, made.metric, method="mmgrpo",
+            run_dir=tmp_path / "run", budget=4000, engines={"toy": lm},
+        )  # fmt: skip
+    assert lm._gpu_memory_left == plan_memory(made).gpu_shares["0"]
+
+
+def test_an_unknown_trainer_leaves_the_share_to_vllm_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_memory(problem(folder, VLLMEngine("no/such-model")))
+    assert plan.gpu_shares == {}
+    assert "set gpu_memory of their engines" in plan.lines()[0]

@@ -312,7 +312,7 @@ print("ready", flush=True)
 @pytest.mark.parametrize("way", ["kill -9", "exit"])
 def test_a4_a_server_does_not_outlive_its_process(told: Path, way: str) -> None:
     then = "time.sleep(60)" if way == "kill -9" else ""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
     command = [sys.executable, "-W", "ignore", "-c", PARENT.format(then=then)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as parent:
         assert parent.stdout is not None
