@@ -450,15 +450,15 @@ def test_a_dead_replica_comes_back_when_it_answers(servers: Servers, write: Writ
     lm = fleet(servers[:2])
 
     async def work() -> None:
-        for i in range(10):
+        for i in range(40):
             await lm.generate(Request(request(str(i)).messages, adapter=adapter))
         await asyncio.to_thread(servers[0].kill)
-        for i in range(10):
+        for i in range(40):
             await lm.generate(request(str(i)))
         assert [stats.up for stats in lm.replicas] == [False, True]
         servers[0] = revived(servers[0])
         await until(lambda: lm.replicas[0].up)
-        for i in range(10):
+        for i in range(40):
             found = await lm.generate(Request(request(str(i)).messages, adapter=adapter))
             assert found.text == "four"
         await lm.admit(adapter)
@@ -478,11 +478,11 @@ def test_a_replica_that_comes_back_with_something_else_is_not_used(
     async def work() -> None:
         await lm.generate(request())
         await asyncio.to_thread(servers[0].kill)
-        for i in range(10):
+        for i in range(40):
             await lm.generate(request(str(i)))
         servers[0] = revived(servers[0], **changes)
         await until(lambda: "is not used again" in caplog.text)
-        for i in range(10):
+        for i in range(40):
             await lm.generate(request(str(i)))
 
     run(lm, work)
