@@ -413,14 +413,11 @@ class TestMemory:
 
         gc.collect()
         gc.freeze()  # what is there already, millions of things perhaps, is not looked at again
-        try:
-            result = finished(
-                evaluate(
-                    Executor(), plain(step), examples(total), VALUE, rules=EvaluationRules(concurrency), on_trace=count
-                )
-            )  # fmt: skip
-        finally:
-            gc.unfreeze()
+        result = finished(
+            evaluate(
+                Executor(), plain(step), examples(total), VALUE, rules=EvaluationRules(concurrency), on_trace=count
+            )
+        )  # fmt: skip
         assert len(result.rows) == total
         assert 0 < most <= (WINDOW + 1) * concurrency
 
