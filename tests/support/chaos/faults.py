@@ -59,16 +59,15 @@ def faulty_runs(
     seed: int = 0,
 ) -> Iterator[FaultyRun]:
     """Yield a run for each kind of fault and each rate."""
-    healthy: Ending | None = None
+    healthy = healthy_ending(launcher, workload, folder / "healthy")
     for rate in rates:
         for kind in kinds:
             place = folder / f"{kind}-{rate:g}"
-            if healthy is None:
-                healthy = _healthy(launcher, workload, folder / "healthy")
-            yield _faulty_run(launcher, workload, kind, rate, place, healthy, seed)
+            yield faulty_run(launcher, workload, kind, rate, place, healthy, seed)
 
 
-def _healthy(launcher: Launcher, workload: Workload, folder: Path) -> Ending:
+def healthy_ending(launcher: Launcher, workload: Workload, folder: Path) -> Ending:
+    """Run a workload against a server without faults, and return what it left."""
     with FaultyServer(answer=answer, prices=PRICES) as server:
         workload.write(folder, server.url, timeout=CALL_SECONDS)
         attempt = launcher.run(COMMAND, folder)
@@ -76,7 +75,7 @@ def _healthy(launcher: Launcher, workload: Workload, folder: Path) -> Ending:
     return ending(folder / "run")
 
 
-def _faulty_run(
+def faulty_run(
     launcher: Launcher,
     workload: Workload,
     kind: Fault,
@@ -85,6 +84,7 @@ def _faulty_run(
     healthy: Ending,
     seed: int,
 ) -> FaultyRun:
+    """Run a workload against a server with one kind of fault."""
     with FaultyServer(
         rate, [kind], seed, answer=answer, prices=PRICES, retry_after="0.05", stall=5.0
     ) as server:
