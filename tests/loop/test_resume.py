@@ -35,7 +35,7 @@ from compound.runs.directory import RunDirectory
 ROOT = Path(__file__).parents[2]
 CONCURRENCY = 4  # of the engine: at most so many requests are in flight when a run is killed
 INTERRUPTED = 75
-WORKERS = 3
+WORKERS = 2
 SEEDS = {"search": 1, "optimas": 2}  # seeds whose runs have every phase
 
 PROGRAM = '''
@@ -49,6 +49,9 @@ import pathlib
 import signal
 import sys
 from urllib.parse import urlsplit
+
+import scipy.stats  # imported once: each attempt is a fork of this process
+import sklearn.linear_model
 
 import compound.report
 from compound.execution import cache
