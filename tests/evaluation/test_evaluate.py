@@ -43,7 +43,7 @@ from compound.narrowing import entry
 from compound.testing import ScriptedLM
 
 T = TypeVar("T")
-HANGS = 60.0  # seconds after which something that should have ended counts as stuck
+HANGS = 120.0  # seconds after which something that should have ended counts as stuck
 
 
 def finished(work: Coroutine[Any, Any, T]) -> T:

@@ -496,7 +496,7 @@ def test_a_cancelled_call_leaves_the_others_alone(folder: Path, monkeypatch: pyt
 
     def held(self: Any, batch: Sequence[Row], adapter: Any) -> None:
         started.set()
-        assert go.wait(30)
+        assert go.wait(120)
         original(self, batch, adapter)
 
     monkeypatch.setattr(decoding.Decoder, "run", held)
@@ -504,7 +504,7 @@ def test_a_cancelled_call_leaves_the_others_alone(folder: Path, monkeypatch: pyt
 
     async def work() -> list[Completion | BaseException]:
         running = [asyncio.create_task(lm.generate(request)) for request in requests]
-        await asyncio.to_thread(started.wait, 30)
+        await asyncio.to_thread(started.wait, 120)
         waiting = [asyncio.create_task(lm.generate(request)) for request in requests]
         await asyncio.sleep(0)
         running[0].cancel()
