@@ -16,12 +16,12 @@ from typing import Any
 from chaos.launcher import KEY, Attempt, Launcher
 from chaos.observe import Ending, ending
 from chaos.server import TRANSIENT, Bill, Fault, FaultyServer
-from chaos.workloads import PRICES, Workload, answer
+from chaos.workloads import CALL_SECONDS, PRICES, Workload, answer
 
 COMMAND = ("optimize", "system.yaml", "--run-dir", "run", "--quiet", "--json")
 SLOW = (Fault.DRIP, Fault.STALL)
 PASSING = (*TRANSIENT, *SLOW)  # retries succeed, those of the slow ones after a timeout
-CALL_SECONDS = 1.5  # less than a stalled or dripping answer takes
+SHORT_SECONDS = 1.5  # less than a stalled or dripping answer takes
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def faulty_run(
     with FaultyServer(
         rate, [kind], seed, answer=answer, prices=PRICES, retry_after="0.05", stall=5.0
     ) as server:
-        workload.write(folder, server.url, **({"timeout": CALL_SECONDS} if kind in SLOW else {}))
+        workload.write(folder, server.url, timeout=SHORT_SECONDS if kind in SLOW else CALL_SECONDS)
         attempt = launcher.run(COMMAND, folder)
         billed, injected = server.billed, sum(server.faults.values())
     spent = _spent(folder / "run")

@@ -142,7 +142,7 @@ def _serve() -> None:
     import compound.report
     import compound.spec
 
-    compound.execution.caller.FIRST_WAIT = float(sys.argv[1])
+    setattr(compound.execution.caller, "FIRST_WAIT", float(sys.argv[1]))  # noqa: B010 - not exported there
     torch.set_num_threads(1)
     gc.freeze()  # a collection in a child does not copy the pages of what is imported
     for line in sys.stdin:
