@@ -20,7 +20,9 @@ help: ## Show this list
 demo: $(VENV)/demo.stamp ## Set up, fetch the embedded model, and optimize a small system with it
 	$(BIN)/compound optimize benchmarks/atlas.yaml --new
 
+# Hundreds of tests start processes, which would each compile the package where PYTHONDONTWRITEBYTECODE is set.
 test: $(VENV)/dev.stamp ## Set up and run the tests
+	$(BIN)/python -m compileall -q $(SOURCES) tests/support
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
 
 test-vllm: $(VENV)/dev.stamp $(VLLM)/vllm.stamp ## Set up a real vLLM on the CPU (3.5 GB) and run the tests with it

@@ -120,7 +120,7 @@ def test_closing_the_iterator_cancels_the_run() -> None:
         await found.aclose()
         assert lm.in_flight == 0
 
-    asyncio.run(asyncio.wait_for(leave(), 20))
+    asyncio.run(asyncio.wait_for(leave(), 120))
 
 
 class Echo(ScriptedLM):

@@ -13,19 +13,26 @@ pytest.importorskip("litellm")
 
 from chaos.corruption import damaged_runs
 from chaos.disk import full_disks
-from chaos.faults import faulty_runs
+from chaos.faults import faulty_run, healthy_ending
 from chaos.kills import killed_runs
 from chaos.launcher import Launcher
+from chaos.observe import Ending
 from chaos.server import Fault
 from chaos.workloads import Workload, workloads
 
 WORKLOADS = {workload.name: workload for workload in workloads()}
+SMALL = Workload("random", "random", optimize={"budget": {"system_runs": 50}})
 
 
 @pytest.fixture(scope="module")
 def launcher() -> Iterator[Launcher]:
-    with Launcher() as launcher:
+    with Launcher(first_wait=0.05) as launcher:
         yield launcher
+
+
+@pytest.fixture(scope="module")
+def healthy(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Ending:
+    return healthy_ending(launcher, SMALL, tmp_path_factory.mktemp("healthy"))
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +42,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_toy_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.mark.parametrize("name", ["search", "gepa", "optimas", "mmgrpo"])
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        ("search", 24),  # SIGINT, SIGKILL, SIGHUP
+        ("gepa", 13),  # SIGHUP, SIGKILL
+        ("optimas", 16),  # SIGKILL, SIGTERM
+        ("mmgrpo", 12),  # SIGINT, SIGKILL
+    ],
+)
 def test_a_killed_run_ends_as_one_that_was_not(
-    name: str, launcher: Launcher, model: Path, tmp_path: Path
+    name: str, seed: int, launcher: Launcher, model: Path, tmp_path: Path
 ) -> None:
-    for record in killed_runs(launcher, [WORKLOADS[name]], 2, tmp_path, model, seed=7):
+    for record in killed_runs(launcher, [WORKLOADS[name]], 1, tmp_path, model, seed=seed):
         assert not record.problems, record
 
 
@@ -51,11 +66,12 @@ def test_a_killed_run_ends_as_one_that_was_not(
         Fault.QUOTA,
     ],
 )  # fmt: skip
-def test_a_faulty_server_is_survived(kind: Fault, launcher: Launcher, tmp_path: Path) -> None:
-    small = Workload("random", "random", optimize={"budget": {"system_runs": 50}})
-    for record in faulty_runs(launcher, small, [kind], [0.2], tmp_path):
-        assert record.injected > 0
-        assert not record.problems, record
+def test_a_faulty_server_is_survived(
+    kind: Fault, launcher: Launcher, healthy: Ending, tmp_path: Path
+) -> None:
+    record = faulty_run(launcher, SMALL, kind, 0.2, tmp_path, healthy, seed=0)
+    assert record.injected > 0
+    assert not record.problems, record
 
 
 def test_a_damaged_run_directory_is_named_or_makes_no_difference(launcher: Launcher, tmp_path: Path) -> None:

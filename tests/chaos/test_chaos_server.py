@@ -21,7 +21,7 @@ def post(
     url: str, text: str = "what is 3 plus 4", key: str = "k", **more: Any
 ) -> tuple[int, dict[str, str], bytes]:
     place = urlsplit(url)
-    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=20)
+    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=120)
     body = json.dumps(
         {"model": "tiny", "max_tokens": 8, "messages": [{"role": "user", "content": text}], **more}
     )
@@ -117,6 +117,6 @@ def test_a_stalled_connection_ends_with_the_server() -> None:
 def test_as_a_script_it_prints_its_address_and_stops_by_itself() -> None:
     script = Path(chaos.__file__)
     command = [sys.executable, str(script), "--kinds", "reset,limited", "--seconds", "0.2"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert json.loads(ran.stdout)["url"].startswith("http://127.0.0.1:")
     assert json.loads(ran.stderr)["requests"] == 0

@@ -137,7 +137,7 @@ def test_a_result_with_any_content_ends_the_run_and_never_hangs(
     executor = remote_executor(source, LocalTransport(edit=edit), 2, cache=MemoryCache())
 
     async def work() -> object:
-        return await asyncio.wait_for(evaluated(executor, rebuild(source).system), 30)
+        return await asyncio.wait_for(evaluated(executor, rebuild(source).system), 120)
 
     with pytest.raises(WorkerMismatch):
         asyncio.run(work())
@@ -246,7 +246,7 @@ def test_a_connection_that_fails_in_another_way_ends_the_run(source: SystemFile,
     executor = remote_executor(source, Broken(), 2)
 
     async def work() -> object:
-        return await asyncio.wait_for(evaluated(executor, rebuild(source).system), 30)
+        return await asyncio.wait_for(evaluated(executor, rebuild(source).system), 120)
 
     with pytest.raises(
         CompoundError, match=r"worker \d failed: ZeroDivisionError: of the transport"
@@ -276,7 +276,7 @@ def test_replacements_that_fail_at_the_same_time_end_the_run(source: SystemFile)
     executor = remote_executor(source, Broken([(1, False), (1, False)]), 2)
 
     async def work() -> object:
-        return await asyncio.wait_for(evaluated(executor, rebuild(source).system), 30)
+        return await asyncio.wait_for(evaluated(executor, rebuild(source).system), 120)
 
     with pytest.raises(WorkersLost, match="no worker is left: the cluster is gone"):
         asyncio.run(work())

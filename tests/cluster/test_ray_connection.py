@@ -75,7 +75,7 @@ def test_texts_arrive_once_and_in_order_in_both_directions(
 
     monkeypatch.setattr(ray_transport, "serve", serve)
     expected = [str(number) for number in range(50)]
-    assert asyncio.run(asyncio.wait_for(work(), 30)) == [
+    assert asyncio.run(asyncio.wait_for(work(), 120)) == [
         text + each for text in expected for each in ("a", "b")
     ]
     assert received == expected
@@ -110,4 +110,4 @@ def test_an_error_of_the_worker_ends_the_connection(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(ray_transport, "serve", serve)
     with pytest.raises(WorkerLost, match="of the worker"):
-        asyncio.run(asyncio.wait_for(work(), 30))
+        asyncio.run(asyncio.wait_for(work(), 120))

@@ -184,7 +184,7 @@ def test_an_agent_is_ended_with_its_children_at_its_time_limit(tmp_path: Path) -
     assert trace.failure is not None
     assert trace.failure.kind == "timeout"
     child = int((tmp_path / "child").read_text())
-    ends = time.monotonic() + 20
+    ends = time.monotonic() + 120
     while _is_running(child):
         assert time.monotonic() < ends
         time.sleep(0.05)

@@ -47,7 +47,7 @@ def test_cancelling_reaches_it() -> None:
 
     with pytest.raises(TimeoutError):
         asyncio.run(short())
-    assert ended.wait(5)
+    assert ended.wait(120)
 
 
 @pytest.mark.parametrize("left", ["", "asyncio.create_task(asyncio.sleep(60))"])
@@ -62,6 +62,6 @@ async def work():
 asyncio.run(run_in_background(work()))
 """
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")

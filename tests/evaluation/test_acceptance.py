@@ -7,7 +7,6 @@ optimizer is trivial, so that what is true of its proposals is known.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,12 +61,6 @@ class Relabel:
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         yield Proposal({"step.label": f"{self.chance} number {task.seed}"})
-
-
-@pytest.fixture(autouse=True)
-def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of runs: whether they survive a power cut is tested elsewhere."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def optimized(folder: Path, seed: int, chance: float) -> tuple[SearchState, int]:

@@ -1025,7 +1025,7 @@ print(module.told(asyncio.run(executor.fork(system, trace, "best", outputs={{"ou
 def test_d5_a_trace_and_its_fork_are_the_same_under_every_hash_seed(
     under_every_hash_seed: Callable[[str], set[str]],
 ) -> None:
-    # the reference takes its topological order from a set: 6 of 8 hash seeds perturbed the wrong component
+    # the reference takes its topological order from a set: 6 of the hash seeds 0 to 7 perturbed the wrong component
     printed = under_every_hash_seed(HASH_SEEDS.format(path=__file__))
     system, executor = varied(), Executor({"m": ScriptedLM(judged)}, seed=3)
     trace = run(system, {"x": 6}, executor, example="e0")

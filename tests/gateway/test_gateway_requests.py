@@ -32,7 +32,7 @@ def sent(body: str, engine: Any = None) -> tuple[int, str, Trace]:
     def agent(question: str, base_url: str, api_key: str) -> str:
         headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
         found = httpx.post(
-            f"{base_url}/chat/completions", content=body, headers=headers, timeout=30, trust_env=False
+            f"{base_url}/chat/completions", content=body, headers=headers, timeout=120, trust_env=False
         )
         return json.dumps([found.status_code, found.text])
 
@@ -92,7 +92,7 @@ def test_a_forwarded_request_is_answered() -> None:
 
 def received(port: int, *parts: bytes) -> bytes:
     """Return what a server answers to raw bytes, until it closes the connection or has sent a status line."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as opened:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as opened:
         with contextlib.suppress(ConnectionError):
             for part in parts:
                 opened.sendall(part)

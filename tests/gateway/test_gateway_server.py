@@ -248,7 +248,7 @@ def test_pieces_arrive_before_the_answer_is_complete() -> None:
             async with httpx.AsyncClient(
                 base_url=server.base_url, headers=headers, trust_env=False
             ) as client:
-                assert await asyncio.wait_for(test(client), 20) == ["", "Hel", "lo", ""]
+                assert await asyncio.wait_for(test(client), 120) == ["", "Hel", "lo", ""]
 
     asyncio.run(run_test())
 
@@ -276,9 +276,9 @@ def test_requests_in_flight_end_with_their_run() -> None:
 
     async def test(client: httpx.AsyncClient, session: Session, server: Gateway) -> None:
         pending = asyncio.create_task(client.post("/chat/completions", json=BODY))
-        await asyncio.wait_for(started.wait(), 20)
+        await asyncio.wait_for(started.wait(), 120)
         await session.close()
-        answer = await asyncio.wait_for(asyncio.gather(pending, return_exceptions=True), 20)
+        answer = await asyncio.wait_for(asyncio.gather(pending, return_exceptions=True), 120)
         assert not isinstance(answer[0], httpx.Response) or answer[0].status_code >= 400
 
     during_run(test, forever)

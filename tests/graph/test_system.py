@@ -412,7 +412,7 @@ def test_deadlocks_binding_is_the_first_thing_a_thread_may_do() -> None:
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(timeout=30)  # reached only by a deadlock
+    thread.join(timeout=120)  # reached only by a deadlock
     assert seen == [0.0]
 
 

@@ -75,8 +75,7 @@ METRIC = exact_match("answer")
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither survive a power cut nor draw figures: that is tested elsewhere."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
+    """Write no reports: they are tested elsewhere."""
     monkeypatch.setattr("compound.report.write", lambda _: None)
 
 

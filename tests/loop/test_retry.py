@@ -30,8 +30,7 @@ CALLS: list[str] = []
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda _: None)
+def _forget() -> None:
     for known in (DOWN, UNREADABLE, CALLS):
         known.clear()
 

@@ -290,7 +290,7 @@ class TestChoosing:
 
         class Waiting:
             def scores(self, component: str, calls: Any) -> list[float]:
-                assert went_on.wait(20)
+                assert went_on.wait(120)
                 return [0.0, 1.0]
 
         monkeypatch.setattr(policies, "_load", lambda path, sha256: Waiting())

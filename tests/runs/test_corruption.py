@@ -99,31 +99,29 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("corruption")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.fsync", lambda _: None)
-        seen: list[str] = []
+    seen: list[str] = []
 
-        def copy(event: Mapping[str, Any]) -> None:
-            if event["event"] == "call":
-                return
-            seen.append(event["event"])
-            method = event.get("method", "")
-            if event["event"] == "decision" and not method and not (folder / "search").exists():
-                shutil.copytree(folder / "run", folder / "search")
-            if event["event"] == "job" and method and not (folder / "baseline").exists():
-                shutil.copytree(folder / "run", folder / "baseline")
+    def copy(event: Mapping[str, Any]) -> None:
+        if event["event"] == "call":
+            return
+        seen.append(event["event"])
+        method = event.get("method", "")
+        if event["event"] == "decision" and not method and not (folder / "search").exists():
+            shutil.copytree(folder / "run", folder / "search")
+        if event["event"] == "job" and method and not (folder / "baseline").exists():
+            shutil.copytree(folder / "run", folder / "baseline")
 
-        run(folder / "run", copy)
-        assert {"decision", "job"} <= set(seen)
-        finished = folder / "run"
-        assert all((finished / name).stat().st_size for name in APPENDED)
-        assert (folder / "search" / "cache.sqlite-wal").stat().st_size
-        yield Runs(
-            finished, (folder / "search", folder / "baseline"), json.loads((finished / "best.json").read_text()),
-            shown(finished),
-        )  # fmt: skip
+    run(folder / "run", copy)
+    assert {"decision", "job"} <= set(seen)
+    finished = folder / "run"
+    assert all((finished / name).stat().st_size for name in APPENDED)
+    assert (folder / "search" / "cache.sqlite-wal").stat().st_size
+    return Runs(
+        finished, (folder / "search", folder / "baseline"), json.loads((finished / "best.json").read_text()),
+        shown(finished),
+    )  # fmt: skip
 
 
 def shown(path: Path) -> dict[str, Any]:
@@ -334,7 +332,6 @@ def continued(path: Path) -> tuple[dict[str, Any], list[str]]:
 def test_whatever_is_damaged_in_a_killed_run_it_ends_right_or_says_so(
     runs: Runs, tmp_path: Path, moment: int, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.fsync", lambda _: None)
     monkeypatch.setattr("compound.report.write", lambda _: None)
     wrong = []
     for what, copy, file, names in damaged(runs.killed[moment], tmp_path, step):
@@ -375,7 +372,6 @@ def test_wrong_types_in_files_without_checksums_end_in_no_traceback(
     runs: Runs, tmp_path: Path, name: str, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checksums can be left out by whoever made the run directory; what it holds is checked all the same."""
-    monkeypatch.setattr("os.fsync", lambda _: None)
     monkeypatch.setattr("compound.report.write", lambda _: None)
     plain = [
         without_checksums(Path(shutil.copytree(source, tmp_path / place)))

@@ -94,7 +94,6 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("os.fsync", lambda _: None)
         program = load_spec(Path("game.yaml"))
         assert program.data is not None
         assert program.metric is not None

@@ -28,7 +28,7 @@ def client(running: Running, key: str = "none") -> Any:
     import httpx
 
     return openai.OpenAI(
-        base_url=f"{running.url}/v1", api_key=key, max_retries=0, timeout=20,
+        base_url=f"{running.url}/v1", api_key=key, max_retries=0, timeout=120,
         http_client=httpx.Client(trust_env=False),
     )  # fmt: skip
 
@@ -197,6 +197,6 @@ def _has_node_client() -> bool:
 def test_the_node_client_completes_and_streams_a_chat() -> None:
     with served(qa(), ScriptedLM(lambda message: "the Rímac")) as running:
         ran = subprocess.run(
-            ["node", "-e", NODE, f"{running.url}/v1"], capture_output=True, text=True, timeout=60, check=True
+            ["node", "-e", NODE, f"{running.url}/v1"], capture_output=True, text=True, timeout=120, check=True
         )
     assert json.loads(ran.stdout) == ["the Rímac", "the Rímac"]

@@ -82,8 +82,8 @@ class Fleet:
 
     def end(self, how: signal.Signals) -> None:
         self.process.send_signal(how)
-        self.exits.append(self.process.wait(40))
-        self.log.join(20)
+        self.exits.append(self.process.wait(120))
+        self.log.join(120)
         assert self.process.stderr is not None
         self.process.stderr.close()
 
@@ -110,18 +110,18 @@ def test_nothing_is_lost_while_servers_are_reloaded_drained_and_killed(tmp_path:
     answered = [0]
 
     def work(worker: int) -> None:
-        with httpx.Client(base_url=fleet.url, timeout=30, trust_env=False) as client:
+        with httpx.Client(base_url=fleet.url, timeout=120, trust_env=False) as client:
             number = 0
             while not stop.is_set():
                 number += 1
                 word, path = f"w{worker}x{number}", ("/v1/run", "/v1/run/stream")[number % 2]
                 body = {"inputs": {"question": f"{word} ."}}
-                answer = call(client, path, body, time.monotonic() + 60)
+                answer = call(client, path, body, time.monotonic() + 120)
                 if answer.status_code != 200 or word not in answer.text:
                     problems.append(f"{path} {answer.status_code} {answer.text[:300]}")
                 answered[0] += 1
                 run = answer.headers["x-run-id"]
-                rated = call(client, "/v1/feedback", {"run_id": run, "score": 1}, time.monotonic() + 60)
+                rated = call(client, "/v1/feedback", {"run_id": run, "score": 1}, time.monotonic() + 120)
                 if rated.status_code == 201:
                     acknowledged.append(run)
                 elif rated.status_code != 404:  # the record of a run may be lost with a killed server

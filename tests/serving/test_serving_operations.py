@@ -57,7 +57,7 @@ def first_word(message: str) -> str:
     return message.split(".", maxsplit=1)[0]
 
 
-def _until(holds: Any, seconds: float = 20.0) -> None:
+def _until(holds: Any, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline
@@ -87,7 +87,7 @@ def test_a_run_in_flight_keeps_its_configuration(tmp_path: Path) -> None:
     async def wait(message: str) -> str:
         asked.append(message)
         if "First" in message:
-            await asyncio.to_thread(release.wait, 15)
+            await asyncio.to_thread(release.wait, 120)
         return first_word(message)
 
     answerer = cp.LLM("answerer", prompt=cp.Text("Answer."))
@@ -115,7 +115,7 @@ def test_a_run_in_flight_keeps_its_configuration(tmp_path: Path) -> None:
             _until(lambda: client.get("/ready").json()["configuration"] == new)
             assert client.post("/v1/run", json=BODY).json()["configuration"] == new
         release.set()
-        thread.join(15)
+        thread.join(120)
     assert answers[0]["configuration"] == old
     assert asked[-1].startswith("First")  # the second component of the first run, after the reload
 
@@ -172,7 +172,7 @@ def test_no_request_is_lost_while_configurations_change(tmp_path: Path) -> None:
             _until(lambda seen=seen: len(answers) > seen + 8)
         stop.set()
         for thread in threads:
-            thread.join(15)
+            thread.join(120)
     assert {answer.status_code for answer in answers} == {200}
     bodies = [answer.json() for answer in answers]
     assert all(body["outputs"]["answer"] == digests[body["configuration"]] for body in bodies)
@@ -207,13 +207,13 @@ def command(
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=120)
 
 
 def test_sigterm_finishes_the_runs_in_flight_and_exits_with_0(tmp_path: Path) -> None:
     with (
-        command(tmp_path, latency=1.0) as (process, url),
-        httpx.Client(trust_env=False, timeout=30) as client,
+        command(tmp_path, "--drain-delay", "0.1", latency=1.0) as (process, url),
+        httpx.Client(trust_env=False, timeout=120) as client,
     ):
         answers: list[httpx.Response] = []
 
@@ -226,32 +226,39 @@ def test_sigterm_finishes_the_runs_in_flight_and_exits_with_0(tmp_path: Path) ->
         _until(lambda: "compound_runs_executing 3.0" in client.get(f"{url}/metrics").text)
         process.send_signal(signal.SIGTERM)
         for thread in threads:
-            thread.join(20)
-        assert process.wait(20) == 0
+            thread.join(120)
+        assert process.wait(120) == 0
     assert [answer.status_code for answer in answers] == [200, 200, 200]
     assert all("First" in answer.text for answer in answers)
 
 
 def test_readiness_ends_before_the_socket_closes(tmp_path: Path) -> None:
-    arguments = ("--drain-delay", "2")
-    with command(tmp_path, *arguments) as (process, url), httpx.Client(trust_env=False, timeout=30) as client:
+    arguments = ("--drain-delay", "600")
+    with (
+        command(tmp_path, *arguments) as (process, url),
+        httpx.Client(trust_env=False, timeout=120) as client,
+    ):
         assert client.get(f"{url}/ready").status_code == 200
         process.send_signal(signal.SIGTERM)
         _until(lambda: client.get(f"{url}/ready").status_code == 503)
         assert client.get(f"{url}/ready").json()["status"] == "draining"
         assert client.post(f"{url}/v1/run", json=BODY).status_code == 200
-        assert process.wait(20) == 0
+        process.send_signal(signal.SIGTERM)  # a second signal ends the delay
+        assert process.wait(120) == 0
 
 
 def test_sighup_reads_the_configuration_again(tmp_path: Path) -> None:
     save(tmp_path / "best.json", "First.")
     arguments = ("--config", "best.json", "--reload", "0")
-    with command(tmp_path, *arguments) as (process, url), httpx.Client(trust_env=False, timeout=30) as client:
+    with (
+        command(tmp_path, *arguments) as (process, url),
+        httpx.Client(trust_env=False, timeout=120) as client,
+    ):
         second = save(tmp_path / "best.json", "Second.")
         process.send_signal(signal.SIGHUP)
         _until(lambda: client.get(f"{url}/ready").json()["configuration"] == second.digest)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
 
 
 def test_the_command_refuses_other_addresses_without_a_key(tmp_path: Path, cli: Any) -> None:

@@ -55,7 +55,7 @@ def test_a_selector_follows_its_head_for_each_request(tmp_path: Path) -> None:
         for number, slopes in enumerate([{"low": -1.0, "high": 1.0}, {"low": 1.0, "high": -1.0}]):
             configuration = configured(tmp_path / f"rewards-{number}", slopes)
             configuration.save(best)
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while ask(0.0)["configuration"] != configuration.digest:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)

@@ -64,4 +64,4 @@ def collector() -> Iterator[Collector]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(timeout=10)
+        thread.join(timeout=120)

@@ -18,7 +18,7 @@ from compound.serving.application import Built, build
 from compound.serving.server import DrainingServer, uvicorn_config
 from compound.serving.settings import ServerSettings
 
-SECONDS = 20.0
+SECONDS = 120.0
 
 
 def qa(prompt: str = "Answer.", **settings: Any) -> cp.System:

@@ -31,11 +31,11 @@ def ask(lm: VLLMEngine, *requests: Request) -> list[Completion]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(1500):
+    for _ in range(6000):
         if holds():
             return
         await asyncio.sleep(0.02)
-    raise AssertionError("the condition did not become true within 30 s")
+    raise AssertionError("the condition did not become true within 120 s")
 
 
 @contextlib.contextmanager

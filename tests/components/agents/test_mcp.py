@@ -18,7 +18,7 @@ import pytest
 import compound as cp
 from compound.benchmarks.agents.arithmetic import evaluate
 from compound.benchmarks.agents.catalogue import Kind, pages, products, questions
-from compound.components.tools.mcp_server import MCPServer
+from compound.components.tools.mcp_server import MCPServer, Session
 from compound.concurrency.sessions import Sessions
 from compound.errors import CompoundError, DeclarationError, TransientError
 from compound.testing import ScriptedLM
@@ -76,7 +76,7 @@ def server(*command: str, **settings: Any) -> MCPServer:
 @pytest.fixture
 def odd(tmp_path: Path) -> MCPServer:
     (tmp_path / "odd.py").write_text(PROGRAM)
-    return server(sys.executable, str(tmp_path / "odd.py"), timeout=30.0)
+    return server(sys.executable, str(tmp_path / "odd.py"), timeout=120.0)
 
 
 def named(tools: list[cp.Tool], name: str) -> cp.Tool:
@@ -153,12 +153,20 @@ class TestSessions:
         before, after = asyncio.run(ask())
         assert before != after
 
-    def test_a_server_that_hangs_is_left(self, odd: MCPServer) -> None:
+    def test_a_server_that_hangs_is_left(self, odd: MCPServer, monkeypatch: pytest.MonkeyPatch) -> None:
         from dataclasses import replace
 
         tools = cp.Tool.from_mcp(odd)
         hang = named(tools, "hang")
-        impatient = replace(hang, source=replace(hang.source, server=replace(odd, timeout=8.0)))  # type: ignore[type-var]
+        impatient = replace(hang, source=replace(hang.source, server=replace(odd, timeout=0.2)))  # type: ignore[type-var]
+        start = Session.start
+
+        async def start_in_time(session: Session) -> None:
+            limited, session._server = session._server, odd
+            await start(session)
+            session._server = limited
+
+        monkeypatch.setattr(Session, "start", start_in_time)
 
         async def ask() -> None:
             sessions = Sessions()
@@ -194,8 +202,8 @@ class TestSessions:
 
 
 def ends(pid: int) -> bool:
-    """Return whether a process ends within a few seconds."""
-    for _ in range(100):
+    """Return whether a process ends within two minutes."""
+    for _ in range(2400):
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
@@ -218,7 +226,7 @@ def http_server(tmp_path: Path) -> Iterator[str]:
     )
     process = subprocess.Popen([sys.executable, str(program)], stderr=subprocess.DEVNULL)
     try:
-        for _ in range(400):
+        for _ in range(2400):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break
@@ -226,7 +234,7 @@ def http_server(tmp_path: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(120)
 
 
 def test_streamable_http(http_server: str) -> None:

@@ -23,7 +23,7 @@ from compound.optimizers.weights.learner.trainer import StaleSamples, Trainer  #
 from compound.optimizers.weights.recipes.recipe import CreditedSamples  # noqa: E402
 from compound.optimizers.weights.step_batch import FILE, StepBatch  # noqa: E402
 
-LONG = 60.0  # seconds after which what should have begun will not
+LONG = 120.0  # seconds after which what should have begun will not
 
 
 @pytest.fixture(autouse=True)

@@ -16,11 +16,12 @@ from typing import Any
 from chaos.launcher import KEY, Attempt, Launcher
 from chaos.observe import Ending, ending
 from chaos.server import TRANSIENT, Bill, Fault, FaultyServer
-from chaos.workloads import PRICES, Workload, answer
+from chaos.workloads import CALL_SECONDS, PRICES, Workload, answer
 
 COMMAND = ("optimize", "system.yaml", "--run-dir", "run", "--quiet", "--json")
-PASSING = (*TRANSIENT, Fault.DRIP, Fault.STALL)  # retries succeed, the last two after a timeout
-CALL_SECONDS = 1.5  # less than a stalled or dripping answer takes
+SLOW = (Fault.DRIP, Fault.STALL)
+PASSING = (*TRANSIENT, *SLOW)  # retries succeed, those of the slow ones after a timeout
+SHORT_SECONDS = 1.5  # less than a stalled or dripping answer takes
 
 
 @dataclass(frozen=True)
@@ -59,24 +60,23 @@ def faulty_runs(
     seed: int = 0,
 ) -> Iterator[FaultyRun]:
     """Yield a run for each kind of fault and each rate."""
-    healthy: Ending | None = None
+    healthy = healthy_ending(launcher, workload, folder / "healthy")
     for rate in rates:
         for kind in kinds:
             place = folder / f"{kind}-{rate:g}"
-            if healthy is None:
-                healthy = _healthy(launcher, workload, folder / "healthy")
-            yield _faulty_run(launcher, workload, kind, rate, place, healthy, seed)
+            yield faulty_run(launcher, workload, kind, rate, place, healthy, seed)
 
 
-def _healthy(launcher: Launcher, workload: Workload, folder: Path) -> Ending:
+def healthy_ending(launcher: Launcher, workload: Workload, folder: Path) -> Ending:
+    """Run a workload against a server without faults, and return what it left."""
     with FaultyServer(answer=answer, prices=PRICES) as server:
-        workload.write(folder, server.url, timeout=CALL_SECONDS)
+        workload.write(folder, server.url)
         attempt = launcher.run(COMMAND, folder)
     assert attempt.code == 0, attempt.err
     return ending(folder / "run")
 
 
-def _faulty_run(
+def faulty_run(
     launcher: Launcher,
     workload: Workload,
     kind: Fault,
@@ -85,10 +85,11 @@ def _faulty_run(
     healthy: Ending,
     seed: int,
 ) -> FaultyRun:
+    """Run a workload against a server with one kind of fault."""
     with FaultyServer(
         rate, [kind], seed, answer=answer, prices=PRICES, retry_after="0.05", stall=5.0
     ) as server:
-        workload.write(folder, server.url, timeout=CALL_SECONDS)
+        workload.write(folder, server.url, timeout=SHORT_SECONDS if kind in SLOW else CALL_SECONDS)
         attempt = launcher.run(COMMAND, folder)
         billed, injected = server.billed, sum(server.faults.values())
     spent = _spent(folder / "run")

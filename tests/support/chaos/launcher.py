@@ -1,8 +1,8 @@
 """Run the command line in child processes, and signal them at a chosen time.
 
 One warm process imports everything once and forks a child for each command, so that starting a command takes
-milliseconds instead of seconds. The child is not patched: it runs `compound.cli.main` with the given arguments,
-working directory and limits.
+milliseconds instead of seconds. The child runs `compound.cli.main` with the given arguments, working directory and
+limits. It is not patched, except that the waits before retries can be shortened.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+
+from compound.execution.throttle import FIRST_WAIT
 
 ROOT = Path(__file__).parents[3]
 KEY = "sk-chaos-7f3a9c51e2d84b06"
@@ -42,9 +44,12 @@ class Launcher:
 
     Args:
         environment: variables to add to those of this process.
+        first_wait: seconds before the first retry of a call, from which later waits grow exponentially.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, environment: Mapping[str, str] | None = None, *, first_wait: float = FIRST_WAIT
+    ) -> None:
         own = {
             "HF_HUB_OFFLINE": "1",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -52,6 +57,7 @@ class Launcher:
             "OPENAI_API_KEY": KEY,
         }
         self._environment = {**os.environ, **own, **(environment or {})}
+        self._first_wait = first_wait
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Launcher:
@@ -59,7 +65,7 @@ class Launcher:
             [str(ROOT), str(ROOT / "tests" / "support"), self._environment.get("PYTHONPATH", "")]
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "chaos.launcher"],
+            [sys.executable, "-m", "chaos.launcher", str(self._first_wait)],
             env={**self._environment, "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -117,8 +123,13 @@ class Order:
 
 def _serve() -> None:
     """Fork a child for each line of standard input, and print its result."""
-    # Import once, so that forked children start fast.
+    # Import once what the children would import each, so that they start fast.
+    import gc
+
     import litellm  # noqa: F401
+    import matplotlib.backends.backend_svg
+    import matplotlib.figure  # noqa: F401
+    import openai.resources  # noqa: F401
     import peft  # noqa: F401
     import torch
     import transformers  # noqa: F401
@@ -126,11 +137,14 @@ def _serve() -> None:
     import compound.api.optimize
     import compound.api.progress
     import compound.cli
+    import compound.execution.caller
     import compound.optimizers.methods
     import compound.report
-    import compound.spec  # noqa: F401
+    import compound.spec
 
+    setattr(compound.execution.caller, "FIRST_WAIT", float(sys.argv[1]))  # noqa: B010 - not exported there
     torch.set_num_threads(1)
+    gc.freeze()  # a collection in a child does not copy the pages of what is imported
     for line in sys.stdin:
         print(json.dumps(asdict(_carry_out(Order(**json.loads(line))))), flush=True)
 

@@ -330,7 +330,7 @@ class FaultyServer:
     def start(self) -> None:
         """Start listening."""
         self._thread.start()
-        self._ready.wait(10)
+        self._ready.wait(120)
         if self._failed is not None:
             raise RuntimeError("the server could not start") from self._failed
 
@@ -339,7 +339,7 @@ class FaultyServer:
         if self._loop is not None and self._stopping is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(10)
+        self._thread.join(120)
 
     # -- the thread --------------------------------------------------------------------------------------
 

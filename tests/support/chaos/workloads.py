@@ -24,6 +24,7 @@ REMOTE_METHODS = (
 TRAINING_METHODS = ("mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "ppo", "mappo", "mygo", "better_together")
 PRICES = (100.0, 200.0)  # dollars per million tokens, of the server and of the meter
 IN_FLIGHT = 4  # concurrent requests of each engine, which a kill can lose
+CALL_SECONDS = 20.0  # time limit of one call
 RETRIES = 11  # with faults in 40 % of the requests, one call in 60,000 fails after these retries
 
 PARTS = """
@@ -41,7 +42,9 @@ class Workload:
     trains: bool = False
     optimize: Mapping[str, Any] = field(default_factory=dict)
 
-    def write(self, folder: Path, url: str = "", model: Path | None = None, *, timeout: float = 20.0) -> Path:
+    def write(
+        self, folder: Path, url: str = "", model: Path | None = None, *, timeout: float = CALL_SECONDS
+    ) -> Path:
         """Write the YAML file with its data into a folder, and return its path.
 
         Args:

@@ -235,7 +235,7 @@ def test_a_fleet_that_is_closed_while_it_asks_a_replica_releases_who_waits(
         waiting = asyncio.ensure_future(pool.has_ended(pool.replicas[0]))
         closing = asyncio.ensure_future(pool.aclose())
         await closing
-        return await asyncio.wait_for(waiting, 10)
+        return await asyncio.wait_for(waiting, 120)
 
     async def close_later() -> bool:
         async def ask(replica: Replica, *, thoroughly: bool) -> Identity:
@@ -248,7 +248,7 @@ def test_a_fleet_that_is_closed_while_it_asks_a_replica_releases_who_waits(
         waiting = asyncio.ensure_future(pool.has_ended(pool.replicas[0]))
         await began.wait()
         await pool.aclose()
-        return await asyncio.wait_for(waiting, 10)
+        return await asyncio.wait_for(waiting, 120)
 
     assert not asyncio.run(close_at_once())
     assert not asyncio.run(close_later())

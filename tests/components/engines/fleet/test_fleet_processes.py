@@ -201,7 +201,7 @@ def test_a_fleet_that_is_closed_with_requests_in_flight_starts_no_process(told: 
             await asyncio.sleep(0.1)
             for row in started(told):
                 os.kill(row["pids"][0], signal.SIGKILL)
-        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 120)
 
     found = asyncio.run(run())
     assert all(isinstance(each, TransientError) for each in found)

@@ -56,7 +56,7 @@ def is_running(pid: int) -> bool:
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while any(map(is_running, pids)):
         assert time.monotonic() < until, "still running"
         time.sleep(0.02)

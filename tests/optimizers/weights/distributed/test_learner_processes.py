@@ -26,7 +26,7 @@ from compound.optimizers.weights.distributed.processes import BOOT, Processes  #
 from compound.optimizers.weights.distributed.sharded import ShardedLearner  # noqa: E402
 
 ROOT = Path(__file__).parents[4]
-GUARD = 60.0  # seconds; only a defect takes so long
+GUARD = 120.0  # seconds; only a defect takes so long
 
 
 def booting(code: str) -> tuple[str, ...]:
