@@ -81,22 +81,24 @@ def measured() -> str:
 
 
 def valid_sizes_real() -> str:
-    """Mean test scores with 100 system runs, by the number of validation examples."""
+    """Mean test scores with 100 system runs, and accepted changes, by the number of validation examples."""
     rows = []
     for name in SYSTEMS:
         fewer, more = results(f"searches/{name}")["runs"], results(f"searches/{name}_40")["runs"]
         pairs = [
-            (fmean(other["scores"]), fmean(fewer[method]["100"][seed]["scores"]))
+            (run, fewer[method]["100"][seed])
             for method, runs in more.items()
-            for seed, other in runs["100"].items()
+            for seed, run in runs["100"].items()
             if seed in fewer[method].get("100", {})
         ]
-        changed = [after - before for before, after in pairs if after != before]
-        rows.append([
-            name, str(len(pairs)), *(f"{fmean(column):.3f}" for column in zip(*pairs, strict=True)),
-            f"{sum(gain > 0 for gain in changed)}", f"{sum(gain < 0 for gain in changed)}",
-        ])  # fmt: skip
-    return markdown(["system", "runs", "40 examples", "25 examples", "higher", "lower"], rows)
+        if not pairs:
+            continue
+        sides = list(zip(*pairs, strict=True))
+        scores = (f"{fmean(fmean(run['scores']) for run in side):.3f}" for side in sides)
+        accepted = (str(sum(run["accepted"] > 0 for run in side)) for side in sides)
+        rows.append([name, str(len(pairs)), *scores, *accepted])
+    headings = ["system", "runs", "score, n = 40", "score, n = 25", "accepted, n = 40", "accepted, n = 25"]
+    return markdown(headings, rows)
 
 
 TABLES = (measured, real_system, real_runs, valid_sizes_real)
