@@ -98,12 +98,23 @@ def test_an_answer_without_a_verdict_fails_the_run_with_the_answer(answer: str) 
         ("Good.\n- **True**: 3 of 5", 0.5),
         ("true: 5\nWait.\ntrue: 1", 0.0),
         ("true: 2.", 0.25),
+        ('{"reason": "Right.", "true": 5}', 1.0),
+        ('```json\n{"true": "3", "reason": "Half."}\n```', 0.5),
+        ('The output has {"true": 5}.\ntrue: 1', 0.0),
     ],
 )
 def test_a_grade_is_read_from_the_last_line_with_the_name(answer: str, value: float) -> None:
     score = judged(cp.rubric("answer", "judge", CRITERIA), ScriptedLM(lambda m: answer), {"answer": "x"})
     assert score.value == value
     assert score.parts == {"true": value}
+
+
+def test_the_grades_of_a_judge_that_answers_in_json_are_read() -> None:
+    metric = cp.rubric("answer", "judge", {"true": "It is true.", "clear style": "It is clear."})
+    lm = ScriptedLM(lambda m: '{"reason": "Right, but long.", "true": 5, "Clear style": 3}')
+    score = judged(metric, lm, {"answer": "x"})
+    assert score.parts == {"true": 1.0, "clear style": 0.5}
+    assert score.feedback == "true 5 of 5, clear style 3 of 5: Right, but long."
 
 
 @pytest.mark.parametrize("text", ["plain", "```\nVerdict: A\n```", "`````", "\n````\n"])
@@ -284,6 +295,16 @@ def test_agreement_scores_given_outputs_and_reads_labels_on_the_scale_of_the_rub
         cp.agreement(metric, path, scale=(0, 1), engines={"judge": lm}, cache=False)
     with pytest.raises(DataError, match="no column 'person'"):
         cp.agreement(metric, path, label="person", engines={"judge": lm}, cache=False)
+
+
+def test_too_many_failures_of_agreement_do_not_advise_a_setting_that_it_lacks() -> None:
+    rows = [{"answer": "x", "human": 1}] * 4
+    with pytest.raises(TooManyFailures, match="fix the cause") as caught:
+        cp.agreement(
+            cp.rubric("answer", "judge", CRITERIA), rows, engines={"judge": ScriptedLM(lambda m: "no")},
+            cache=False,
+        )  # fmt: skip
+    assert caught.value.hint == "fix the cause"
 
 
 def test_agreement_reports_how_often_both_orders_agree() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Rubric(Judge):
         return Score(mean, f"{told}: {_reason(answer, self.criteria)}".rstrip(": "), values)
 
     def _grades(self, answer: str) -> dict[str, int]:
-        """Return the grade of each criterion, from the last line that has one.
+        """Return the grade of each criterion, from the last line or JSON member that has one.
 
         Raises:
             CallError: a grade is missing or outside the scale.
@@ -79,12 +80,17 @@ class Rubric(Judge):
 
 
 def _line(name: str) -> str:
-    """Return the pattern of a line with the grade of a criterion, perhaps in Markdown."""
-    return rf"^[\W_]*{re.escape(name)}[\W_]*:[\s*_]*(\d{{1,3}})(?![\d.]*\d)"
+    """Return the pattern of a line, perhaps in Markdown, or of a JSON member with a criterion's grade."""
+    return rf"""(?:^[\W_]*|[{{,]\s*"){re.escape(name)}[\W_]*:[\s*_"]*(\d{{1,3}})(?![\d.]*\d)"""
 
 
 def _reason(answer: str, criteria: tuple[tuple[str, str], ...]) -> str:
-    """Return the text of an answer without its grades, shortened."""
+    """Return the text of an answer without its grades, shortened; of a JSON object, its texts."""
+    try:
+        found = json.loads(answer[answer.find("{") : answer.rfind("}") + 1])
+        answer = "\n".join(value for value in found.values() if isinstance(value, str))
+    except (ValueError, RecursionError):
+        pass
     for name, _ in criteria:
         answer = re.sub(_line(name) + r".*$", "", answer, flags=re.IGNORECASE | re.MULTILINE)
     text = " ".join(answer.split())
