@@ -442,6 +442,20 @@ def test_modules_that_call_models_outside_of_their_predictors_are_refused(make: 
         cp.from_dspy(make(), lm="lm")
 
 
+def test_examples_of_dspy_are_rows_of_data(tmp_path: Path) -> None:
+    rows = [dspy.Example(question=f"{i}?", digit=str(i % 2)).with_inputs("question") for i in range(16)]
+    system = cp.from_dspy(dspy.Predict("question -> digit"), lm="lm")
+    lm = ScriptedLM(lambda message: fields(digit="1"))
+    for data in (rows, {"valid": rows}, cp.Dataset.of(valid=rows)):
+        found = cp.evaluate(system, data, "exact_match", engines={"lm": lm}, cache=False)
+        assert (found.mean, len(found.rows)) == (0.5, 16)
+    result = cp.optimize(
+        system, {"train": rows, "valid": rows}, "exact_match", method="random", budget=40,
+        engines={"lm": lm}, run_dir=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    assert result.before.failed == 0
+
+
 def test_the_models_of_dspy_are_the_default() -> None:
     program = MultiHop()
     program.query.predict.lm = dspy.LM("openai/small", max_tokens=50)
