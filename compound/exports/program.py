@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Union, get_args, get_origin
 
 from compound.components.answer_types import is_plain, labels_of, without_annotation
+from compound.components.engines.response_format import is_wrapped, response_format
 from compound.components.fields import answer_cue, render
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
@@ -141,7 +142,7 @@ def _llm(component: LLM, node: Node, values: Mapping[str, object]) -> Data:
     demos = as_demos(values["demos"] or ())
     head = render(str(values["prompt"] or ""), demos, shown, component.outputs, component.layout)
     blocks = head.removesuffix("\n\n")  # of the inputs, which are empty here
-    schema = component.answer_format is not None and component.answer_format.schema
+    answer = component.answer_format
     return {
         "system": component.system,
         "blocks": [blocks] if blocks else [],
@@ -151,7 +152,9 @@ def _llm(component: LLM, node: Node, values: Mapping[str, object]) -> Data:
         "settings": model_settings(component, node, values),
         "stop": list(component.stop),
         "reasks": component.most_reasks,
-        "corrected": "the corrected JSON" if schema else "the corrected answer",
+        "corrected": "the corrected JSON" if answer and answer.schema else "the corrected answer",
+        "response_format": response_format(answer) if answer else None,
+        "wrapped": answer is not None and is_wrapped(answer),
     }
 
 

@@ -113,9 +113,12 @@ def engines(server: ChatServer) -> dict[str, Any]:
     return {name: cp.LiteLLM(name, api_base=server.url, price=(0, 0)) for name in names}
 
 
-def sent(server: ChatServer) -> list[tuple[str, str]]:
-    """Return model and messages of the requests so far, in a comparable order, and forget them."""
-    found = sorted((request["model"], json.dumps(request["messages"])) for request in server.requests)
+def sent(server: ChatServer) -> list[tuple[str, str, str]]:
+    """Return model, messages and format of the requests so far, in a comparable order, and forget them."""
+    found = sorted(
+        (request["model"], json.dumps(request["messages"]), json.dumps(request.get("response_format")))
+        for request in server.requests
+    )
     server.requests.clear()
     return found
 
@@ -182,6 +185,43 @@ def test_an_answer_that_cannot_be_read_is_asked_for_again(tmp_path: Path) -> Non
     with ChatServer(stubborn) as server:
         found = loaded(tmp_path / "p.py")["run"]({"text": "Ada"}, base_url=server.url)
     assert found == {"p": {"name": "Ada", "age": 3}}
+
+
+def wrapping(messages: Any) -> str:
+    """Answer as a server that enforces the format, in which it is wrapped in an object."""
+    return '{"answer": "yes"}'
+
+
+def test_a_format_is_sent_and_its_wrapper_is_removed(tmp_path: Path) -> None:
+    system = cp.System(
+        "s", {"y": cp.LLM("sure", output=Literal["yes", "no"])(x=cp.Input("x"))}, lm="openai/gpt-4o-mini"
+    )
+    cp.export(system, "python", tmp_path / "p.py")
+    with ChatServer(wrapping) as server:
+        assert loaded(tmp_path / "p.py")["run"]({"x": "?"}, base_url=server.url) == {"y": "yes"}
+        assert server.requests[0]["response_format"]["json_schema"]["strict"] is True
+
+
+class WithoutFormats(ChatServer):
+    """A server that takes no response format."""
+
+    def _answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        status, document = super()._answer(path, body)
+        return (
+            (400, {"error": {"message": "response_format"}})
+            if "response_format" in body
+            else (status, document)
+        )
+
+
+def test_a_server_without_response_formats_is_asked_without_one(tmp_path: Path) -> None:
+    body = cp.System("body", {"y": cp.LLM("sure", output=bool, lm="m")(x=cp.Input("x"))})
+    system = cp.System("s", {"all": cp.Map("each", body, over="x")(x=cp.Input("x", list[str]))})
+    cp.export(system, "python", tmp_path / "p.py")
+    with WithoutFormats(lambda _: "Yes.") as server:
+        found = loaded(tmp_path / "p.py")["run"]({"x": ["a", "b"]}, base_url=server.url)
+        assert ["response_format" in request for request in server.requests] == [True, False, False]
+    assert found == {"all": [True, True]}
 
 
 def test_errors_of_the_module_name_the_step(tmp_path: Path) -> None:
