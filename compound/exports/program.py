@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Union, get_args, get_origin
 
+from compound.components.agents.agent import Agent
 from compound.components.answer_types import is_plain, labels_of, without_annotation
 from compound.components.engines.response_format import is_wrapped, response_format
 from compound.components.fields import answer_cue, render
@@ -37,13 +38,22 @@ def describe_program(system: System) -> Data:
     Raises:
         ExportError: a component has no counterpart outside of this package; the message names all of them.
     """
-    problems = [problem for node in system.all_nodes() if (problem := problem_of(node))]
+    inside = {id(inner) for node in system.all_nodes() for inner in _hidden_nodes(node)}
+    nodes = [node for node in system.all_nodes() if id(node) not in inside]
+    problems = [problem for node in nodes if (problem := problem_of(node))]
     if problems:
+        prompts = any(isinstance(node.component, LLM | Agent) for node in system.all_nodes())
         raise ExportError(
             f"system {system.name!r} cannot be exported as a program: {'; '.join(dict.fromkeys(problems))}",
-            hint="export its prompts with --to messages, or serve it with compound serve",
+            hint=f"{'export its prompts with --to messages, or ' if prompts else ''}"
+            "serve it with compound serve",
         )
     return _graph(system, system)
+
+
+def _hidden_nodes(node: Node) -> Iterable[Node]:
+    """Return the nodes of a body that belongs to a component, and not to the user."""
+    return node.component.body.all_nodes() if isinstance(node.component, Agent) else ()
 
 
 def problem_of(node: Node) -> str:

@@ -365,6 +365,85 @@ def test_documents_give_the_same_answers(target: Any, server: ChatServer) -> Non
     assert sent(server) == requests
 
 
+@cp.tool
+def population(city: str) -> int:
+    """Return the population of a city."""
+    return len(city)
+
+
+def agent(**settings: Any) -> cp.System:
+    """Return a system with an agent whose tool has a tuned name."""
+    made = cp.Agent(
+        "agent", [population], prompt=cp.Text("Answer {well}."), output=int, system="Be brief.", tune_tools=True,
+        **settings,
+    )  # fmt: skip
+    system = cp.System("agents", {"n": made(question=cp.Input("question"))}, lm="openai/gpt-4o-mini")
+    return system.bind({"agent_turn.tool_population": "people: Count the people.\n- city: its name"})
+
+
+def conversation() -> dict[str, Any]:
+    """Return the record of a turn, which a demonstration of an agent is."""
+    call = {"id": "call_1", "name": "people", "arguments": '{"city": "Oslo"}'}
+    history = [
+        {"role": "assistant", "text": "", "calls": [call]},
+        {"role": "tool", "id": "call_1", "text": "4"},
+    ]
+    inputs = {"task": {"question": "Oslo?"}, "history": history, "last_turn": False}
+    return {"inputs": inputs, "outputs": {"message": "4", "tool_calls": [], "output": 4}}
+
+
+@pytest.mark.parametrize("demos", [(), (conversation(),)])
+def test_the_prompt_and_the_tools_of_an_agent_are_those_of_its_first_request(demos: Any) -> None:
+    with ChatServer(lambda _: '{"answer": 4}') as server:
+        lm = cp.LiteLLM("openai/gpt-4o-mini", api_base=server.url, price=(0, 0))
+        assert lm.native_tools
+        cp.run(agent(demos=demos), {"question": "Rome?"}, engines={"openai/gpt-4o-mini": lm})
+        (request,) = server.requests
+    body = json.loads(cp.export(agent(demos=demos), "openai"))["agent"]
+    filled = [{**m, "content": m["content"].format(question="Rome?")} for m in body["messages"]]
+    assert filled == request["messages"]
+    for name in ("model", "tools", "response_format", "temperature", "max_tokens"):
+        assert body.get(name) == request.get(name)
+    (prompt,) = json.loads(cp.export(agent(demos=demos), "messages"))["prompts"]
+    assert prompt["messages"] == body["messages"]
+    assert prompt["tools"] == body["tools"]
+    assert prompt["tool_names"] == {"people": "population"}
+    assert (prompt["inputs"], prompt["outputs"]) == ({"question": "str"}, {"output": "int"})
+
+
+def test_an_agent_is_exported_to_langchain_with_its_tools(tmp_path: Path) -> None:
+    cp.export(agent(), "langchain", tmp_path / "agent.py")
+    names = loaded(tmp_path / "agent.py")
+    assert names["TOOLS"]["agent"][0]["function"]["name"] == "people"
+    assert names["PROMPTS"]["agent"].format_messages(question="?")[0].content == "Be brief."
+    with pytest.raises(ExportError, match=r"tools of 'agent'.*ends in \.py"):
+        cp.export(agent(), "langchain", tmp_path / "agent.json")
+    with pytest.raises(ExportError, match="its demonstrations call tools"):
+        cp.export(agent(demos=(conversation(),)), "langchain")
+
+
+def test_an_agent_inside_a_loop_is_exported() -> None:
+    body = cp.System("body", {"n": cp.Agent("inner", [population], output=int, lm="m")(q=cp.Input("q"))})
+    system = cp.System("s", {"all": cp.Map("each", body, over="q")(q=cp.Input("q", list[str]))})
+    assert list(json.loads(cp.export(system, "openai"))) == ["inner"]
+
+
+@pytest.mark.parametrize(
+    ("build", "target", "advice"),
+    [
+        (agent, "python", "export its prompts with --to messages, or serve it"),
+        (lambda: cp.System("s", {"y": cp.CodeRunner("c")(code=cp.Input("q")).stdout}), "python", "serve it with"),
+    ],
+)  # fmt: skip
+def test_the_advice_after_a_refused_export_can_be_followed(build: Any, target: Any, advice: str) -> None:
+    with pytest.raises(ExportError) as caught:
+        cp.export(build(), target)
+    assert caught.value.hint.startswith(advice)
+    assert "turn" not in caught.value.message
+    if "messages" in advice:
+        assert cp.export(build(), "messages")
+
+
 def test_request_bodies_hold_the_schema_and_the_stop_strings() -> None:
     bodies = json.loads(cp.export(qa(), "openai"))
     assert bodies["person"]["response_format"]["json_schema"]["schema"]["properties"].keys() == {
@@ -468,7 +547,7 @@ def test_keys_of_the_environment_are_removed(target: Any, monkeypatch: pytest.Mo
     ("build", "target", "message"),
     [
         (lambda q: cp.Function("f", _local())(x=q), "python", "function 'f' is not a function at the top of a module"),
-        (lambda q: cp.CodeRunner("c")(code=q).stdout, "python", "code 'c' runs only in this package; export its prompts"),
+        (lambda q: cp.CodeRunner("c")(code=q).stdout, "python", "code 'c' runs only in this package; serve it"),
         (lambda q: cp.LLM("a", prompt=cp.Text("x"))(q=q, prompt=q), "messages", "its prompt comes from another component"),
         (lambda q: cp.LLM("a", prompt=cp.Text("x"))(q=q, prompt=q), "python", "the setting 'prompt' of llm 'a' comes from"),
         (lambda q: cp.Function("f", is_short)(text=q), "messages", "it has no LLM components"),
