@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import compound as cp
+from compound.components.engines.response_format import is_strict
 from compound.engine import Completion, Usage
 from compound.errors import BudgetExhausted, DataError, DeclarationError, TooManyFailures, TransientError
 from compound.evaluation.evaluate import Evaluation, EvaluationRules, evaluate
@@ -23,6 +25,7 @@ from compound.execution.budget import Budget, Meter
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
 from compound.execution.trace import from_json, to_json
+from compound.graph.types import accepts
 from compound.testing import ScriptedLM
 
 CRITERIA = {"true": "The answer is true."}
@@ -115,6 +118,25 @@ def test_the_grades_of_a_judge_that_answers_in_json_are_read() -> None:
     score = judged(metric, lm, {"answer": "x"})
     assert score.parts == {"true": 1.0, "clear style": 0.5}
     assert score.feedback == "true 5 of 5, clear style 3 of 5: Right, but long."
+
+
+def test_a_rubric_asks_engines_to_enforce_the_form_of_the_grades() -> None:
+    criteria = {"true": "It is true.", "Reason": "It gives reasons."}
+    lm = ScriptedLM(lambda m: '{"reason_text": "Short.", "true": 4, "Reason": 2}')
+    score = judged(cp.rubric("answer", "judge", criteria, scale=4), lm, {"answer": "x"})
+    assert (score.parts, score.feedback) == (
+        {"true": 1.0, "Reason": 1 / 3},
+        "true 4 of 4, Reason 2 of 4: Short.",
+    )
+    (request,) = lm.requests
+    assert request.format is not None
+    kind = cp.json_type(json.loads(request.format.schema))
+    assert accepts(kind, {"reason_text": "Short.", "true": 4, "Reason": 2})
+    assert not accepts(kind, {"reason_text": "Short.", "true": 5, "Reason": 2})
+    assert request.messages[0].text.endswith(
+        '{"reason_text": "<sentence>", "true": <grade>, "Reason": <grade>}'
+    )
+    assert is_strict(json.loads(request.format.schema))
 
 
 @pytest.mark.parametrize("text", ["plain", "```\nVerdict: A\n```", "`````", "\n````\n"])
