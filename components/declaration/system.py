@@ -8,9 +8,11 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import overload
 
+from compound.components.declaration.returned import check_returned
 from compound.components.function import parameter_types
-from compound.errors import CompoundError, DeclarationError, GraphBuildError
-from compound.graph.building import building
+from compound.components.hyperparameter import Hyperparameter, is_constant
+from compound.errors import CompoundError, DeclarationError, GraphBuildError, WiringError
+from compound.graph.building import active_build, building
 from compound.graph.component import Input, Node, Output, Outputs, Source
 from compound.graph.system import System
 from compound.registry.user_code import definition, place_in
@@ -33,8 +35,12 @@ def system(
 
     The function is called once, with a placeholder for each parameter. Its parameters become the inputs, and
     what it returns the outputs: one value (named ``output``), a dict, a dataclass, a named tuple, a tuple of
-    outputs (named after their nodes), or a component with several outputs. A component that is used
-    several times gets numbered nodes (``reader``, ``reader_2``).
+    outputs (named after their nodes), or a component with several outputs. Their types must match the
+    function's return type, if it has one. A component that is used several times gets numbered nodes
+    (``reader``, ``reader_2``).
+
+    A constant that is given to a component (a string, a number, a boolean or a list of them) becomes a node
+    with this value: ``reader_style`` for the input ``style`` of ``reader``.
 
     Python code runs while the graph is built, not for each example: a ``for`` loop over constants or an
     ``if`` on an argument of yours is fine, one that needs the value of a placeholder raises an error.
@@ -46,7 +52,8 @@ def system(
 
     Raises:
         GraphBuildError: the function uses the value of an input or an output.
-        DeclarationError: a parameter lacks a type or is unused, or the function returns something else.
+        DeclarationError: a parameter lacks a type, has a default or is unused, or the function returns
+            something else, or outputs of other types than it declares.
 
     Example:
         >>> from compound import LLM, Text, component
@@ -73,9 +80,12 @@ def _build(function: Callable[..., object], name: str, lm: str | None) -> System
             hint="write def; components may be async, and independent ones run concurrently",
         )
     inputs = [Input(parameter, kind) for parameter, kind in parameter_types(own, function).items()]
-    with building() as build:
+    _check_defaults(own, function)
+    with building(_constant_source) as build:
         try:
             returned = function(**{item.name: item for item in inputs})
+        except WiringError as error:
+            raise WiringError(f"{error.message}{place_in(error, function)}", hint=error.hint) from error
         except CompoundError:
             raise
         except Exception as error:
@@ -85,8 +95,29 @@ def _build(function: Callable[..., object], name: str, lm: str | None) -> System
                 hint="its parameters are placeholders without values; compute with them in a @cp.component",
             ) from error
         outputs = _outputs(own, function, returned)
+        check_returned(own, function, returned)
     nodes = [node for node in build.nodes.values() if isinstance(node, Node)]
     return System(own, outputs, inputs=inputs, nodes=nodes, lm=lm)
+
+
+def _check_defaults(name: str, function: Callable[..., object]) -> None:
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.default is not parameter.empty:
+            raise DeclarationError(
+                f"parameter {parameter.name!r} of system {name!r} has the default {parameter.default!r:.60}, "
+                f"but each run needs a value for every input ({definition(function)})",
+                hint=f"remove the default; to fix the value, remove the parameter and write "
+                f"`{parameter.name} = {parameter.default!r:.60}` in the function",
+            )
+
+
+def _constant_source(name: str, value: object) -> object:
+    """Return a source of a constant; other values as they are."""
+    if not is_constant(value):
+        return value
+    build = active_build()
+    assert build is not None
+    return Hyperparameter(build.node_name(name), value)()
 
 
 def _outputs(name: str, function: Callable[..., object], returned: object) -> dict[str, Source]:

@@ -43,13 +43,22 @@ def response_format(answer: AnswerFormat) -> dict[str, object]:
     return {"type": "json_schema", "json_schema": described}
 
 
+def is_wrapped(answer: AnswerFormat) -> bool:
+    """Return whether `response_format` wraps answers of a format in an object.
+
+    >>> is_wrapped(AnswerFormat(choices=("yes", "no"))), is_wrapped(AnswerFormat('{"type": "object"}'))
+    (True, False)
+    """
+    return not _is_object(_schema(answer))
+
+
 def unwrap(text: str, answer: AnswerFormat) -> str:
     """Return the answer from the object that `response_format` wrapped it in; other texts are unchanged.
 
     >>> unwrap('{"answer": "yes"}', AnswerFormat(choices=("yes", "no")))
     'yes'
     """
-    if _is_object(_schema(answer)):
+    if not is_wrapped(answer):
         return text
     try:
         value = json.loads(text)

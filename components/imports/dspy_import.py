@@ -9,6 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compound.components.imports.dspy_best_of_n import (
+    TEMPERATURE,
+    bind_attempts,
+    check_modules,
+    sampled_predictors,
+)
 from compound.components.imports.dspy_predictor import DSPyPredictor, flat
 from compound.components.imports.dspy_program import DSPyProgram, bind_predictors
 from compound.errors import DeclarationError, suggest_name
@@ -57,14 +63,16 @@ def from_dspy(
             of its predictors with the same names.
         outputs: types of the fields that the program returns; default: those of its signature, or of its
             only predictor.
-        temperature: temperature of all predictors; default: their own in DSPy, or 0.
+        temperature: temperature of all predictors; default: their own in DSPy, or 0. Predictors that a
+            `dspy.BestOfN` samples have 1 by default, as in DSPy.
         max_tokens: maximum length of an answer in tokens; default: that in DSPy, or 1000.
         max_demos: maximum number of demonstrations of a predictor.
         weights: a space of LoRA adapters for each predictor.
         max_calls: maximum number of predictor calls in one run of the program.
 
     Raises:
-        DeclarationError: inputs or outputs cannot be determined, or a predictor asks for several completions.
+        DeclarationError: inputs or outputs cannot be determined, a predictor asks for several completions, or
+            a module such as `dspy.Refine` calls models outside of its predictors.
     """
     import dspy
 
@@ -73,12 +81,16 @@ def from_dspy(
             f"from_dspy needs a dspy.Module, but got {type(program).__name__}",
             hint="call it with an instance, such as from_dspy(MyProgram())",
         )
+    check_modules(program)
     own = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(program).__name__).lower()
     copied = program.deepcopy()
     named = predictor_names(copied)
     given = {"temperature": temperature, "max_tokens": max_tokens, "max_demos": max_demos, "weights": weights}
+    sampled = sampled_predictors(copied)
     predictors = {
-        component: _predictor(component, predictor, tuned, given, lm)
+        component: _predictor(
+            component, predictor, tuned, given, lm, usual=TEMPERATURE if id(predictor) in sampled else None
+        )
         for component, (_, predictor, tuned) in named.items()
     }
     if not predictors:
@@ -86,6 +98,7 @@ def from_dspy(
             f"the DSPy program {own!r} has no predictors", hint="assign them to attributes in __init__"
         )
     bind_predictors(copied, {id(predictor): component for component, (_, predictor, _) in named.items()})
+    bind_attempts(copied)
     ports, returned = module_ports(program, inputs, outputs)
     composite = DSPyProgram(
         f"{own}_program" if own in predictors else own,
@@ -140,11 +153,13 @@ def _predictor(
     tuned: bool,
     given: Mapping[str, Any],
     lm: str | Choice | None,
+    usual: float | None,
 ) -> DSPyPredictor:
     import dspy
 
     own = predictor.lm or dspy.settings.lm
-    config = {**getattr(own, "kwargs", {}), **predictor.config}
+    model = getattr(own, "kwargs", {})
+    config = {**model, **({} if usual is None else {"temperature": usual}), **predictor.config}
     if (config.get("n") or 1) > 1:
         raise DeclarationError(
             f"the predictor {name!r} asks for n={config['n']} completions, but a component returns one",
@@ -198,6 +213,8 @@ def module_ports(
     """
     import dspy
 
+    while isinstance(module, dspy.BestOfN):  # it passes its arguments to its module
+        module = module.module
     signatures = [predictor.signature for _, predictor in module.named_sub_modules(type_=dspy.Predict)]
     own = getattr(module, "signature", None)
     if own is None or not hasattr(own, "input_fields"):

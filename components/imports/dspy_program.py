@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from compound.components.imports.dspy_best_of_n import describe_attempts
 from compound.components.imports.dspy_predictor import DSPyPredictor
 from compound.concurrency.own_thread import run_in_own_thread
 from compound.errors import CallError, CompoundError
@@ -83,13 +84,16 @@ class DSPyProgram(Composite):
 
     @functools.cached_property
     def version(self) -> str:
-        """Digest of the predictors and of the code of every module's ``forward``."""
+        """Digest of the predictors, of the code of every module's ``forward``, and of rewards of attempts."""
         modules = [module for _, module in self.program.named_sub_modules()]
         codes = [
             [type(module).__qualname__, *(code_digest(method) for method in _own_methods(type(module)))]
             for module in modules
         ]
-        return "dspy_program:" + digest([self.body.signature, self.max_calls, sorted(map(str, codes))])
+        attempts = describe_attempts(self.program)
+        return "dspy_program:" + digest(
+            [self.body.signature, self.max_calls, sorted(map(str, codes)), *attempts]
+        )
 
     def max_turns_bound(self, given: Mapping[str, Extent]) -> float:  # noqa: D102
         return self.max_calls
@@ -326,4 +330,6 @@ def _own_methods(kind: type) -> list[Callable[..., object]]:
 def _hint(error: Exception) -> str:
     if "No LM is loaded" in str(error):
         return "only predictors that are attributes of the program become components: create them in __init__"
+    if isinstance(error, AttributeError) and "'NoneType' object" in str(error):
+        return "if the program uses dspy.settings.lm itself, import it with cp.from_dspy_module"
     return ""

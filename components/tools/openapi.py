@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import yaml
-
 from compound.components.tools.keys import read_key
+from compound.components.tools.openapi_document import METHODS, OpenAPIDocument
 from compound.components.tools.source import NAME, Declaration
 from compound.concurrency.sessions import Sessions
 from compound.errors import CallError, DeclarationError, MissingExtra, TransientError, suggest_name
 from compound.graph.configuration import digest
 from compound.security.trust import Origin, Trust
 
-METHODS = ("get", "post", "put", "patch", "delete")
-MAX_DOCUMENT = 10 * 2**20  # bytes of a document
 MAX_ANSWER = 2**20  # bytes of an answer that are read
 MAX_ERROR = 2_000  # characters of an error that the model is shown
 MAX_PARTS = 20_000  # objects and lists of the schema of the arguments; aliases of YAML can multiply them
@@ -136,7 +132,7 @@ class OpenAPISource:
 
 
 def declare_operation(
-    document: str | Path | Mapping[str, Any],
+    document: OpenAPIDocument,
     operation: str,
     *,
     base_url: str | None,
@@ -147,10 +143,9 @@ def declare_operation(
     timeout: float,
 ) -> Declaration:
     """Return the parts of the tool of an operation; see `Tool.from_openapi`."""
-    found = document if isinstance(document, Mapping) else read_document(Path(document))
-    reader = _Reader(found)
+    reader = _Reader(document.content)
     method, path, entry, shared = reader.operation(operation)
-    server = server_of(found, base_url)
+    server = document.server(base_url)
     _check_server(server, hosts, operation)
     _check_path(path, operation)
     try:
@@ -161,9 +156,16 @@ def declare_operation(
     if missing:
         raise DeclarationError(f"operation {operation!r}: the path parameter {missing[0]!r} is not declared")
     shown = name or str(entry.get("operationId") or f"{method}_{path}")
-    file = "" if isinstance(document, Mapping) else str(document)
     source = OpenAPISource(
-        method.upper(), server + path, places, auth_env, auth_header, timeout, file, operation, server
+        method.upper(),
+        server + path,
+        places,
+        auth_env,
+        auth_header,
+        timeout,
+        document.file,
+        operation,
+        server,
     )
     description = str(entry.get("description") or entry.get("summary") or "").strip()
     if not NAME.match(shown):
@@ -173,36 +175,40 @@ def declare_operation(
     return Declaration(shown, description, schema, source, timeout + 5)
 
 
-def server_of(document: Mapping[str, Any], base_url: str | None) -> str:
-    """Return the address of the server: ``base_url``, or the first of the document.
-
-    Raises:
-        DeclarationError: there is none.
-    """
-    return (base_url or _Reader(document).server()).rstrip("/")
-
-
-def read_document(path: Path) -> Mapping[str, Any]:
-    """Return the OpenAPI document in a JSON or YAML file.
-
-    Raises:
-        DeclarationError: the file is missing, too large, or holds no such document.
-    """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_DOCUMENT + 1)
-        if len(data) > MAX_DOCUMENT:
-            raise DeclarationError(f"{path} is larger than {MAX_DOCUMENT // 2**20} MiB")
-        found = json.loads(data) if path.suffix == ".json" else yaml.safe_load(data)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        if isinstance(error, DeclarationError):
-            raise
-        raise DeclarationError(f"{path} is not an OpenAPI document: {error}") from None
-    if not isinstance(found, Mapping) or "paths" not in found:
-        raise DeclarationError(
-            f"{path} is not an OpenAPI document", hint="it must have `openapi` and `paths`"
-        )
-    return found
+def declare_operations(
+    document: OpenAPIDocument,
+    only: Sequence[str],
+    *,
+    base_url: str | None,
+    hosts: Sequence[str],
+    auth_env: str | None,
+    auth_header: str,
+    timeout: float,
+) -> list[Declaration]:
+    """Return the parts of the tools of several operations; see `Tool.all_from_openapi`."""
+    names = list(only) or document.operations()
+    if not names:
+        raise DeclarationError("the OpenAPI document has no operations")
+    found: dict[str, Declaration] = {}
+    for operation in names:
+        try:
+            declared = declare_operation(
+                document, operation, base_url=base_url, hosts=hosts, auth_env=auth_env,
+                auth_header=auth_header, name=None, timeout=timeout,
+            )  # fmt: skip
+        except DeclarationError as error:
+            if only or error.hint:
+                raise
+            raise DeclarationError(
+                error.message, hint="leave it out: name the others with only=[…]"
+            ) from None
+        if declared.name in found:
+            raise DeclarationError(
+                f"two operations would be tools named {declared.name!r}",
+                hint="make one of them with Tool.from_openapi(…, name=…), and leave it out of only=[…]",
+            )
+        found[declared.name] = declared
+    return list(found.values())
 
 
 class _Reader:
@@ -225,14 +231,6 @@ class _Reader:
         raise DeclarationError(
             f"the OpenAPI document has no operation {wanted!r}", hint=suggest_name(wanted, known)
         )
-
-    def server(self) -> str:
-        """Return the address of the first server."""
-        servers = self._document.get("servers") or [{}]
-        url = servers[0].get("url") if isinstance(servers[0], Mapping) else None
-        if not isinstance(url, str) or "://" not in url:
-            raise DeclarationError("the OpenAPI document names no server", hint="set base_url=…")
-        return url
 
     def arguments(
         self, entry: Mapping[str, Any], shared: Sequence[Any], auth_header: str

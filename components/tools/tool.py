@@ -28,7 +28,8 @@ MAX_ARGUMENTS = 100_000  # characters of a call's arguments
 class Tool:
     """A tool for `Agent`.
 
-    Create one with `from_function` or the decorator `tool`, `from_openapi`, `from_mcp` or `python`.
+    Create one with `from_function` or the decorator `tool`, `from_openapi` or `python`, and several with
+    `all_from_openapi` or `from_mcp`.
 
     Attributes:
         name: name by which models call it: at most 64 letters, digits, underscores and hyphens.
@@ -202,11 +203,11 @@ class Tool:
         """Return a tool that calls an operation of an HTTP interface.
 
         Args:
-            document: an OpenAPI 3 document, or its file (JSON or YAML).
+            document: an OpenAPI 3 document, its file (JSON or YAML), or its address.
             operation: an ``operationId``, or method and path such as ``GET /items/{id}``.
             base_url: address of the server; default: the first of the document.
-            hosts: servers that may be called, besides this machine: ``["api.example.com"]`` by HTTPS,
-                ``["http://shop:8080"]`` without encryption.
+            hosts: servers that may be called, and that the document may be read from, besides this machine:
+                ``["api.example.com"]`` by HTTPS, ``["http://shop:8080"]`` without encryption.
             auth_env: environment variable with the key. It is sent in ``auth_header``, as ``Bearer KEY`` if
                 that is ``Authorization``, and removed from records.
             auth_header: header of the key.
@@ -217,13 +218,50 @@ class Tool:
             DeclarationError: the operation does not exist, or its server is not among ``hosts``.
         """
         from compound.components.tools.openapi import declare_operation
+        from compound.components.tools.openapi_document import open_document
 
         return Tool._of(
             declare_operation(
-                document, operation, base_url=base_url, hosts=hosts, auth_env=auth_env,
+                open_document(document, hosts), operation, base_url=base_url, hosts=hosts, auth_env=auth_env,
                 auth_header=auth_header, name=name, timeout=timeout,
             )
         )  # fmt: skip
+
+    @staticmethod
+    def all_from_openapi(
+        document: str | Path | Mapping[str, Any],
+        *,
+        only: Sequence[str] = (),
+        base_url: str | None = None,
+        hosts: Sequence[str] = (),
+        auth_env: str | None = None,
+        auth_header: str = "Authorization",
+        timeout: float = TIMEOUT,
+    ) -> list[Tool]:
+        """Return tools that call the operations of an HTTP interface.
+
+        Args:
+            document: an OpenAPI 3 document, its file (JSON or YAML), or its address.
+            only: the operations to return, each an ``operationId``, or method and path such as
+                ``GET /items/{id}``; default: all.
+            base_url: address of the server; default: the first of the document.
+            hosts: as in `from_openapi`.
+            auth_env: environment variable with the key, as in `from_openapi`.
+            auth_header: header of the key.
+            timeout: time limit of one call in seconds.
+
+        Raises:
+            DeclarationError: an operation does not exist or cannot be called, two would have the same name,
+                or the server is not among ``hosts``.
+        """
+        from compound.components.tools.openapi import declare_operations
+        from compound.components.tools.openapi_document import open_document
+
+        declared = declare_operations(
+            open_document(document, hosts), only, base_url=base_url, hosts=hosts, auth_env=auth_env,
+            auth_header=auth_header, timeout=timeout,
+        )  # fmt: skip
+        return [Tool._of(parts) for parts in declared]
 
     @staticmethod
     def from_mcp(

@@ -162,7 +162,7 @@ def _compare(
     if len(failures) > rules.max_failed * len(traces):
         reasons = [f"{failure.kind}: {failure.message}" for failure in failures]
         counted = sorted({(reason, reasons.count(reason)) for reason in reasons}, key=lambda r: -r[1])
-        raise_too_many_failures(counted, len(traces), rules)
+        raise_too_many_failures(counted, len(traces), rules, hint="fix the cause")
     if part and any(part not in trace.parts for trace, _ in scored):
         known = scored[0][0].parts
         raise DeclarationError(f"metric {metric.name!r} has no part {part!r}", hint=suggest_name(part, known))

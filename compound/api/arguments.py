@@ -18,6 +18,7 @@ from compound.errors import DeclarationError, suggest_name
 from compound.evaluation.dataset import ROLES, Dataset
 from compound.evaluation.metrics.custom import Scoring, as_metric
 from compound.evaluation.metrics.named import METRICS, metric_factory
+from compound.evaluation.rows import as_row
 from compound.example import Example, Metric
 from compound.execution.budget import Budget
 from compound.graph.system import System
@@ -45,7 +46,7 @@ class ArrowTable(Protocol):
         ...
 
 
-Rows = Iterable[object] | PolarsFrame | ArrowTable  # dictionaries, `Example`s, or a data frame
+Rows = Iterable[object] | PolarsFrame | ArrowTable  # dictionaries, `Example`s (also of DSPy), or a data frame
 GivenData = Dataset | str | Path | Mapping[str, Rows] | Rows
 GivenMetric = Metric | Scoring | Callable[[str], Metric] | str
 GivenBudget = Budget | BudgetSettings | Mapping[str, object] | float
@@ -145,8 +146,8 @@ def _bounded(rows: Iterable[object]) -> Iterator[object]:
 def _row(row: object, number: int) -> Mapping[str, object]:
     if isinstance(row, Example):
         return {**row.gold, **row.inputs, "id": row.id}
-    if isinstance(row, Mapping):
-        return row
+    if (found := as_row(row)) is not None:
+        return found
     raise DeclarationError(
         f"row {number} of the data must be a dictionary, but is {type(row).__name__} {row!r:.60}",
         hint="such as {'question': 'Which river crosses Lima?', 'answer': 'the Rímac'}",

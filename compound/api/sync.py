@@ -48,6 +48,8 @@ from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.spec import load as load_program
 from compound.storage.paths import cache_folder, run_folder, unused_path
 
+EVALUATION_SETTINGS = frozenset({"seed", "concurrency", "runner", "failure_score", "max_failed"})
+
 
 def run(
     system: System,
@@ -99,6 +101,7 @@ def evaluate(
     engines: GivenEngines | None = None,
     cache: bool = True,
     on_trace: OnTrace | None = None,
+    **changes: object,
 ) -> Evaluation:
     """Run ``system`` on a split of ``data`` and score it.
 
@@ -112,17 +115,24 @@ def evaluate(
         split: the split to read; rows without splits serve as any split.
         limit: maximum number of examples.
         repeats: number of runs per example.
-        settings: seed, concurrency and the treatment of failures.
+        settings: seed, concurrency, runner and the treatment of failures.
         engines: engines by model name, as in `run`.
         cache: whether to read and write the cache.
         on_trace: called with each example and its scored trace, in input order.
+        **changes: individual settings: ``seed``, ``concurrency``, ``runner``, ``failure_score``,
+            ``max_failed``.
 
     Raises:
         DataError: the split is empty, a value does not match the type of its input, or an example has no gold
             value for the metric.
-        TooManyFailures: more runs failed than ``settings.max_failed`` allows.
+        TooManyFailures: more runs failed than ``max_failed`` allows.
     """
-    settings = settings or OptimizeSettings()
+    if unused := sorted(changes.keys() - EVALUATION_SETTINGS):
+        raise DeclarationError(
+            f"evaluate has no setting {unused[0]!r}",
+            hint=suggest_name(unused[0], sorted(EVALUATION_SETTINGS)),
+        )
+    settings = make_settings({**(settings or OptimizeSettings()).given, **changes})
     find, scoring = resolve_engines(system, engines), resolve_metric(metric, system)
     data = to_dataset(data, splits=False)
     examples = read_examples(data, split, system.inputs, limit=limit, seed=settings.seed)

@@ -19,7 +19,15 @@ import numpy as np
 from compound.errors import DataError, DeclarationError, suggest_name
 from compound.evaluation.feedback import is_feedback_folder, read_feedback
 from compound.evaluation.hub import HUB, hub_rows, missing_path_error
-from compound.evaluation.rows import DataFile, DataRow, data_file, digest_of, find_split_file, iterate_rows
+from compound.evaluation.rows import (
+    DataFile,
+    DataRow,
+    as_row,
+    data_file,
+    digest_of,
+    find_split_file,
+    iterate_rows,
+)
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.security.untrusted import UntrustedFolder, os_errors_as
@@ -86,11 +94,15 @@ class Dataset:
         fields: Mapping[str, str] = MappingProxyType({}),
         id: str = "id",  # noqa: A002 - the field's name
     ) -> Dataset:
-        """Create a data set from rows in memory; the line of a row is its position, starting at 1."""
+        """Create a data set from rows in memory; the line of a row is its position, starting at 1.
+
+        Raises:
+            DataError: A row is neither a mapping nor an object with ``keys()`` and ``[]``.
+        """
         rows: dict[Split, Sequence[DataRow]] = {
-            "train": tuple(train),
-            "valid": tuple(valid),
-            "test": tuple(test),
+            "train": _rows(train, "train"),
+            "valid": _rows(valid, "valid"),
+            "test": _rows(test, "test"),
         }
         return cls("memory", "train", "valid", "test", fields, id, rows=rows)
 
@@ -265,6 +277,16 @@ class Dataset:
         values = {name: _value(row, column, name, place) for name, column in columns.items()}
         given = MappingProxyType({name: values[name] for name in inputs})
         return Example(identity, given, MappingProxyType({**row, **values}))
+
+
+def _rows(rows: Iterable[object], role: str) -> tuple[DataRow, ...]:
+    found = []
+    for number, given in enumerate(rows, 1):
+        row = as_row(given)
+        if row is None:
+            raise DataError(f"memory {role}:{number}: a row must be a mapping, got {type(given).__name__}")
+        found.append(row)
+    return tuple(found)
 
 
 def _value(row: DataRow, column: str, name: str, place: str) -> object:

@@ -402,14 +402,17 @@ class _Collector:
 
 
 def raise_too_many_failures(
-    failures: Sequence[tuple[str, int]], total: int, rules: EvaluationRules
+    failures: Sequence[tuple[str, int]],
+    total: int,
+    rules: EvaluationRules,
+    hint: str = "fix the cause, or raise max_failed",
 ) -> NoReturn:
     """Raise `TooManyFailures` with the most frequent failure."""
     reason, count = failures[0]
     raise TooManyFailures(
         f"{sum(times for _, times in failures)} of {total} runs failed, more than max_failed="
         f"{rules.max_failed:g} allows; most frequent ({count} times): {reason}",
-        hint="fix the cause, or raise max_failed",
+        hint=hint,
     )
 
 

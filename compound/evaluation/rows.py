@@ -29,6 +29,18 @@ BATCH = 1_000  # rows of a Parquet file that are decoded at once
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".json", ".json.gz", ".parquet")
 
 
+def as_row(row: object) -> DataRow | None:
+    """Return an object with ``keys()`` and ``[]``, such as a `dspy.Example`, as a row; ``None`` for others.
+
+    >>> as_row({"question": "2 + 2?"}), as_row("2 + 2?")
+    ({'question': '2 + 2?'}, None)
+    """
+    if isinstance(row, Mapping):
+        return row
+    keys, read = getattr(row, "keys", None), getattr(row, "__getitem__", None)
+    return {key: read(key) for key in keys()} if callable(keys) and callable(read) else None
+
+
 @dataclass(frozen=True)
 class DataFile:
     """A data file: a regular file that is not reached through links below ``folder``.

@@ -12,7 +12,7 @@ from compound.errors import ExportError, suggest_name
 from compound.exports.dspy_state import dspy_state, imported_program
 from compound.exports.modules import dspy_module, langchain_module, python_module
 from compound.exports.program import without_secrets
-from compound.exports.prompts import messages_document, openai_document
+from compound.exports.prompts import langchain_messages, messages_document, openai_document, prompts_of
 from compound.extras import explain_missing
 from compound.graph.configuration import load
 from compound.graph.system import System
@@ -99,13 +99,16 @@ def _langchain(system: System, as_json: bool) -> str:
     from langchain_core.load import dumpd
     from langchain_core.prompts import ChatPromptTemplate
 
-    document = messages_document(system)
+    prompts = prompts_of(system)
+    if agents := [prompt.node for prompt in prompts if prompt.tools]:
+        raise ExportError(
+            f"the tools of {agents[0]!r} have no place in LangChain's JSON",
+            hint="export to a file that ends in .py",
+        )
     return _json(
         {
-            prompt["name"]: dumpd(
-                ChatPromptTemplate.from_messages([(m["role"], m["content"]) for m in prompt["messages"]])
-            )
-            for prompt in document["prompts"]
+            prompt.node: dumpd(ChatPromptTemplate.from_messages(langchain_messages(prompt)))
+            for prompt in prompts
         }
     )
 

@@ -12,6 +12,8 @@ PROMPTS: dict[str, ChatPromptTemplate] = {
     name: ChatPromptTemplate.from_messages([(role, content) for role, content in prompt["messages"]])
     for name, prompt in PROGRAM.items()
 }
+TOOLS: dict[str, list[dict[str, Any]]] = {name: prompt["tools"] for name, prompt in PROGRAM.items()}
+"""Tools of agents in OpenAI's format, for ``model.bind_tools(TOOLS[name])``."""
 MODELS: dict[str, dict[str, Any]] = {
     name: {"model": prompt["lm"], "temperature": prompt["temperature"], "max_tokens": prompt["max_tokens"]}
     for name, prompt in PROGRAM.items()

@@ -8,7 +8,7 @@ from pathlib import Path
 from compound.exports.dspy_state import describe_for_dspy
 from compound.exports.literal import python_literal
 from compound.exports.program import Data, describe_program, without_secrets
-from compound.exports.prompts import prompts_of
+from compound.exports.prompts import langchain_messages, prompts_of
 from compound.graph.system import System
 
 PLACE = re.compile(r"^PROGRAM: dict\[str, Any\] = \{\}.*$", re.MULTILINE)
@@ -31,7 +31,11 @@ def langchain_module(system: System) -> str:
     """Return a Python module with a ``ChatPromptTemplate`` for each prompt."""
     title = f"Prompts of the system {system.name!r}, exported from compound. Needs langchain-core."
     data = {
-        prompt.node: {**prompt.settings, "messages": [list(message) for message in prompt.messages]}
+        prompt.node: {
+            **prompt.settings,
+            "messages": [list(message) for message in langchain_messages(prompt)],
+            "tools": prompt.tools,
+        }
         for prompt in prompts_of(system)
     }
     return _fill(_template("langchain_runtime"), title, data)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Union, get_args, get_origin
 
+from compound.components.agents.agent import Agent
 from compound.components.answer_types import is_plain, labels_of, without_annotation
+from compound.components.engines.response_format import is_wrapped, response_format
 from compound.components.fields import answer_cue, render
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
@@ -36,13 +38,22 @@ def describe_program(system: System) -> Data:
     Raises:
         ExportError: a component has no counterpart outside of this package; the message names all of them.
     """
-    problems = [problem for node in system.all_nodes() if (problem := problem_of(node))]
+    inside = {id(inner) for node in system.all_nodes() for inner in _hidden_nodes(node)}
+    nodes = [node for node in system.all_nodes() if id(node) not in inside]
+    problems = [problem for node in nodes if (problem := problem_of(node))]
     if problems:
+        prompts = any(isinstance(node.component, LLM | Agent) for node in system.all_nodes())
         raise ExportError(
             f"system {system.name!r} cannot be exported as a program: {'; '.join(dict.fromkeys(problems))}",
-            hint="export its prompts with --to messages, or serve it with compound serve",
+            hint=f"{'export its prompts with --to messages, or ' if prompts else ''}"
+            "serve it with compound serve",
         )
     return _graph(system, system)
+
+
+def _hidden_nodes(node: Node) -> Iterable[Node]:
+    """Return the nodes of a body that belongs to a component, and not to the user."""
+    return node.component.body.all_nodes() if isinstance(node.component, Agent) else ()
 
 
 def problem_of(node: Node) -> str:
@@ -141,7 +152,7 @@ def _llm(component: LLM, node: Node, values: Mapping[str, object]) -> Data:
     demos = as_demos(values["demos"] or ())
     head = render(str(values["prompt"] or ""), demos, shown, component.outputs, component.layout)
     blocks = head.removesuffix("\n\n")  # of the inputs, which are empty here
-    schema = component.answer_format is not None and component.answer_format.schema
+    answer = component.answer_format
     return {
         "system": component.system,
         "blocks": [blocks] if blocks else [],
@@ -151,7 +162,9 @@ def _llm(component: LLM, node: Node, values: Mapping[str, object]) -> Data:
         "settings": model_settings(component, node, values),
         "stop": list(component.stop),
         "reasks": component.most_reasks,
-        "corrected": "the corrected JSON" if schema else "the corrected answer",
+        "corrected": "the corrected JSON" if answer and answer.schema else "the corrected answer",
+        "response_format": response_format(answer) if answer else None,
+        "wrapped": answer is not None and is_wrapped(answer),
     }
 
 

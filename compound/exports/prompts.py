@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from compound.components.agents.agent import Agent
+from compound.components.agents.conversation import HISTORY, LAST, TASK
+from compound.components.agents.turn import AgentTurn
+from compound.components.engines.chat_format import messages_to_json, tools_to_json
 from compound.components.engines.response_format import response_format
 from compound.components.fields import answer_cue
 from compound.components.imports.dspy_predictor import DSPyPredictor
@@ -25,41 +29,82 @@ MARK = "\ue000{}\ue001"  # private characters around the number of an input; pro
 
 @dataclass(frozen=True)
 class Prompt:
-    """The request of one LLM node.
+    """The request of one LLM node, or of the first turn of an agent.
 
     Attributes:
         node: the name of the node.
-        messages: role and content of each message; contents are format strings of Python, in which
-            ``{question}`` is an input, and ``{{`` and ``}}`` are braces.
+        messages: the messages as JSON, with role and content; contents are format strings of Python, in which
+            ``{question}`` is an input, and ``{{`` and ``}}`` are braces. Demonstrations of an agent have
+            ``tool_calls`` and their results, too.
         inputs: types of the inputs by name.
         outputs: types of the output fields by name.
         settings: model, temperature and maximum number of tokens.
-        component: the component.
+        component: the component; of an agent, its model.
+        tools: the declarations of an agent's tools as JSON.
+        tool_names: the names under which the tools were declared, by their tuned names.
     """
 
     node: str
-    messages: tuple[tuple[str, str], ...]
+    messages: tuple[Data, ...]
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     settings: Data
     component: LLM
+    tools: list[Data] = field(default_factory=list)
+    tool_names: Mapping[str, str] = field(default_factory=dict)
 
 
 def prompts_of(system: System) -> list[Prompt]:
-    """Return the prompts of all LLM nodes, those inside loops and maps included.
+    """Return the prompts of all LLM nodes and agents, those inside loops and maps included.
 
     Raises:
         ExportError: the system has none, or a part of a prompt comes from another component.
     """
-    found = [_prompt(node, system) for node in system.all_nodes() if isinstance(node.component, LLM)]
+    found = [
+        _prompt(node, system) if isinstance(node.component, LLM) else _agent_prompt(node, system)
+        for node in system.all_nodes()
+        if isinstance(node.component, LLM | Agent)
+    ]
     if not found:
-        raise ExportError(f"system {system.name!r} has no prompts to export: it has no LLM components")
+        raise ExportError(
+            f"system {system.name!r} has no prompts to export: it has no LLM components and agents",
+            hint="tuned texts of other components are the values of its configuration",
+        )
     return found
 
 
 def _prompt(node: Node, system: System) -> Prompt:
     component = node.component
     assert isinstance(component, LLM)
+    _check(node)
+    values = setting_values(component, system)
+    shown = [name for name in node.wires if name not in component.settings]
+    marks = {name: MARK.format(number) for number, name in enumerate(shown)}
+    messages = _with_cue(component, component.messages(marks, values))
+    return _filled(node, component, messages, marks, model_settings(component, node, values))
+
+
+def _agent_prompt(node: Node, system: System) -> Prompt:
+    agent = node.component
+    assert isinstance(agent, Agent)
+    _check(node)
+    turn_node = agent.body.nodes["turn"]
+    turn = turn_node.component
+    assert isinstance(turn, AgentTurn)
+    values = setting_values(turn, system)
+    shown = [name for name in node.wires if name not in agent.settings]
+    marks = {name: MARK.format(number) for number, name in enumerate(shown)}
+    messages = turn.messages({TASK: marks, HISTORY: [], LAST: False}, values)
+    declared = turn.declared(values)
+    return replace(
+        _filled(node, agent.model, messages, marks, model_settings(agent.model, turn_node, values)),
+        tools=tools_to_json([spec for spec, _ in declared.values()]),
+        tool_names={name: tool.name for name, (_, tool) in declared.items()},
+    )
+
+
+def _check(node: Node) -> None:
+    """Reject a prompt that does not follow from the inputs of its node alone."""
     wired = [name for name in node.wires if name in RENDERED]
     if wired:
         raise ExportError(
@@ -71,16 +116,25 @@ def _prompt(node: Node, system: System) -> Prompt:
         raise ExportError(
             f"the prompt of {node.name!r} cannot be exported: its input {pictures[0]!r} is an image"
         )
-    values = setting_values(component, system)
-    shown = [name for name in node.wires if name not in component.settings]
-    marks = {name: MARK.format(number) for number, name in enumerate(shown)}
-    messages = _with_cue(component, component.messages(marks, values))
+
+
+def _filled(
+    node: Node,
+    component: LLM,
+    messages: tuple[Message, ...],
+    marks: Mapping[str, str],
+    settings: Data,
+) -> Prompt:
+    contents = [_template(message.text, marks) for message in messages]
     return Prompt(
         node.name,
-        tuple((message.role, _template(message.text, marks)) for message in messages),
-        {name: format_type(node.inputs[name].type) for name in shown},
+        tuple(
+            {**document, "content": content}
+            for document, content in zip(messages_to_json(messages), contents, strict=True)
+        ),
+        {name: format_type(node.inputs[name].type) for name in marks},
         {name: format_type(port.type) for name, port in component.outputs.items()},
-        model_settings(component, node, values),
+        settings,
         component,
     )
 
@@ -111,7 +165,8 @@ def messages_document(system: System) -> Data:
             {
                 "name": prompt.node,
                 **prompt.settings,
-                "messages": [{"role": role, "content": content} for role, content in prompt.messages],
+                "messages": list(prompt.messages),
+                **({"tools": prompt.tools, "tool_names": prompt.tool_names} if prompt.tools else {}),
                 "inputs": dict(prompt.inputs),
                 "outputs": dict(prompt.outputs),
             }
@@ -129,12 +184,28 @@ def _body(prompt: Prompt) -> Data:
     component, settings = prompt.component, prompt.settings
     body: dict[str, Any] = {
         "model": str(settings["lm"]).removeprefix("openai/"),
-        "messages": [{"role": role, "content": content} for role, content in prompt.messages],
+        "messages": list(prompt.messages),
         "temperature": settings["temperature"],
         "max_tokens": settings["max_tokens"],
     }
     if component.stop:
         body["stop"] = list(component.stop)
-    if not isinstance(component, DSPyPredictor) and component.answer_format is not None:
+    if prompt.tools:  # a format would exclude calls of tools
+        body["tools"] = prompt.tools
+    elif not isinstance(component, DSPyPredictor) and component.answer_format is not None:
         body["response_format"] = response_format(component.answer_format)
     return body
+
+
+def langchain_messages(prompt: Prompt) -> list[tuple[str, str]]:
+    """Return the messages as pairs of role and content, which ``ChatPromptTemplate`` takes.
+
+    Raises:
+        ExportError: demonstrations of an agent contain tool calls, which a template cannot hold.
+    """
+    if any(message["role"] == "tool" or "tool_calls" in message for message in prompt.messages):
+        raise ExportError(
+            f"the prompt of {prompt.node!r} cannot be exported to langchain: its demonstrations call tools",
+            hint="export it with --to openai, or bind a configuration without them",
+        )
+    return [(message["role"], message["content"]) for message in prompt.messages]

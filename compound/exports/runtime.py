@@ -169,9 +169,19 @@ def run(
         api_key: key of the server; default: the environment variable OPENAI_API_KEY.
         timeout: seconds until a request fails.
     """
+    url = base_url or os.environ.get("OPENAI_BASE_URL") or BASE_URL
+    unformatted: set[str] = set()  # models that do not take a response format
 
     def complete(body: dict[str, Any]) -> str:
-        return send(body, base_url or os.environ.get("OPENAI_BASE_URL") or BASE_URL, api_key, timeout)
+        plain = {name: value for name, value in body.items() if name != "response_format"}
+        if plain == body or body["model"] in unformatted:
+            return send(plain, url, api_key, timeout)
+        try:
+            return send(body, url, api_key, timeout)
+        except RejectedRequest:
+            text = send(plain, url, api_key, timeout)  # the prompt describes the format, too
+            unformatted.add(body["model"])
+            return text
 
     return run_program(PROGRAM, inputs, complete)
 
@@ -191,8 +201,9 @@ def run_llm(node: Mapping[str, Any], given: Mapping[str, Any], complete: Complet
             "max_tokens": settings["max_tokens"],
             "temperature": settings["temperature"],
             **({"stop": node["stop"]} if node["stop"] else {}),
+            **({"response_format": node["response_format"]} if node["response_format"] else {}),
         }
-        text = complete(body)
+        text = unwrap(complete(body)) if node["wrapped"] else complete(body)
         try:
             return parse(text, node["fields"], node["layout"])
         except ValueError as error:
@@ -216,6 +227,10 @@ def model_of(name: str) -> str:
     ('gpt-4o-mini', 'meta/llama')
     """
     return name.removeprefix("openai/")
+
+
+class RejectedRequest(ExportedRunError):
+    """The server does not take a request."""
 
 
 class NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -246,7 +261,8 @@ def send(body: Mapping[str, Any], base_url: str, api_key: str, timeout: float) -
         except urllib.error.HTTPError as error:
             detail = error.read(500).decode(errors="replace")
             if attempt + 1 == TRIES or (error.code != 429 and error.code < 500):
-                raise ExportedRunError(f"the server answered {error.code}: {detail}") from None
+                kind = RejectedRequest if error.code in (400, 422) else ExportedRunError
+                raise kind(f"the server answered {error.code}: {detail}") from None
         except (OSError, ValueError) as error:
             if attempt + 1 == TRIES:
                 raise ExportedRunError(f"the server did not answer: {error}") from None
@@ -289,6 +305,18 @@ def format_value(value: Any) -> str:  # noqa: ANN401
 
 
 # -- answers -----------------------------------------------------------------------------------------
+
+
+def unwrap(text: str) -> str:
+    """Return the answer from the object in which a response format wraps it; other texts are unchanged."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(value, dict) or value.keys() != {"answer"}:
+        return text
+    inner = value["answer"]
+    return inner if isinstance(inner, str) else json.dumps(inner, ensure_ascii=False)
 
 
 def parse(text: str, fields: Mapping[str, Any], layout: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from compound.errors import CompoundError
 from compound.gateway.exchange import Document, Route
-from compound.gateway.sessions import Sessions
+from compound.gateway.sessions import NO_RETRY, Sessions
 from compound.gateway.settings import GatewaySettings
 from compound.gateway.validation import read_document
 from compound.web.guard import Guard
@@ -28,6 +28,10 @@ from compound.web.protocol import BoundedProtocol
 LINGER = 60.0  # seconds that an idle gateway stays open
 ROUTES: dict[str, Route] = {"/v1/chat/completions": "chat/completions", "/v1/responses": "responses"}
 MODELS = "/v1/models"
+TEXT_ONLY = (
+    "the gateway answers requests for texts only, whose usage the budget counts. Send other requests to "
+    "their server directly: give their client a base_url and an api_key of its own, not those of the run"
+)
 
 
 class _Server(uvicorn.Server):
@@ -161,7 +165,9 @@ class Gateway:
             return {"object": "list", "data": data}
         if path not in ROUTES:
             known = ", ".join([*ROUTES, MODELS])
-            raise Problem(404, "not_found", f"the gateway has no {path}; it has {known}")
+            raise Problem(
+                404, "not_found", f"the gateway has no {path}; it has {known}. {TEXT_ONLY}", headers=NO_RETRY
+            )
         if method != "POST":
             raise Problem(405, "method_not_allowed", f"{path} takes POST")
         message: Message = await receive()

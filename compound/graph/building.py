@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -25,9 +25,16 @@ WRITE = "give the value to a component as an input; an LLM component shows its i
 
 @dataclass
 class GraphBuild:
-    """A graph under construction: the nodes created so far, by name."""
+    """A graph under construction.
+
+    Attributes:
+        nodes: the nodes created so far, by name.
+        constant: returns the source of a constant that is connected to a port, for a name of its node; other
+            values are returned as they are.
+    """
 
     nodes: dict[str, object] = field(default_factory=dict)
+    constant: Callable[[str, object], object] | None = None
 
     def node_name(self, name: str) -> str:
         """Return a name that no node has: ``name``, or ``name_2`` and so on.
@@ -51,9 +58,9 @@ def active_build() -> GraphBuild | None:
 
 
 @contextmanager
-def building() -> Iterator[GraphBuild]:
-    """Collect the nodes that are created in a block."""
-    token = _BUILD.set(GraphBuild())
+def building(constant: Callable[[str, object], object] | None = None) -> Iterator[GraphBuild]:
+    """Collect the nodes that are created in a block; for ``constant`` see `GraphBuild`."""
+    token = _BUILD.set(GraphBuild(constant=constant))
     try:
         build = _BUILD.get()
         assert build is not None
@@ -106,8 +113,17 @@ class Placeholder(ABC):
             self._reject("an f-string, format or str() reads", WRITE)
         return format(repr(self), spec)
 
-    def _iterate(self, *_: object) -> NoReturn:
-        self._reject("a loop, unpacking, len() or `in` reads", REPEAT)
+    def __getitem__(self, name: str) -> Placeholder:
+        self._reject("an index, a slice or a key reads", COMPUTE)
+
+    def _reverse(self) -> NoReturn:
+        self._reject("reversed() reads", REPEAT)
+
+    def _contain(self, *_: object) -> NoReturn:
+        self._reject("`in` searches", COMPUTE)
+
+    def __len__(self) -> int:  # noqa: PLE0303 - it raises
+        self._reject("len() reads", COMPUTE)
 
     def __iter__(self) -> Iterator[Placeholder]:
         self._reject("a loop or unpacking reads", REPEAT)
@@ -118,7 +134,8 @@ class Placeholder(ABC):
     def _order(self, *_: object) -> NoReturn:
         self._reject("`<`, `<=`, `>` or `>=` compares", COMPUTE)
 
-    __len__ = __contains__ = __reversed__ = _iterate
+    __reversed__ = _reverse
+    __contains__ = _contain
     __lt__ = __le__ = __gt__ = __ge__ = _order
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _compute
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = _compute

@@ -22,7 +22,7 @@ from compound.errors import DeclarationError, WiringError, suggest_name
 from compound.example import CallValues
 from compound.formatting import MOST_NAMES, format_names, format_repr, short_repr
 from compound.graph.bounds import Extent, Limits, Reach, extent_of_type
-from compound.graph.building import GraphBuild, Placeholder, active_build
+from compound.graph.building import COMPUTE, GraphBuild, Placeholder, active_build
 from compound.graph.configuration import Configuration
 from compound.graph.members import member_type, member_types
 from compound.graph.space import Space
@@ -93,6 +93,8 @@ class Output(Placeholder):
         return ".".join([f"${self.node.name}", *([self.field] if named else []), *self.path])
 
     def __getitem__(self, name: str) -> Output:
+        if not isinstance(name, str):
+            self._reject("an index or a slice reads", COMPUTE)
         found = Output(self.node, self.field, (*self.path, name))
         found.type  # noqa: B018 - raises if there is no such field
         return found
@@ -307,13 +309,16 @@ class Component(ABC):
 
         A source given by position feeds the only port, or the port of its position if the component declares
         an order (`positional`); if any port may be connected, an `Input` feeds the port with its own name.
-        While a graph is built from a function, further uses of a component are numbered (``reader_2``).
+        While a graph is built from a function, further uses of a component are numbered (``reader_2``), and
+        constants are sources, too.
 
         Returns the node's `Output`, or an `Outputs` if it has several.
         """
         build = active_build()
         own = name or (self.name if build is None else build.node_name(self.name))
         named = {**_by_position(self, own, sources, wires), **wires} if sources else wires
+        if build is not None and build.constant is not None:
+            named = {port: build.constant(f"{own}_{port}", value) for port, value in named.items()}
         node = connect(self, own, named, when)
         if build is not None:
             _add(build, node)
@@ -411,7 +416,9 @@ def _add(build: GraphBuild, node: Node) -> None:
 def _constant_hint(value: object) -> str:
     if isinstance(value, Outputs):
         return f"name one of its fields: {format_names(value._node.component.outputs)}"
-    return "use the component's settings for constants, or a function"
+    if isinstance(value, list | tuple | Mapping):
+        return f"make the {type(value).__name__} in a function with @cp.component"
+    return "use the component's settings for constants, or cp.Hyperparameter('name', 'constant')()"
 
 
 def _by_position(

@@ -22,8 +22,13 @@ _DUMPED: Mapping[type[Component], AnyKind] = {
 }
 
 
-def dump(system: System) -> str:
+def dump(system: System, *, class_schemas: bool = False) -> str:
     """Return the YAML text of a system with its current values.
+
+    Args:
+        system: the system.
+        class_schemas: write classes, such as pydantic models, as the JSON schemas of their values: the models
+            get the same requests, but the system that is read back has dictionaries in place of instances.
 
     Raises:
         DeclarationError: a part of it cannot be named in a file, such as a lambda or a local function.
@@ -42,13 +47,14 @@ def dump(system: System) -> str:
     outputs: {answer: $answerer}
     """
     lm: Tree = {"lm": system.lm} if system.lm else {}
-    return write({"system": system.name, **lm, **_Dumping(system).graph(TOP)})
+    return write({"system": system.name, **lm, **_Dumping(system, class_schemas).graph(TOP)})
 
 
 class _Dumping:
     """Writer of one system. An inner graph has the name of the loop or map whose body it is."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: System, class_schemas: bool) -> None:
+        self._class_schemas = class_schemas
         self._values = system.configuration
         self._components = system.components
         bodies = {name: c.body for name, c in self._components.items() if isinstance(c, Composite)}
@@ -65,11 +71,14 @@ class _Dumping:
         further = {n: node for n, node in system.nodes.items() if n not in names}
         nodes = {n: {"use": node.component.name, **_wiring(node)} for n, node in further.items()}
         return {
-            "inputs": Flow({i: spell_type(kind, f"input {i}") for i, kind in system.inputs.items()}),
+            "inputs": Flow({i: self._type(kind, f"input {i}") for i, kind in system.inputs.items()}),
             "components": {c.name: self._entry(c, system.nodes.get(c.name)) for c in owned},
             **({"nodes": nodes} if nodes else {}),
             "outputs": Flow({key: source.label for key, source in system.outputs.items()}),
         }
+
+    def _type(self, kind: object, where: str) -> str | Tree:
+        return spell_type(kind, where, class_schemas=self._class_schemas)
 
     def _home(self, component: str) -> str:
         """Return the innermost graph whose components are visible to every use of this one."""
@@ -97,8 +106,9 @@ class _Dumping:
         wired = component.inputs is not None and node is not None
         ports = list(node.wires) if node is not None and wired else []
         context = DumpContext(
-            component.name, self._values, ports, functools.partial(self.graph, component.name)
-        )
+            component.name, self._values, ports, functools.partial(self.graph, component.name),
+            self._class_schemas,
+        )  # fmt: skip
         kind = _DUMPED.get(type(component)) or kind_of(component) or CLASS_KIND
         return {**kind.dump(component, context), **(_wiring(node) if node else {})}
 

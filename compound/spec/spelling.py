@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import types
+from enum import Enum
+from typing import Literal, Union, get_args, get_origin
+
 from compound.errors import DeclarationError
-from compound.graph.component import Component
-from compound.graph.json_types import schema_of_annotation
+from compound.graph.json_types import json_schema_of, json_type, schema_of_annotation
+from compound.graph.members import member_types
 from compound.graph.space import Choice, Demos, Float, Int, LoRA, Space, Text, Weights
-from compound.graph.types import format_type, parse
+from compound.graph.types import NAMES, format_type, parse
 from compound.registry.code import place_of
 from compound.spec.yaml.text import Flow
 
 Tree = dict[str, object]
 
 
-def spell_type(kind: object, where: str) -> str | Tree:
-    """Return the YAML form of a port type."""
+def spell_type(kind: object, where: str, *, class_schemas: bool = False) -> str | Tree:
+    """Return the YAML form of a port type.
+
+    Args:
+        kind: the type.
+        where: the name of its port, for messages.
+        class_schemas: write a class as the JSON schema of its values; a file cannot name the class itself.
+
+    Raises:
+        DeclarationError: the type has no form in YAML.
+    """
+    if class_schemas and _has_class(kind) and _is_json(kind):
+        kind = json_type(json_schema_of(kind) or {})
     if (schema := schema_of_annotation(kind)) is not None:
         return Flow(json_schema=schema.document)
     text = format_type(kind)
@@ -27,11 +42,23 @@ def spell_type(kind: object, where: str) -> str | Tree:
     return text
 
 
-def spell_ports(component: Component) -> dict[str, str | Tree]:
-    """Return the YAML form of the types of a component's outputs."""
-    return {
-        name: spell_type(port.type, f"{component.name}.{name}") for name, port in component.outputs.items()
-    }
+def _has_class(kind: object) -> bool:
+    """Return whether values of a type contain instances of a structured class or an enumeration."""
+    return _is_class(kind) or any(map(_has_class, get_args(kind)))
+
+
+def _is_json(kind: object) -> bool:
+    """Return whether a JSON schema describes the values of a type to a model as the type itself does."""
+    origin = get_origin(kind)
+    if origin in (list, dict, Union, types.UnionType):
+        return all(map(_is_json, get_args(kind)))
+    return kind in NAMES.values() or kind is None or origin is Literal or _is_class(kind)
+
+
+def _is_class(kind: object) -> bool:
+    if not isinstance(kind, type) or get_origin(kind) is not None:
+        return False
+    return (issubclass(kind, Enum) or bool(member_types(kind))) and json_schema_of(kind) is not None
 
 
 def spell_space(space: Space, value: object) -> Tree:

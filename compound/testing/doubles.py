@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import re
 import shutil
@@ -26,7 +27,7 @@ class ScriptedLM:
     Args:
         script: a list (replies in order), a mapping (the first key contained in the last message selects the
             reply), or a function of the last message, or of the message and the request's random generator
-            (two parameters); it may be async. A reply that is an exception is raised.
+            (two parameters without defaults); it may be async. A reply that is an exception is raised.
         latency: seconds to wait, or a function of the request's generator.
         price: dollars per word of prompt and answer.
         priced: whether the price counts as known.
@@ -58,6 +59,7 @@ class ScriptedLM:
         takes_images: bool = False,
     ) -> None:
         self._script = script
+        self._random = callable(script) and _required_parameters(script) >= 2
         self._name = name
         self._concurrency = concurrency
         self._latency = latency
@@ -134,10 +136,7 @@ class ScriptedLM:
         message = request.cued[-1].text
         script = self._script
         if callable(script):
-            code = getattr(script, "__code__", None)
-            if code is not None and code.co_argcount - (hasattr(script, "__self__")) >= 2:
-                return script(message, generator("reply", request.seed))
-            return script(message)
+            return script(message, generator("reply", request.seed)) if self._random else script(message)
         if isinstance(script, Mapping):
             for key, reply in script.items():
                 if key in message:
@@ -149,6 +148,16 @@ class ScriptedLM:
 
     async def aclose(self) -> None:
         """Do nothing, because a script has no resources to release."""
+
+
+def _required_parameters(function: Callable[..., object]) -> int:
+    """Return the number of positional parameters without a default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some callables of C have no signature
+        return 1
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(item.kind in positional and item.default is item.empty for item in parameters)
 
 
 def _words(request: Request) -> int:

@@ -55,7 +55,8 @@ def log_model(
     Args:
         run: the run directory.
         name: name of the model.
-        system: the system, or its YAML file; default: the file that the run stored.
+        system: the system, or its YAML file; default: the file that the run stored. Classes of a system, such
+            as pydantic models, are stored as JSON schemas, so that the model returns dictionaries.
         files: files and folders that the system's file names, such as Python modules; they are placed next to
             it. Without them, a file that the run stored may not name code: the run may be someone else's.
         registered_model_name: registers the model under this name, too.
@@ -178,7 +179,7 @@ def _fill(folder: Path, run: Path, system: System | str | Path | None, files: Se
 
 def _text(run: Path, system: System | str | Path | None) -> str:
     if isinstance(system, System):
-        return dump(system)
+        return dump(system, class_schemas=True)
     if system is not None:
         if not Path(system).is_file():
             raise RunDirectoryError(f"{system} is missing", hint="pass system=, the system or its file")

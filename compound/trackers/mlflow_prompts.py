@@ -57,7 +57,7 @@ def register_prompts(run: str | Path, *, prefix: str = "", alias: str = ALIAS) -
     }
 
 
-def load_prompts(system: System, *, prefix: str = "", version: str = ALIAS) -> Configuration:
+def load_prompts(system: System, *, prefix: str = "", version: str | int = ALIAS) -> Configuration:
     """Return the configuration of a system with the texts that are registered in MLflow.
 
     Args:
@@ -71,7 +71,7 @@ def load_prompts(system: System, *, prefix: str = "", version: str = ALIAS) -> C
     """
     client = _client()
     keys = [key for key, space in system.parameters.items() if isinstance(space, Text)]
-    texts = {key: _load(client, f"{prefix or system.name}.{key}", version) for key in keys}
+    texts = {key: _load(client, f"{prefix or system.name}.{key}", str(version)) for key in keys}
     return system.bind(texts).configuration
 
 

@@ -556,3 +556,25 @@ class TestMessages:
         for name in ("token_f1", "recall_at_k"):
             table = page.split(f"<!-- keys metric {name} -->")[1].split("<!-- end -->")[0]
             assert "|  |" not in table
+
+
+def test_the_advice_after_too_many_failures_can_be_followed() -> None:
+    def failing(outputs: object, example: object) -> float:
+        raise ValueError("no score")
+
+    with pytest.raises(cp.CompoundError, match="raise max_failed"):
+        cp.evaluate(system(), rows(), failing, engines={"lm": named("lm")}, cache=False)
+    found = cp.evaluate(system(), rows(), failing, engines={"lm": named("lm")}, cache=False, max_failed=1.0)
+    assert found.failed == 12
+    settings = OptimizeSettings(failure_score=0.25, max_failed=0.1)
+    found = cp.evaluate(
+        system(), rows(), failing, engines={"lm": named("lm")}, cache=False, settings=settings, max_failed=1.0
+    )
+    assert found.mean == 0.25
+
+
+def test_evaluate_rejects_settings_that_it_would_ignore() -> None:
+    with pytest.raises(DeclarationError, match="evaluate has no setting 'budget'"):
+        cp.evaluate(system(), rows(), "exact_match", engines={"lm": named("lm")}, budget=3)
+    with pytest.raises(DeclarationError, match="did you mean 'max_failed'"):
+        cp.evaluate(system(), rows(), "exact_match", engines={"lm": named("lm")}, max_fail=1.0)

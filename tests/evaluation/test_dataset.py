@@ -842,3 +842,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest
         DataError, match=r"train\.jsonl cannot be used: Permission denied; change its permissions"
     ):
         list(read_rows(path))
+
+
+def test_rows_in_memory_that_are_no_mappings_are_refused_by_their_position() -> None:
+    with pytest.raises(DataError, match="memory valid:2: a row must be a mapping, got str"):
+        Dataset.of(valid=[{"q": "1"}, "2"])  # type: ignore[list-item]

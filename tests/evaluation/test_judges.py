@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import compound as cp
+from compound.components.engines.response_format import is_strict
 from compound.engine import Completion, Usage
 from compound.errors import BudgetExhausted, DataError, DeclarationError, TooManyFailures, TransientError
 from compound.evaluation.evaluate import Evaluation, EvaluationRules, evaluate
@@ -23,6 +25,7 @@ from compound.execution.budget import Budget, Meter
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
 from compound.execution.trace import from_json, to_json
+from compound.graph.types import accepts
 from compound.testing import ScriptedLM
 
 CRITERIA = {"true": "The answer is true."}
@@ -98,12 +101,42 @@ def test_an_answer_without_a_verdict_fails_the_run_with_the_answer(answer: str) 
         ("Good.\n- **True**: 3 of 5", 0.5),
         ("true: 5\nWait.\ntrue: 1", 0.0),
         ("true: 2.", 0.25),
+        ('{"reason": "Right.", "true": 5}', 1.0),
+        ('```json\n{"true": "3", "reason": "Half."}\n```', 0.5),
+        ('The output has {"true": 5}.\ntrue: 1', 0.0),
     ],
 )
 def test_a_grade_is_read_from_the_last_line_with_the_name(answer: str, value: float) -> None:
     score = judged(cp.rubric("answer", "judge", CRITERIA), ScriptedLM(lambda m: answer), {"answer": "x"})
     assert score.value == value
     assert score.parts == {"true": value}
+
+
+def test_the_grades_of_a_judge_that_answers_in_json_are_read() -> None:
+    metric = cp.rubric("answer", "judge", {"true": "It is true.", "clear style": "It is clear."})
+    lm = ScriptedLM(lambda m: '{"reason": "Right, but long.", "true": 5, "Clear style": 3}')
+    score = judged(metric, lm, {"answer": "x"})
+    assert score.parts == {"true": 1.0, "clear style": 0.5}
+    assert score.feedback == "true 5 of 5, clear style 3 of 5: Right, but long."
+
+
+def test_a_rubric_asks_engines_to_enforce_the_form_of_the_grades() -> None:
+    criteria = {"true": "It is true.", "Reason": "It gives reasons."}
+    lm = ScriptedLM(lambda m: '{"reason_text": "Short.", "true": 4, "Reason": 2}')
+    score = judged(cp.rubric("answer", "judge", criteria, scale=4), lm, {"answer": "x"})
+    assert (score.parts, score.feedback) == (
+        {"true": 1.0, "Reason": 1 / 3},
+        "true 4 of 4, Reason 2 of 4: Short.",
+    )
+    (request,) = lm.requests
+    assert request.format is not None
+    kind = cp.json_type(json.loads(request.format.schema))
+    assert accepts(kind, {"reason_text": "Short.", "true": 4, "Reason": 2})
+    assert not accepts(kind, {"reason_text": "Short.", "true": 5, "Reason": 2})
+    assert request.messages[0].text.endswith(
+        '{"reason_text": "<sentence>", "true": <grade>, "Reason": <grade>}'
+    )
+    assert is_strict(json.loads(request.format.schema))
 
 
 @pytest.mark.parametrize("text", ["plain", "```\nVerdict: A\n```", "`````", "\n````\n"])
@@ -284,6 +317,16 @@ def test_agreement_scores_given_outputs_and_reads_labels_on_the_scale_of_the_rub
         cp.agreement(metric, path, scale=(0, 1), engines={"judge": lm}, cache=False)
     with pytest.raises(DataError, match="no column 'person'"):
         cp.agreement(metric, path, label="person", engines={"judge": lm}, cache=False)
+
+
+def test_too_many_failures_of_agreement_do_not_advise_a_setting_that_it_lacks() -> None:
+    rows = [{"answer": "x", "human": 1}] * 4
+    with pytest.raises(TooManyFailures, match="fix the cause") as caught:
+        cp.agreement(
+            cp.rubric("answer", "judge", CRITERIA), rows, engines={"judge": ScriptedLM(lambda m: "no")},
+            cache=False,
+        )  # fmt: skip
+    assert caught.value.hint == "fix the cause"
 
 
 def test_agreement_reports_how_often_both_orders_agree() -> None:

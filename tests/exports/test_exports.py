@@ -113,9 +113,12 @@ def engines(server: ChatServer) -> dict[str, Any]:
     return {name: cp.LiteLLM(name, api_base=server.url, price=(0, 0)) for name in names}
 
 
-def sent(server: ChatServer) -> list[tuple[str, str]]:
-    """Return model and messages of the requests so far, in a comparable order, and forget them."""
-    found = sorted((request["model"], json.dumps(request["messages"])) for request in server.requests)
+def sent(server: ChatServer) -> list[tuple[str, str, str]]:
+    """Return model, messages and format of the requests so far, in a comparable order, and forget them."""
+    found = sorted(
+        (request["model"], json.dumps(request["messages"]), json.dumps(request.get("response_format")))
+        for request in server.requests
+    )
     server.requests.clear()
     return found
 
@@ -182,6 +185,43 @@ def test_an_answer_that_cannot_be_read_is_asked_for_again(tmp_path: Path) -> Non
     with ChatServer(stubborn) as server:
         found = loaded(tmp_path / "p.py")["run"]({"text": "Ada"}, base_url=server.url)
     assert found == {"p": {"name": "Ada", "age": 3}}
+
+
+def wrapping(messages: Any) -> str:
+    """Answer as a server that enforces the format, in which it is wrapped in an object."""
+    return '{"answer": "yes"}'
+
+
+def test_a_format_is_sent_and_its_wrapper_is_removed(tmp_path: Path) -> None:
+    system = cp.System(
+        "s", {"y": cp.LLM("sure", output=Literal["yes", "no"])(x=cp.Input("x"))}, lm="openai/gpt-4o-mini"
+    )
+    cp.export(system, "python", tmp_path / "p.py")
+    with ChatServer(wrapping) as server:
+        assert loaded(tmp_path / "p.py")["run"]({"x": "?"}, base_url=server.url) == {"y": "yes"}
+        assert server.requests[0]["response_format"]["json_schema"]["strict"] is True
+
+
+class WithoutFormats(ChatServer):
+    """A server that takes no response format."""
+
+    def _answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        status, document = super()._answer(path, body)
+        return (
+            (400, {"error": {"message": "response_format"}})
+            if "response_format" in body
+            else (status, document)
+        )
+
+
+def test_a_server_without_response_formats_is_asked_without_one(tmp_path: Path) -> None:
+    body = cp.System("body", {"y": cp.LLM("sure", output=bool, lm="m")(x=cp.Input("x"))})
+    system = cp.System("s", {"all": cp.Map("each", body, over="x")(x=cp.Input("x", list[str]))})
+    cp.export(system, "python", tmp_path / "p.py")
+    with WithoutFormats(lambda _: "Yes.") as server:
+        found = loaded(tmp_path / "p.py")["run"]({"x": ["a", "b"]}, base_url=server.url)
+        assert ["response_format" in request for request in server.requests] == [True, False, False]
+    assert found == {"all": [True, True]}
 
 
 def test_errors_of_the_module_name_the_step(tmp_path: Path) -> None:
@@ -325,6 +365,85 @@ def test_documents_give_the_same_answers(target: Any, server: ChatServer) -> Non
     assert sent(server) == requests
 
 
+@cp.tool
+def population(city: str) -> int:
+    """Return the population of a city."""
+    return len(city)
+
+
+def agent(**settings: Any) -> cp.System:
+    """Return a system with an agent whose tool has a tuned name."""
+    made = cp.Agent(
+        "agent", [population], prompt=cp.Text("Answer {well}."), output=int, system="Be brief.", tune_tools=True,
+        **settings,
+    )  # fmt: skip
+    system = cp.System("agents", {"n": made(question=cp.Input("question"))}, lm="openai/gpt-4o-mini")
+    return system.bind({"agent_turn.tool_population": "people: Count the people.\n- city: its name"})
+
+
+def conversation() -> dict[str, Any]:
+    """Return the record of a turn, which a demonstration of an agent is."""
+    call = {"id": "call_1", "name": "people", "arguments": '{"city": "Oslo"}'}
+    history = [
+        {"role": "assistant", "text": "", "calls": [call]},
+        {"role": "tool", "id": "call_1", "text": "4"},
+    ]
+    inputs = {"task": {"question": "Oslo?"}, "history": history, "last_turn": False}
+    return {"inputs": inputs, "outputs": {"message": "4", "tool_calls": [], "output": 4}}
+
+
+@pytest.mark.parametrize("demos", [(), (conversation(),)])
+def test_the_prompt_and_the_tools_of_an_agent_are_those_of_its_first_request(demos: Any) -> None:
+    with ChatServer(lambda _: '{"answer": 4}') as server:
+        lm = cp.LiteLLM("openai/gpt-4o-mini", api_base=server.url, price=(0, 0))
+        assert lm.native_tools
+        cp.run(agent(demos=demos), {"question": "Rome?"}, engines={"openai/gpt-4o-mini": lm})
+        (request,) = server.requests
+    body = json.loads(cp.export(agent(demos=demos), "openai"))["agent"]
+    filled = [{**m, "content": m["content"].format(question="Rome?")} for m in body["messages"]]
+    assert filled == request["messages"]
+    for name in ("model", "tools", "response_format", "temperature", "max_tokens"):
+        assert body.get(name) == request.get(name)
+    (prompt,) = json.loads(cp.export(agent(demos=demos), "messages"))["prompts"]
+    assert prompt["messages"] == body["messages"]
+    assert prompt["tools"] == body["tools"]
+    assert prompt["tool_names"] == {"people": "population"}
+    assert (prompt["inputs"], prompt["outputs"]) == ({"question": "str"}, {"output": "int"})
+
+
+def test_an_agent_is_exported_to_langchain_with_its_tools(tmp_path: Path) -> None:
+    cp.export(agent(), "langchain", tmp_path / "agent.py")
+    names = loaded(tmp_path / "agent.py")
+    assert names["TOOLS"]["agent"][0]["function"]["name"] == "people"
+    assert names["PROMPTS"]["agent"].format_messages(question="?")[0].content == "Be brief."
+    with pytest.raises(ExportError, match=r"tools of 'agent'.*ends in \.py"):
+        cp.export(agent(), "langchain", tmp_path / "agent.json")
+    with pytest.raises(ExportError, match="its demonstrations call tools"):
+        cp.export(agent(demos=(conversation(),)), "langchain")
+
+
+def test_an_agent_inside_a_loop_is_exported() -> None:
+    body = cp.System("body", {"n": cp.Agent("inner", [population], output=int, lm="m")(q=cp.Input("q"))})
+    system = cp.System("s", {"all": cp.Map("each", body, over="q")(q=cp.Input("q", list[str]))})
+    assert list(json.loads(cp.export(system, "openai"))) == ["inner"]
+
+
+@pytest.mark.parametrize(
+    ("build", "target", "advice"),
+    [
+        (agent, "python", "export its prompts with --to messages, or serve it"),
+        (lambda: cp.System("s", {"y": cp.CodeRunner("c")(code=cp.Input("q")).stdout}), "python", "serve it with"),
+    ],
+)  # fmt: skip
+def test_the_advice_after_a_refused_export_can_be_followed(build: Any, target: Any, advice: str) -> None:
+    with pytest.raises(ExportError) as caught:
+        cp.export(build(), target)
+    assert caught.value.hint.startswith(advice)
+    assert "turn" not in caught.value.message
+    if "messages" in advice:
+        assert cp.export(build(), "messages")
+
+
 def test_request_bodies_hold_the_schema_and_the_stop_strings() -> None:
     bodies = json.loads(cp.export(qa(), "openai"))
     assert bodies["person"]["response_format"]["json_schema"]["schema"]["properties"].keys() == {
@@ -428,7 +547,7 @@ def test_keys_of_the_environment_are_removed(target: Any, monkeypatch: pytest.Mo
     ("build", "target", "message"),
     [
         (lambda q: cp.Function("f", _local())(x=q), "python", "function 'f' is not a function at the top of a module"),
-        (lambda q: cp.CodeRunner("c")(code=q).stdout, "python", "code 'c' runs only in this package; export its prompts"),
+        (lambda q: cp.CodeRunner("c")(code=q).stdout, "python", "code 'c' runs only in this package; serve it"),
         (lambda q: cp.LLM("a", prompt=cp.Text("x"))(q=q, prompt=q), "messages", "its prompt comes from another component"),
         (lambda q: cp.LLM("a", prompt=cp.Text("x"))(q=q, prompt=q), "python", "the setting 'prompt' of llm 'a' comes from"),
         (lambda q: cp.Function("f", is_short)(text=q), "messages", "it has no LLM components"),

@@ -183,6 +183,20 @@ def test_unknown_routes_are_named_and_models_are_listed() -> None:
     during_run(test, models=("smollm2",))
 
 
+@pytest.mark.parametrize("path", ["embeddings", "completions", "images/generations"])
+def test_requests_for_other_things_than_texts_are_told_where_to_go(path: str) -> None:
+    async def test(client: httpx.AsyncClient, session: Session, server: Gateway) -> None:
+        answer = await client.post(f"/{path}", json={"model": "m", "input": "text"})
+        message = answer.json()["error"]["message"]
+        assert (answer.status_code, error_of(answer)) == (404, "not_found")
+        assert f"has no /v1/{path}" in message
+        assert "a base_url and an api_key of its own" in message
+        assert answer.headers["x-should-retry"] == "false"
+        assert session.count == 0
+
+    during_run(test)
+
+
 def test_the_number_of_requests_is_limited() -> None:
     async def test(client: httpx.AsyncClient, session: Session, server: Gateway) -> None:
         codes = [(await client.post("/chat/completions", json=BODY)).status_code for _ in range(4)]

@@ -275,9 +275,9 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
         ),
         (
             "{hyperparameter: {choice: [1, 2]}}",
-            "{hyperparameter: 5}",
+            "{hyperparameter: {a: 5}}",
             [
-                "f.yaml:6:26: components.size.hyperparameter: must be a space to tune, {int: [LOW, HIGH]}, {float: [LOW, HIGH]}, {choice: [A, B]} or {tune: TEXT}, but got 5",
+                "f.yaml:6:26: components.size.hyperparameter: must be a constant, {int: [LOW, HIGH]}, {float: [LOW, HIGH]}, {choice: [A, B]} or {tune: TEXT}, but got {'a': 5}; possible: choice, float, int, lora, tune",
             ],
         ),
         (

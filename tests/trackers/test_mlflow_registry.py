@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # mlflow's imports
@@ -34,6 +36,15 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowCli
 
 ROWS = [{"id": str(i), "question": f"What is {i}?", "answer": str(i)} for i in range(40)]
 GOOD = "Answer with {{number}} only."
+
+
+class Person(BaseModel):
+    """An answer with fields."""
+
+    name: str
+    born: date | None = None
+
+
 FILE = """
 system: qa
 lm: some/model
@@ -93,6 +104,7 @@ class TestPrompts:
         assert register_prompts(run) == {"qa.answerer.prompt": 3}
         system = cp.load_system("system.yaml")
         assert load_prompts(system, version="2")["answerer.prompt"] == "Another."
+        assert load_prompts(system, version=2)["answerer.prompt"] == "Another."
         assert load_prompts(system, version="production")["answerer.prompt"] == GOOD
 
     def test_what_is_missing_is_named(self, run: Path, tmp_path: Path) -> None:
@@ -166,3 +178,22 @@ class TestModels:
         with pytest.raises(RunDirectoryError, match="the run was started in Python"):
             log_model(tmp_path / "python")
         assert log_model(tmp_path / "python", system=system).model_uri
+
+    def test_the_classes_of_a_system_are_stored_as_json_schemas(
+        self, store: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lm = ScriptedLM(lambda message: '{"name": "Ada", "born": null}')
+        monkeypatch.setattr("compound.registry.engines.open_engine", lambda *_, **__: lm)
+        extract = cp.LLM("extract", prompt=cp.Text("Extract."), output=Person, lm="some/model")
+        system = cp.System("people", {"person": extract(text=cp.Input("text"))})
+        rows = [{"text": f"Ada {i}", "person": {"name": "Ada"}} for i in range(20)]
+        cp.optimize(
+            system, {"train": rows[:10], "valid": rows[10:]}, lambda outputs, example: 1.0, method="random",
+            budget=30, run_dir=tmp_path / "people", engines={"some/model": lm}, progress=False,
+        )  # fmt: skip
+        info = log_model(tmp_path / "people", system=system)
+        sent = lm.requests[-1]
+        found = mlflow.pyfunc.load_model(info.model_uri).predict([{"text": "Ada 19"}])
+        assert found["person"].tolist() == [{"name": "Ada", "born": None}]
+        assert lm.requests[-1].messages[0].text.split("\n\n")[1] == sent.messages[0].text.split("\n\n")[1]
+        assert lm.requests[-1].format == sent.format

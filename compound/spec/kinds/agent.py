@@ -23,7 +23,7 @@ from compound.spec.schema.settings import (
 )
 from compound.spec.schema.types import Model, Name, Type
 from compound.spec.schema.wiring import Out, Wiring
-from compound.spec.spelling import Tree, spell_ports, spell_type
+from compound.spec.spelling import Tree
 from compound.spec.yaml.text import Flow
 
 
@@ -114,8 +114,8 @@ def _dump(agent: Agent, context: DumpContext) -> Tree:
     if texts := _texts(agent, context):
         given["texts"] = texts
     if agent.takes is not None:
-        given["takes"] = {n: spell_type(kind, f"{agent.name}.{n}") for n, kind in agent.takes.items()}
-    outputs = spell_ports(agent)
+        given["takes"] = context.types(agent.takes)
+    outputs = context.output_types(agent)
     if outputs == {"output": "str"}:
         return {"agent": given}
     return {"agent": given, "out": outputs["output"] if list(outputs) == ["output"] else Flow(outputs)}

@@ -26,7 +26,7 @@ from compound.spec.schema.settings import (
 )
 from compound.spec.schema.types import Code, Model, Name, Type
 from compound.spec.schema.wiring import Out, Wiring
-from compound.spec.spelling import Tree, spell_code, spell_ports, spell_type
+from compound.spec.spelling import Tree, spell_code
 from compound.spec.yaml.document import Address
 from compound.spec.yaml.source import read_value
 from compound.spec.yaml.text import Flow
@@ -224,8 +224,8 @@ def _dump(component: ExternalAgent, context: DumpContext) -> Tree:
     }
     given |= {name: value for name, (value, usual) in limits.items() if value != usual}
     if component.takes is not None:
-        given["takes"] = {n: spell_type(kind, f"{component.name}.{n}") for n, kind in component.takes.items()}
-    outputs = spell_ports(component)
+        given["takes"] = context.types(component.takes)
+    outputs = context.output_types(component)
     if outputs == {"output": "str"}:
         return {"external_agent": given}
     out = outputs["output"] if list(outputs) == ["output"] else Flow(outputs)

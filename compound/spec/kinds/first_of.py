@@ -8,7 +8,7 @@ from compound.components.function import FirstOf
 from compound.spec.kinds.kind import DumpContext, Kind, MakeContext
 from compound.spec.schema.types import Model, Name, Type
 from compound.spec.schema.wiring import Wiring
-from compound.spec.spelling import Tree, spell_type
+from compound.spec.spelling import Tree
 from compound.spec.yaml.text import Flow
 
 
@@ -39,7 +39,7 @@ def _make(entry: FirstOfEntry, context: MakeContext) -> FirstOf | None:
 
 def _dump(component: FirstOf, context: DumpContext) -> Tree:
     ports = list(component.inputs)
-    kind = spell_type(component.outputs["output"].type, component.name)
+    kind = context.output_types(component)["output"]
     return {"first_of": Flow({} if ports == list(context.wired) else {"ports": ports}), "out": kind}
 
 

@@ -12,7 +12,7 @@ from compound.spec.kinds.kind import DumpContext, Kind, MakeContext, make_settin
 from compound.spec.schema.settings import AnySetting
 from compound.spec.schema.types import Code, Model
 from compound.spec.schema.wiring import Out, Wiring
-from compound.spec.spelling import Tree, spell_code, spell_ports
+from compound.spec.spelling import Tree, spell_code
 from compound.spec.yaml.text import Flow
 
 
@@ -75,7 +75,7 @@ def _dump(component: Function, context: DumpContext) -> Tree:
     limits = {"timeout": component.timeout} if component.timeout is not None else {}
     tries = {"retries": component.retries} if component.retries else {}
     call = spell_code(component.function, component.name)
-    outputs = {} if component._single else spell_ports(component)
+    outputs = {} if component._single else context.output_types(component)
     return {
         "function": {"call": call, **limits, **tries, **settings},
         **({"out": Flow(outputs)} if outputs else {}),

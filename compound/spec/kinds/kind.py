@@ -17,7 +17,7 @@ from compound.spec.schema.settings import SPACES, make_setting
 from compound.spec.schema.signature import hints_of, problem_of
 from compound.spec.schema.types import Model
 from compound.spec.schema.wiring import Wiring
-from compound.spec.spelling import Tree, spell_space
+from compound.spec.spelling import Tree, spell_space, spell_type
 from compound.spec.yaml.document import Address, format_value
 
 if TYPE_CHECKING:
@@ -54,12 +54,25 @@ class DumpContext:
         values: the configuration that the system is bound to.
         wired: the connected ports of the component's own node, in order.
         dump_body: returns the graph of a loop's or map's body.
+        class_schemas: whether classes are written as the JSON schemas of their values.
     """
 
     name: str
     values: Mapping[str, object]
     wired: Collection[str]
     dump_body: Callable[[], Tree]
+    class_schemas: bool = False
+
+    def types(self, kinds: Mapping[str, object]) -> dict[str, str | Tree]:
+        """Return the YAML form of the types of the component's ports by name."""
+        return {
+            name: spell_type(kind, f"{self.name}.{name}", class_schemas=self.class_schemas)
+            for name, kind in kinds.items()
+        }
+
+    def output_types(self, component: Component) -> dict[str, str | Tree]:
+        """Return the YAML form of the types of a component's outputs."""
+        return self.types({name: port.type for name, port in component.outputs.items()})
 
     def setting(self, name: str, value: object) -> object:
         """Return the YAML form of a setting; a space starts at the value that the system is bound to.

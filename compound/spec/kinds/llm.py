@@ -21,7 +21,7 @@ from compound.spec.schema.settings import (
 )
 from compound.spec.schema.types import Model, Name, Type
 from compound.spec.schema.wiring import Out, Wiring
-from compound.spec.spelling import Tree, spell_ports, spell_type
+from compound.spec.spelling import Tree
 from compound.spec.yaml.text import Flow
 
 
@@ -85,8 +85,8 @@ def _make(entry: LLMEntry, context: MakeContext) -> LLM | None:
 def _dump(component: LLM, context: DumpContext) -> Tree:
     given = context.changed_fields(component, ("name", "output", "takes"))
     if component.takes is not None:
-        given["takes"] = {n: spell_type(kind, f"{component.name}.{n}") for n, kind in component.takes.items()}
-    outputs = spell_ports(component)
+        given["takes"] = context.types(component.takes)
+    outputs = context.output_types(component)
     if outputs == {"output": "str"}:
         return {"llm": given}
     return {"llm": given, "out": outputs["output"] if list(outputs) == ["output"] else Flow(outputs)}

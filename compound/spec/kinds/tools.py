@@ -10,7 +10,8 @@ from pydantic import Field, Tag
 from compound.components.agents.agent import Agent
 from compound.components.tools.functions import FunctionSource
 from compound.components.tools.mcp_server import MCPServer, MCPSource
-from compound.components.tools.openapi import OpenAPISource, read_document, server_of
+from compound.components.tools.openapi import OpenAPISource
+from compound.components.tools.openapi_document import open_document
 from compound.components.tools.programs import SandboxSource
 from compound.components.tools.source import TIMEOUT
 from compound.components.tools.tool import Tool
@@ -159,8 +160,7 @@ def _openapi(entry: OpenAPITool, file: Context, address: Address) -> list[Tool] 
         return None
 
     def made() -> Tool | None:
-        document = read_document(path)
-        server = server_of(document, entry.base_url)
+        server = open_document(path).server(entry.base_url)
         if not _is_trusted(server, entry.auth_env, file, address, "base_url"):
             return None
         given = {key: value for key, value in entry.given.items() if key not in ("openapi", "operation")}

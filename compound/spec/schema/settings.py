@@ -15,7 +15,7 @@ from pydantic import Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from compound.errors import DeclarationError
 from compound.graph.space import Choice, Demos, Float, Int, LoRA, Space, Text, Weights
-from compound.spec.schema.types import Model, Number, Scalar, as_pydantic_error
+from compound.spec.schema.types import Constant, Model, Number, Scalar, as_pydantic_error
 
 SPACES = ("tune", "choice", "int", "float", "lora")
 
@@ -220,14 +220,15 @@ FloatSetting = Annotated[
     form_discriminator("a number", FLOAT),
 ]
 WeightsSetting = Annotated[Annotated[WeightsSpace, Tag("~lora")], form_discriminator("left out", LORA)]
-AnySpace = Annotated[
-    Annotated[TextSpace, Tag("~text")]
+ValueSetting = Annotated[
+    Annotated[Constant, Tag("~plain")]
+    | Annotated[TextSpace, Tag("~text")]
     | Annotated[DemosSpace, Tag("~demos")]
     | Annotated[ChoiceSpace, Tag("~choice")]
     | Annotated[IntSpace, Tag("~int")]
     | Annotated[FloatSpace, Tag("~float")]
     | Annotated[WeightsSpace, Tag("~lora")],
-    form_discriminator("a space to tune", INT, FLOAT, CHOICE, TEXT),
+    form_discriminator("a constant", INT, FLOAT, CHOICE, TEXT),
 ]
 AnySetting = Annotated[
     Annotated[object, Tag("~plain"), WithJsonSchema(_PLAIN_SCHEMA)]

@@ -88,6 +88,13 @@ def _scalar(value: object) -> str | float:
     raise value_error("must be a string, a number, true or false")
 
 
+def _constant(value: object) -> object:
+    found = value if isinstance(value, list) else [value]
+    if all(isinstance(item, str | int | float | bool) for item in found):
+        return value
+    raise value_error("must be a string, a number, true, false, or a list of them")
+
+
 def _number(value: object) -> float:
     if isinstance(value, int | float) and type(value) in (int, float):
         return value
@@ -124,4 +131,10 @@ Scalar = Annotated[
     PlainValidator(_scalar),
     WithJsonSchema({"type": ["string", "number", "boolean"]}),
 ]
+Constant = Annotated[
+    object,
+    PlainValidator(_constant),
+    WithJsonSchema({"type": ["string", "number", "boolean", "array"]}),
+]
+"""A value that is not tuned."""
 Number = Annotated[float, PlainValidator(_number), WithJsonSchema({"type": "number"})]

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import pytest
 from hypothesis import given
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import compound as cp
 from compound.errors import DeclarationError, GraphBuildError, WiringError
+from compound.spec import dump, loads
 from compound.testing import ScriptedLM
 
 
@@ -167,12 +168,25 @@ def _not(x: int) -> object:
     return not is_even(x)  # HERE
 
 
+def _index(text: str) -> object:
+    return words(text)[0]  # HERE
+
+
+def _key(text: str) -> object:
+    return text[1:]  # HERE
+
+
+def _reversed(text: str) -> object:
+    return tuple(reversed(words(text)))  # HERE
+
+
 @pytest.mark.parametrize(
     ("function", "hint"),
     [
         (_branch, "when="), (_loop, "cp.Map"), (_f_string, "input"), (_arithmetic, "@cp.component"),
         (_reversed_arithmetic, "@cp.component"), (_comparison, "@cp.component"), (_equality, "equals"),
-        (_length, "cp.Map"), (_membership, "cp.Map"), (_unpacking, "cp.Map"), (_text, "input"), (_not, "when="),
+        (_length, "@cp.component"), (_membership, "@cp.component"), (_unpacking, "cp.Map"), (_text, "input"), (_not, "when="),
+        (_index, "@cp.component"), (_key, "@cp.component"), (_reversed, "cp.Map"),
     ],
 )  # fmt: skip
 def test_code_that_needs_a_value_is_refused_with_its_line(function: Callable[..., object], hint: str) -> None:
@@ -201,6 +215,161 @@ def test_other_errors_are_explained_with_their_line(function: Callable[..., obje
     ) as caught:
         cp.system(function)
     assert "placeholders" in caught.value.hint
+
+
+def test_a_wrong_edge_is_refused_with_its_line() -> None:
+    def build(text: str) -> object:
+        return increase(words(text))
+
+    line = inspect.getsourcelines(build)[1] + 1
+    with pytest.raises(WiringError, match=rf"test_system_decorator\.py:{line}, in build") as caught:
+        cp.system(build)
+    assert "increase.x expects int" in caught.value.message
+    assert "change one" in caught.value.hint
+
+
+@cp.component
+def label(text: str, style: Literal["long", "short"], parts: list[str], scale: float) -> str:
+    return f"{style} {text} {parts} {scale}"
+
+
+def test_constants_become_nodes_that_a_file_can_hold() -> None:
+    @cp.system(lm="lm")
+    def build(question: str) -> tuple[str, str]:
+        return label(question, "short", ["a", "b"], 0.5), answer("fixed", hint=question)
+
+    assert list(build.nodes) == [
+        "answer_question",
+        "answer",
+        "label_parts",
+        "label_scale",
+        "label_style",
+        "label",
+    ]
+    assert list(build.parameters) == ["answer.prompt"]
+    lm = ScriptedLM(lambda message: message)
+    for system in (build, loads(dump(build), models=["lm"]).system):
+        trace = cp.run(system, {"question": "q"}, engines={"lm": lm})
+        assert trace.outputs == {
+            "label": "short q ['a', 'b'] 0.5",
+            "answer": "Answer.\n\nQuestion: fixed\nHint: q\nAnswer:",
+        }
+
+
+def test_a_constant_of_another_type_is_refused() -> None:
+    def build(question: str) -> object:
+        return label(question, "tall", ["a"], 1.0)
+
+    with pytest.raises(
+        WiringError, match=r"label.style expects one of long, short, but \$label_style is one of tall"
+    ):
+        cp.system(build)
+
+
+def test_a_list_of_placeholders_is_no_constant() -> None:
+    def build(question: str) -> object:
+        return label(question, "long", [question], 1.0)
+
+    with pytest.raises(WiringError, match=r"make the list in a function with @cp.component"):
+        cp.system(build)
+
+
+def test_outside_of_a_function_a_constant_is_a_hyperparameter() -> None:
+    with pytest.raises(WiringError, match=r"cp.Hyperparameter\('name', 'constant'\)\(\)"):
+        answer(question="fixed", hint=cp.Input("hint"))
+    system = cp.System(
+        "s", {"a": answer(question=cp.Hyperparameter("topic", "fixed")(), hint=cp.Input("hint"))}, lm="lm"
+    )
+    trace = cp.run(system, {"hint": "h"}, engines={"lm": ScriptedLM(lambda message: message)})
+    assert "Question: fixed" in str(trace.outputs["a"])
+    with pytest.raises(DeclarationError, match="must be a space or a constant"):
+        cp.Hyperparameter("topic", {"a": 1})  # type: ignore[arg-type]
+
+
+class Sizes(TypedDict):
+    total: int
+
+
+def _number_as_text(x: int) -> str:
+    return increase(x)  # type: ignore[return-value]
+
+
+def _list_of_outputs(x: int) -> list[int]:
+    return [increase(x), increase(x)]
+
+
+def _wrong_value(x: int) -> dict[str, str]:
+    return {"x": increase(x)}  # type: ignore[dict-item]
+
+
+def _wrong_field(x: int) -> Sizes:
+    return {"total": is_even(x)}
+
+
+def _wrong_element(x: int) -> tuple[int, str]:
+    return increase(x), increase(x)  # type: ignore[return-value]
+
+
+def _too_few(x: int) -> tuple[int, int, int]:
+    return increase(x), x  # type: ignore[return-value]
+
+
+def _wrong_member(x: int) -> Pair:
+    return Pair(increase(x), increase(x))  # type: ignore[arg-type]
+
+
+def _dict_as_text(x: int) -> str:
+    return {"x": increase(x)}  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (_number_as_text, r"returns \$increase as int, but declares str \(.*test_system_decorator\.py:\d+\)"),
+        (_list_of_outputs, r"returns several outputs as a list, but declares list\[int\].*make the list in a function"),
+        (_wrong_value, r"\$increase as int, but declares str"),
+        (_wrong_field, r"\$is_even as bool, but declares int"),
+        (_wrong_element, r"\$increase_2 as int, but declares str"),
+        (_too_few, r"several outputs as a tuple, but declares tuple\[int, int, int\]"),
+        (_wrong_member, r"\$increase_2 as int, but declares bool"),
+        (_dict_as_text, r"several outputs as a dict, but declares str"),
+    ],
+)  # fmt: skip
+def test_outputs_of_other_types_than_declared_are_refused(function: Any, message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        cp.system(function)
+
+
+def _any_tuple(x: int) -> tuple[int, ...]:
+    return increase(x), x
+
+
+def _wider(x: int) -> float | None:
+    return increase(x)
+
+
+def _as_fields(x: int) -> Sizes:
+    return {"total": increase(x)}
+
+
+def _plain_dict(x: int) -> dict:  # type: ignore[type-arg]
+    return {"a": increase(x), "b": is_even(x)}
+
+
+@pytest.mark.parametrize("function", [_any_tuple, _wider, _as_fields, _plain_dict])
+def test_outputs_of_the_declared_types_are_accepted(function: Any) -> None:
+    assert cp.run(cp.system(function), {"x": 1}).failure is None
+
+
+def test_a_default_of_a_parameter_is_refused() -> None:
+    def build(x: int, y: int = 3) -> int:
+        return add(x, y)
+
+    with pytest.raises(
+        DeclarationError, match=r"parameter 'y' of system 'build' has the default 3"
+    ) as caught:
+        cp.system(build)
+    assert "`y = 3`" in caught.value.hint
 
 
 def _unused(x: int, y: int) -> object:

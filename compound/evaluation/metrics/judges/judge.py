@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NoReturn
 
-from compound.engine import Message, Request
+from compound.engine import AnswerFormat, Message, Request, format_bytes
 from compound.errors import CallError, DataError, DeclarationError, suggest_name
 from compound.evaluation.metrics.comparison import missing_output
 from compound.evaluation.metrics.messages import format_fields, format_value
@@ -37,6 +37,7 @@ class JudgeCall(Operation):
     name: str
     task: str
     max_tokens: int
+    format: AnswerFormat | None = None
     timeout: float | None = TIMEOUT
     retries: int = RETRIES
 
@@ -53,12 +54,15 @@ class JudgeCall(Operation):
     @property
     def version(self) -> str:
         """Digest of the task and the format of prompts."""
-        return digest(["judge", FORMAT, self.task, self.max_tokens])
+        enforced = [self.format.to_json()] if self.format is not None else []
+        return digest(["judge", FORMAT, self.task, self.max_tokens, *enforced])
 
     async def run(self, inputs: Values, values: Values, call: CallContext) -> Values:
         """Send the request, at temperature 0."""
         messages = (Message("system", self.task), Message("user", str(inputs["prompt"])))
-        request = Request(messages, max_tokens=self.max_tokens, seed=call.seed, timeout=self.timeout)
+        request = Request(
+            messages, max_tokens=self.max_tokens, seed=call.seed, timeout=self.timeout, format=self.format
+        )
         completion = await call.generate(str(values["lm"]), request)
         return {"answer": completion.text, "cut": completion.finish_reason == "length"}
 
@@ -94,6 +98,11 @@ class Judge(ABC):
     @abstractmethod
     def task(self) -> str:
         """The system message of the judge."""
+
+    @property
+    def answer_format(self) -> AnswerFormat | None:
+        """Format of an answer that engines are asked to enforce; ``None`` for any text."""
+        return None
 
     @property
     @abstractmethod
@@ -147,7 +156,8 @@ class Judge(ABC):
         """Return upper bounds of the requests of one scoring."""
         rows = list(examples)
         unknown = Extent(unbounded_reason=f"the length of output {self.output!r} is unknown")
-        texts = [outputs.get(self.output, unknown), Extent(len(self.task.encode()) + FRAME_BYTES)]
+        fixed = len(self.task.encode()) + FRAME_BYTES + format_bytes(self.answer_format)
+        texts = [outputs.get(self.output, unknown), Extent(fixed)]
         names = sorted({name for row in rows for name in row.inputs})
         texts += [extent_of_values([row.inputs.get(name) for row in rows]) for name in names]
         texts += [extent_of_values([self.reference(row) for row in rows])]
@@ -170,7 +180,7 @@ class Judge(ABC):
         Raises:
             CallError: the call failed, or its answer is cut off.
         """
-        call = JudgeCall(self.name, self.task, self.max_tokens)
+        call = JudgeCall(self.name, self.task, self.max_tokens, self.answer_format)
         found = await models.call(
             f"{self.name}.{name}" if name else self.name, call, {"prompt": prompt}, {"lm": self.lm}
         )

@@ -1,0 +1,146 @@
+"""Read OpenAPI documents from mappings, files and addresses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin
+
+import yaml
+
+from compound.errors import CompoundError, DeclarationError, MissingExtra
+from compound.security.trust import Origin, Trust
+
+METHODS = ("get", "post", "put", "patch", "delete")
+MAX_DOCUMENT = 10 * 2**20  # bytes
+SCHEMES = ("http://", "https://")
+
+
+@dataclass(frozen=True)
+class OpenAPIDocument:
+    """An OpenAPI document.
+
+    Attributes:
+        content: the document.
+        file: its file, ``""`` if it was read from none.
+        url: its address, ``""`` if it was read from none. Relative addresses of servers start here.
+    """
+
+    content: Mapping[str, Any]
+    file: str = ""
+    url: str = ""
+
+    def server(self, base_url: str | None) -> str:
+        """Return the address of the server: ``base_url``, or the first of the document.
+
+        Raises:
+            DeclarationError: there is none, or a document of another machine names this one.
+        """
+        found = base_url or self._first_server()
+        if not base_url and self.url and not Origin.of(self.url).is_loopback and Origin.of(found).is_loopback:
+            raise DeclarationError(
+                f"the OpenAPI document {self.url} names a server of this machine: {found}",
+                hint="if you trust it, set base_url=…",
+            )
+        return found.rstrip("/")
+
+    def _first_server(self) -> str:
+        servers = self.content.get("servers") or [{}]
+        url = servers[0].get("url") if isinstance(servers[0], Mapping) else None
+        if self.url:
+            url = urljoin(self.url, url if isinstance(url, str) else "/")
+        if not isinstance(url, str) or "://" not in url:
+            raise DeclarationError("the OpenAPI document names no server", hint="set base_url=…")
+        return url
+
+    def operations(self) -> list[str]:
+        """Return the operations in the order of the document: the ``operationId``, or method and path."""
+        return [
+            str(entry.get("operationId") or f"{method.upper()} {path}")
+            for path, item in self.content.get("paths", {}).items()
+            for method in METHODS
+            if isinstance(entry := item.get(method) if isinstance(item, Mapping) else None, Mapping)
+        ]
+
+
+def open_document(document: str | Path | Mapping[str, Any], hosts: Sequence[str] = ()) -> OpenAPIDocument:
+    """Return a document.
+
+    Args:
+        document: its content, its file (JSON or YAML), or its address.
+        hosts: servers that it may be read from, besides this machine.
+
+    Raises:
+        DeclarationError: it is no OpenAPI document, or its server is not among ``hosts``.
+        CompoundError: it cannot be read from its address.
+    """
+    if isinstance(document, Mapping):
+        return OpenAPIDocument(document)
+    if isinstance(document, str) and document.startswith(SCHEMES):
+        return OpenAPIDocument(_parsed(_fetched(document, hosts), document), url=document)
+    return OpenAPIDocument(read_document(Path(document)), file=str(document))
+
+
+def read_document(path: Path) -> Mapping[str, Any]:
+    """Return the OpenAPI document in a JSON or YAML file.
+
+    Raises:
+        DeclarationError: the file is missing, too large, or holds no such document.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_DOCUMENT + 1)
+    except OSError as error:
+        raise DeclarationError(f"{path} is not an OpenAPI document: {error}") from None
+    return _parsed(data, str(path))
+
+
+def _parsed(data: bytes, place: str) -> Mapping[str, Any]:
+    if len(data) > MAX_DOCUMENT:
+        raise DeclarationError(f"{place} is larger than {MAX_DOCUMENT // 2**20} MiB")
+    try:
+        found = json.loads(data) if data.lstrip().startswith(b"{") else yaml.safe_load(data)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise DeclarationError(f"{place} is not an OpenAPI document: {error}") from None
+    if not isinstance(found, Mapping) or "paths" not in found:
+        raise DeclarationError(
+            f"{place} is not an OpenAPI document", hint="it must have `openapi` and `paths`"
+        )
+    return found
+
+
+def _fetched(url: str, hosts: Sequence[str]) -> bytes:
+    """Return the start of the document at an address, without keys, proxies and redirects."""
+    origin = Origin.of(url)
+    if not origin.is_loopback and origin not in Trust.of(hosts).hosts:
+        raise DeclarationError(
+            f"the OpenAPI document would be read from {origin}, which is not allowed",
+            hint=f"if you trust it, set hosts=[{str(origin)!r}]",
+        )
+    try:
+        import httpx
+    except ImportError:
+        raise MissingExtra("a tool of an HTTP interface", "httpx", "openapi") from None
+    data = bytearray()
+    try:
+        with (
+            httpx.Client(timeout=30.0, trust_env=False, follow_redirects=False) as client,
+            client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response,
+        ):
+            if response.status_code != 200:
+                raise CompoundError(
+                    f"{url}: HTTP {response.status_code}",
+                    hint="download the document, and pass its file" if response.status_code < 500 else "",
+                )
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise CompoundError(f"{url}: the answer is compressed", hint="download the document")
+            for chunk in response.iter_raw():
+                data += chunk
+                if len(data) > MAX_DOCUMENT:
+                    break
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise CompoundError(f"{url} cannot be read: {error or type(error).__name__}") from None
+    return bytes(data)
