@@ -12,12 +12,14 @@ import re
 import textwrap
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from compound.components.answer_types import describe, is_plain, labels_of, ordered_json, without_annotation
 from compound.errors import ParseError
 from compound.evaluation.metrics.text import is_negated
 from compound.graph.configuration import canonical_json, to_json_types
+from compound.graph.json_values import SCALARS, json_form
 from compound.graph.space import Demo
 from compound.graph.types import Port, accepts, convert, format_type
 from compound.image import Image
@@ -122,20 +124,27 @@ def take_images(inputs: Mapping[str, object]) -> tuple[dict[str, object], tuple[
 
 
 def format_value(value: object) -> str:
-    """Format a value for a model: one passage per line, numbered texts, anything else as JSON.
+    """Format a value for a model: one passage per line, numbered texts, dates as text, all else as JSON.
 
     >>> format_value([{"title": "Peru", "text": "Lima is its capital.", "score": 2.0}])
     'Peru: Lima is its capital.'
     """
     if isinstance(value, str):
-        return value
+        return _text(value)
+    if isinstance(value, SCALARS):
+        return str(json_form(value))
     if isinstance(value, Sequence) and value and all(isinstance(item, str) for item in value):
-        return "\n".join(f"[{i}] {text}" for i, text in enumerate(value, 1))
+        return "\n".join(f"[{i}] {_text(item)}" for i, item in enumerate(value, 1))
     if isinstance(value, Sequence) and value and all(isinstance(v, Mapping) and "text" in v for v in value):
         return "\n".join(
             f"{item['title']}: {item['text']}" if item.get("title") else str(item["text"]) for item in value
         )
     return canonical_json(value)
+
+
+def _text(value: str) -> str:
+    """Return a text; that of a member of an Enum is its value, which formatting would replace by its name."""
+    return str(value.value) if isinstance(value, Enum) else value
 
 
 def format_outputs(
@@ -155,7 +164,9 @@ def format_outputs(
     if layout == "text":
         shown = {name: written[name] if name in kinds else _answer(value) for name, value in outputs.items()}
         return "\n".join(t if n in kinds else f"{field_label(n)}: {t}" for n, t in shown.items())
-    plain = {name: value if isinstance(value, str) else written[name] for name, value in outputs.items()}
+    plain = {
+        name: _text(value) if isinstance(value, str) else written[name] for name, value in outputs.items()
+    }
     return "\n".join(f"{name}: {text}" for name, text in plain.items())
 
 
@@ -163,7 +174,7 @@ def _answer(value: object) -> str:
     """Format a single output as its `type_note` requests."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return value if isinstance(value, str) else canonical_json(value)
+    return _text(value) if isinstance(value, str) else canonical_json(value)
 
 
 def type_note(outputs: Mapping[str, Port], layout: Layout) -> str:

@@ -12,6 +12,7 @@ import operator
 import types
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -229,17 +230,19 @@ def convert(kind: object, value: object) -> object:
         raise ValueError(f"{value!r:.200} is not {format_type(kind)}{detail}") from error
 
 
+JSON_FORMS = (dict, list, str, int, float, datetime)  # a time of a data frame may be the form of a date
+
+
 def as_declared(kind: object, value: object) -> object:
     """Return a value as an instance of its declared type, if it is the JSON form of one.
 
-    Data sets and stored traces hold the JSON form of pydantic models and dataclasses. Plain types are not
-    converted, and neither is a value that does not fit.
+    Data sets and stored traces hold the JSON form of pydantic models, dataclasses, dates and sets; data
+    frames hold times for dates. Plain types are not converted, and neither is a value that does not fit.
+
+    >>> as_declared(datetime, "2024-01-02T10:00"), as_declared(set[int], [1]), as_declared(int, "1")
+    (datetime.datetime(2024, 1, 2, 10, 0), {1}, '1')
     """
-    if (
-        not isinstance(value, dict | list | str | int | float)
-        or not _has_classes(kind)
-        or accepts(kind, value)
-    ):
+    if not isinstance(value, JSON_FORMS) or not _has_classes(kind) or accepts(kind, value):
         return value
     try:
         return convert(kind, value)
@@ -258,9 +261,13 @@ def all_as_declared(ports: Mapping[str, Port], values: Mapping[str, object]) -> 
 @functools.lru_cache(maxsize=512)
 def _has_classes(kind: object) -> bool:
     """Return whether values of a type contain instances of classes that JSON does not have."""
-    if isinstance(kind, type) and kind not in (*EXACT, list, dict) and get_origin(kind) is None:
-        return kind is not type(None)
-    return any(_has_classes(part) for part in get_args(kind) if isinstance(part, Hashable))
+    origin, arguments = get_origin(kind), get_args(kind)
+    found = kind if origin is None else origin
+    if isinstance(found, type) and found not in (*EXACT, list, dict, type(None), types.UnionType):
+        return True
+    if origin is dict and arguments[0] not in (str, Any):
+        return True  # JSON has only texts as keys
+    return any(_has_classes(part) for part in arguments if isinstance(part, Hashable))
 
 
 def holds_images(kind: object) -> bool:

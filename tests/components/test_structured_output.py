@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime
+import decimal
 import enum
 import json
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -15,7 +17,7 @@ from pydantic import BaseModel, Field
 
 import compound as cp
 from compound.components.answer_types import answer_format, describe, enforceable, is_plain
-from compound.components.fields import parse, render
+from compound.components.fields import format_inputs, format_outputs, parse, render
 from compound.components.function import Function
 from compound.engine import AnswerFormat, Request
 from compound.errors import DeclarationError, ParseError, WiringError
@@ -312,6 +314,54 @@ def test_a_function_receives_the_class_also_from_caches_stored_traces_and_forks(
     plain: Any = stored.call("writer").outputs["output"]
     replaced = asyncio.run(executor.fork(built, stored, "writer", outputs={"output": plain}))
     assert replaced.outputs["y"] == value
+
+
+class Label(str, enum.Enum):  # noqa: UP042 - formatted by its name, unlike a StrEnum
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Visit(TypedDict):
+    day: datetime.date
+
+
+@pytest.mark.parametrize(
+    ("kind", "reply", "shown"),
+    [
+        (datetime.date, "2024-01-02", "2024-01-02"),
+        (datetime.datetime, "2024-01-02T10:00:00", "2024-01-02T10:00:00"),
+        (datetime.timedelta, "PT1H", "PT1H"),
+        (decimal.Decimal, "1.5", "1.5"),
+        (uuid.UUID, "12345678-1234-5678-1234-567812345678", "12345678-1234-5678-1234-567812345678"),
+        (bytes, "x", "x"),
+        (set[int], "[2, 1]", "[1,2]"),
+        (list[datetime.date], '["2024-01-02"]', '["2024-01-02"]'),
+        (dict[datetime.date, int], '{"2024-01-02": 1}', '{"2024-01-02":1}'),
+        (datetime.date | None, "2024-01-02", "2024-01-02"),
+        (Visit, '{"day": "2024-01-02"}', '{"day":"2024-01-02"}'),
+        (Label, "good", "good"),
+    ],
+)
+def test_a_value_of_another_class_is_passed_on_cached_and_stored(kind: Any, reply: str, shown: str) -> None:
+    written = cp.LLM("writer", output=kind, retries=0)(question=QUESTION)
+    built = cp.System("s", outputs={"y": cp.LLM("reader")(value=written), "w": written}, lm="lm")
+    cache = MemoryCache()
+    first, requests = run(built, [reply, "fine"], cache)
+    assert first.failure is None
+    assert f"Value: {shown}" in requests[1].messages[-1].text
+    second, requests = run(built, [], cache)
+    assert not requests
+    stored = from_json(json.loads(json.dumps(to_json(first))))
+    forked = asyncio.run(cp.Executor({"lm": ScriptedLM(["again"])}).fork(built, stored, "reader", resample=1))
+    for trace in (second, forked):
+        assert trace.outputs["w"] == first.outputs["w"]
+        assert type(trace.outputs["w"]) is type(first.outputs["w"])
+
+
+def test_a_text_of_an_enum_is_shown_by_its_value() -> None:
+    assert format_inputs({"mood": Label.GOOD, "moods": [Label.BAD]}) == "Mood: good\nMoods: [1] bad"
+    for layout in ("text", "fields", "json"):
+        assert "good" in format_outputs({"mood": Label.GOOD}, layout, ports(mood=Label))
 
 
 def test_a_system_input_of_a_class_takes_its_json_form() -> None:
