@@ -224,10 +224,10 @@ def convert(kind: object, value: object) -> object:
     try:
         return _lenient_adapter(kind).validate_python(value, strict=False)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)
-        where = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found[:MOST_ERRORS] if e["loc"]]
-        detail = f" ({'; '.join(where)})" if where else ""
-        raise ValueError(f"{value!r:.200} is not {format_type(kind)}{detail}") from error
+        found = error.errors(include_url=False, include_context=False, include_input=False)[:MOST_ERRORS]
+        # an error of a whole value, such as one of a model's validator, has no place
+        details = [": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"]))) for e in found]
+        raise ValueError(f"{value!r:.200} is not {format_type(kind)} ({'; '.join(details)})") from error
 
 
 JSON_FORMS = (dict, list, str, int, float, datetime)  # a time of a data frame may be the form of a date

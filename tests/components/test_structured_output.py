@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 import compound as cp
 from compound.components.answer_types import answer_format, describe, enforceable, is_plain
@@ -240,6 +240,26 @@ def test_a_re_ask_shows_the_answer_and_the_error_and_is_charged() -> None:
     assert "age: Input should be less than or equal to 150" in requests[1].messages[2].text
     assert trace.usage.calls == 2
     assert len(trace.calls[0].exchanges) == 2
+
+
+class Span(BaseModel):
+    start: int
+    end: int
+
+    @model_validator(mode="after")
+    def check(self) -> Span:
+        if self.start > self.end:
+            raise ValueError("start must not exceed end")
+        return self
+
+
+def test_a_re_ask_shows_the_message_of_a_validator_of_the_whole_value() -> None:
+    trace, requests = run(system(Span), ['{"start": 3, "end": 1}', '{"start": 1, "end": 3}'])
+    assert "is not Span (Value error, start must not exceed end)" in requests[1].messages[2].text
+    assert trace.outputs == {"y": Span(start=1, end=3)}
+    nested, _ = run(system(dict[str, Span], reasks=0), ['{"a": {"start": 3, "end": 1}}'])
+    assert nested.failure is not None
+    assert "(a: Value error, start must not exceed end)" in nested.failure.message
 
 
 def test_re_asks_are_bounded_and_the_last_error_counts() -> None:
