@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typing_extensions
 
 from compound.engine import AnswerFormat
-from compound.graph.json_types import json_schema_of, schema_of_annotation
+from compound.graph.json_types import DESCRIPTIVE, json_schema_of, schema_of_annotation
 from compound.graph.types import Port, accepts
 
 SCALARS: Mapping[object, str] = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
@@ -50,6 +50,54 @@ def without_annotation(kind: object) -> object:
     return kind
 
 
+def is_text(kind: object) -> bool:
+    """Return whether values of a type are texts, also with constraints.
+
+    >>> is_text(Annotated[str, "a name"]), is_text(str | None)
+    (True, False)
+    """
+    while get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    return kind is str
+
+
+def takes_any_text(kind: object) -> bool:
+    """Return whether any text is a value of a type.
+
+    >>> from pydantic import Field
+    >>> takes_any_text(str | None), takes_any_text(Annotated[str, Field(max_length=100)])
+    (True, False)
+    """
+    if labels_of(kind) or not (is_text(kind) or accepts(kind, "any text")):
+        return False
+    schema = json_schema_of(kind)
+    return schema is None or _takes_any_text(schema)
+
+
+def _takes_any_text(schema: object) -> bool:
+    if not isinstance(schema, Mapping):
+        return False
+    if options := schema.get("anyOf", schema.get("oneOf")):
+        return any(map(_takes_any_text, options))
+    kind = schema.get("type", "string")
+    return (kind == "string" or "string" in kind) and schema.keys() <= DESCRIPTIVE
+
+
+def limits_of(kind: object) -> str:
+    """Return the limits of a type in parentheses, or ``""`` if it has none.
+
+    >>> from pydantic import Field
+    >>> limits_of(Annotated[list[str], Field(min_length=2)]), limits_of(int)
+    ('(at least 2 items)', '')
+    """
+    notes = _limits(json_schema_of(kind) or {})
+    return f"({'; '.join(notes)})" if notes else ""
+
+
+def _limits(schema: Mapping[str, object]) -> list[str]:
+    return [words.format(schema[keyword]) for keyword, words in LIMITS.items() if keyword in schema]
+
+
 def labels_of(kind: object) -> tuple[object, ...]:
     """Return the values of a type with finitely many: a Literal, an Enum, or one of them or None."""
     kind = without_annotation(kind)
@@ -67,12 +115,12 @@ def is_plain(kind: object) -> bool:
     (True, True, False)
     """
     kind = without_annotation(kind)
-    if kind in (str, int, float, bool, list, Any, None, type(None)) or labels_of(kind):
+    if kind in (str, int, float, bool, list, Any, None, type(None)) or labels_of(kind) or is_text(kind):
         return True
     if get_origin(kind) is list or get_origin(kind) in (Union, types.UnionType):
         nested = any(get_origin(a) is list for a in get_args(kind))
         return not nested and all(map(is_plain, get_args(kind)))
-    return accepts(kind, "any text")
+    return takes_any_text(kind)
 
 
 def answer_format(outputs: Mapping[str, Port], layout: str) -> AnswerFormat | None:
@@ -91,7 +139,7 @@ def answer_format(outputs: Mapping[str, Port], layout: str) -> AnswerFormat | No
 
 
 def _single_format(kind: object) -> AnswerFormat | None:
-    if accepts(kind, "any text") or kind is Any:
+    if takes_any_text(kind):
         return None
     options: list[object] = []
     for part in get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,):
@@ -165,7 +213,7 @@ class _Notation:
         if not isinstance(schema, Mapping):
             return "any value"
         text = self._kind(schema, depth)
-        notes = [words.format(schema[keyword]) for keyword, words in LIMITS.items() if keyword in schema]
+        notes = _limits(schema)
         if isinstance(schema.get("description"), str) and depth:
             notes.append(" ".join(schema["description"].split()))
         return f"{text} ({'; '.join(notes)})" if notes else text

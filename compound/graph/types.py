@@ -10,7 +10,7 @@ import ast
 import functools
 import operator
 import types
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin
@@ -110,7 +110,28 @@ def format_type(kind: object) -> str:
 
     >>> format_type(list[str]), format_type(Literal["yes", "no"]), format_type(str | None)
     ('list[str]', 'one of yes, no', 'str | None')
+    >>> format_type(Annotated[int, "positive"])
+    'Annotated[int, ...]'
     """
+    if get_origin(kind) is Annotated and schema_of_annotation(kind) is None:
+        return f"Annotated[{_inner(get_args(kind)[0])}, ...]"
+    return _format(kind, _inner)
+
+
+def identify_type(kind: object) -> str:
+    """Return the spelling of a type with all its constraints, for digests of what produced a value.
+
+    >>> identify_type(list[Annotated[int, "positive"]])
+    'list[Annotated[int, positive]]'
+    """
+
+    def inner(part: object) -> str:
+        return _inner(part) if get_origin(part) is Literal else identify_type(part)
+
+    return _format(kind, inner)
+
+
+def _format(kind: object, inner: Callable[[object], str]) -> str:
     if kind is Any:
         return "any"
     if kind is type(None):
@@ -123,9 +144,9 @@ def format_type(kind: object) -> str:
             return "one of " + ", ".join(arguments)
         return _inner(kind)
     if origin in (Union, types.UnionType):
-        return " | ".join(map(_inner, arguments))
+        return " | ".join(map(inner, arguments))
     if origin is not None:
-        return f"{getattr(origin, '__name__', origin)}[{', '.join(map(_inner, arguments))}]"
+        return f"{getattr(origin, '__name__', origin)}[{', '.join(map(inner, arguments))}]"
     return getattr(kind, "__name__", str(kind))
 
 

@@ -11,16 +11,16 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from compound.components.answer_values import parse_value
 from compound.components.fields import (
-    Layout,
     answer_cue,
     format_inputs,
     format_outputs,
     format_value,
     parse,
-    parse_value,
     render,
 )
+from compound.components.type_notes import Layout
 from compound.errors import ParseError
 from compound.graph.space import Demo
 from compound.graph.types import Port

@@ -13,19 +13,20 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
 
 import compound as cp
 from compound.components.answer_types import answer_format, describe, enforceable, is_plain
 from compound.components.fields import format_inputs, format_outputs, parse, render
 from compound.components.function import Function
+from compound.components.type_notes import Layout
 from compound.engine import AnswerFormat, Request
 from compound.errors import DeclarationError, ParseError, WiringError
 from compound.execution.cache import MemoryCache
 from compound.execution.trace import from_json, to_json
 from compound.graph.component import Output
 from compound.graph.json_types import json_type
-from compound.graph.types import Port
+from compound.graph.types import Port, identify_type
 from compound.spec import dump, loads
 from compound.testing import ScriptedLM
 
@@ -184,6 +185,114 @@ def test_the_version_changes_with_the_fields_of_a_class_of_the_same_name() -> No
         for f in ("text", "fields", "json")
     }
     assert len(versions) == 6
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+CODE = Annotated[str, Field(pattern=r"^[A-Z]{3}-\d{4}$")]
+SHORT = Annotated[str, Field(max_length=3)]
+LONG = Annotated[str, Field(max_length=100)]
+WORDS = Annotated[str, Field(pattern="^[a-z ]+$")]
+NAME = json_type({"type": "string", "minLength": 2})
+MAYBE = Annotated[int, Field(ge=0)] | None
+
+
+@pytest.mark.parametrize(
+    ("kind", "note"),
+    [
+        (SHORT, "text (at most 3 characters)."),
+        (LONG, "text (at most 100 characters)."),
+        (CODE, r"text (matching ^[A-Z]{3}-\d{4}$)."),
+        (WORDS, "text (matching ^[a-z ]+$)."),
+        (NAME, "text (at least 2 characters)."),
+        (SHORT | None, "text (at most 3 characters) or none."),
+        (Annotated[int, Field(ge=0)], "a whole number (at least 0)."),
+        (MAYBE, "a whole number (at least 0) or none."),
+        (Annotated[int, Field(ge=0)] | SHORT, "a whole number (at least 0) or text (at most 3 characters)."),
+        (Annotated[Literal["a", "b"], "note"], "one of: a, b"),
+        (
+            Annotated[list[str], Field(min_length=2)],
+            "a list (at least 2 items): one item in each line, or a JSON array.",
+        ),
+        (
+            list[Annotated[int, Field(ge=0)]],
+            "a list of whole numbers (at least 0): one in each line, or a JSON array.",
+        ),
+        (list[SHORT], "a list of texts (at most 3 characters): one in each line, or a JSON array."),
+        (list[Literal["x", "y"]], "a list of labels (x, y): one in each line, or a JSON array."),
+        (list[Mood], "a list of labels (good, bad): one in each line, or a JSON array."),
+        (Mood | None, "one of: good, bad, none"),
+        (Level, "one of: 1 (LOW), 2 (HIGH)"),
+        (list[Level], "a list of labels (1 (LOW), 2 (HIGH)): one in each line, or a JSON array."),
+    ],
+)
+def test_a_model_is_told_limits_and_labels_of_plain_types(kind: Any, note: str) -> None:
+    answer = '["x", "y"]' if note.startswith("a list") else "x"
+    request = run(system(kind), [answer])[1][0]
+    assert request.messages[-1].text == f"Write.\n\nThe answer must be {note}\n\nQuestion: ?"
+    assert request.format is not None
+
+
+@pytest.mark.parametrize("layout", ["fields", "json"])
+def test_fields_are_described_with_limits_and_labels(layout: Layout) -> None:
+    kinds = ports(code=SHORT, age=MAYBE, mood=Mood, moods=list[Mood], level=Level)
+    text = render("", [], {"q": "x"}, kinds, layout)
+    for part in ("str (at most 3 characters)", "int (at least 0) | None", "one of good, bad",
+                 "list[Literal['good', 'bad']]", "one of 1 (LOW), 2 (HIGH)"):  # fmt: skip
+        assert part in text
+    versions = {cp.LLM("a", output={"x": kind, "y": str}, format=layout).version for kind in (SHORT, LONG)}
+    assert len(versions) == 2
+
+
+@pytest.mark.parametrize("kind", [str, Annotated[str, "a name"], Annotated[str, AfterValidator(str.strip)]])
+def test_a_text_without_limits_is_neither_described_nor_enforced(kind: Any) -> None:
+    request = run(system(kind), ["x"])[1][0]
+    assert request.messages[-1].text == "Write.\n\nQuestion: ?"
+    assert request.format is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (CODE, '"TAM-1234"', "TAM-1234"),
+        (CODE, "TAM-1234", "TAM-1234"),
+        (SHORT, '""', ""),
+        (SHORT, 'a"b', 'a"b'),
+        (LONG, '"quoted"', "quoted"),
+        (NAME, '"Ada"', "Ada"),
+        (SHORT | None, '"abc"', "abc"),
+        (SHORT | None, "none", None),
+        (str, '"quoted"', '"quoted"'),
+        (Annotated[str, Field(pattern='^".*"$')], '"quoted"', '"quoted"'),
+        (Annotated[str, StringConstraints(to_lower=True)], "ABC", "abc"),
+        (Level, "2", Level.HIGH),
+        (Level, "HIGH", Level.HIGH),
+        (Level, "1 (LOW)", Level.LOW),
+        (list[Level], "- LOW\n- 2", [Level.LOW, Level.HIGH]),
+    ],
+)
+def test_a_constrained_text_may_be_a_json_string_and_a_number_may_be_named(
+    kind: Any, text: str, value: Any
+) -> None:
+    assert parse(text, ports(output=kind), "text") == {"output": value}
+
+
+def test_an_error_names_the_constraint_and_not_its_object() -> None:
+    with pytest.raises(ParseError) as caught:
+        parse("abcd", ports(output=SHORT), "text")
+    assert (
+        "'abcd' is not Annotated[str, ...] (String should have at most 3 characters)" in caught.value.message
+    )
+
+
+def test_the_version_of_a_component_with_a_constrained_number_has_not_changed() -> None:
+    """It is part of the keys of cached results."""
+    assert identify_type(Annotated[int, Field(ge=0)]) == (
+        "Annotated[int, annotation=NoneType required=True metadata=[Ge(ge=0)]]"
+    )
 
 
 # -- parsing ---------------------------------------------------------------------------------------------
