@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import functools
 import json
+import re
 import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -17,7 +18,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typing_extensions
 
 from compound.engine import AnswerFormat
-from compound.graph.json_types import DESCRIPTIVE, json_schema_of, schema_of_annotation
+from compound.graph.json_types import (
+    DESCRIPTIVE,
+    INTEGER_KEY,
+    NUMBER_KEY,
+    json_schema_of,
+    schema_of_annotation,
+)
 from compound.graph.types import Port, accepts
 
 SCALARS: Mapping[object, str] = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
@@ -174,6 +181,12 @@ def enforceable(schema: object) -> object:
             found[keyword] = value
         elif keyword not in ("title", "default", "examples"):  # which no answer depends on
             found[keyword] = enforceable(value)
+    if pattern := _key_pattern(found):  # grammars ignore propertyNames
+        del found["propertyNames"]
+        found |= {
+            "patternProperties": {pattern: found["additionalProperties"]},
+            "additionalProperties": False,
+        }
     if "properties" in found and "patternProperties" not in found:
         found.setdefault("additionalProperties", False)
     if found.get("type") == "integer" and not found.keys() & {"enum", "const", *LIMITS}:
@@ -181,12 +194,26 @@ def enforceable(schema: object) -> object:
     return found
 
 
+def _key_pattern(schema: Mapping[str, Any]) -> str:
+    """Return the pattern of the keys of a dictionary whose names are restricted, or ``""``."""
+    names = schema.get("propertyNames")
+    if (
+        not isinstance(names, Mapping)
+        or "additionalProperties" not in schema
+        or "patternProperties" in schema
+    ):
+        return ""
+    if "enum" in names:
+        return f"^({'|'.join(re.escape(str(name)) for name in names['enum'])})$"
+    return str(names.get("pattern", ""))
+
+
 @functools.lru_cache(maxsize=512)
 def describe(kind: object) -> str:
     """Describe the JSON form of a type in the notation of prompts, or return ``""`` if it has none.
 
-    >>> describe(dict[str, int]), describe(list[dict[str, bool]])
-    ('dict[str, int]', '[dict[str, bool], ...]')
+    >>> describe(dict[str, int]), describe(list[dict[int, bool]])
+    ('dict[str, int]', '[dict[int, bool], ...]')
     """
     schema = json_schema_of(kind)
     return _Notation(schema).text() if schema else ""
@@ -245,7 +272,9 @@ class _Notation:
         properties, required = schema.get("properties", {}), schema.get("required", ())
         if not properties:
             values = schema.get("additionalProperties")
-            return f"dict[str, {self._of(values, depth)}]" if isinstance(values, Mapping) else "dict"
+            if not isinstance(values, Mapping):
+                return "dict"
+            return f"dict[{self._key(schema.get('propertyNames', {}), depth)}, {self._of(values, depth)}]"
         fields = [
             f'"{name}"{"" if name in required else " (optional)"}: {self._of(part, depth + 1)}'
             for name, part in properties.items()
@@ -255,6 +284,10 @@ class _Notation:
             return line
         indent = "  " * (depth + 1)
         return "{\n" + ",\n".join(indent + field for field in fields) + "\n" + "  " * depth + "}"
+
+    def _key(self, names: Mapping[str, Any], depth: int) -> str:
+        named = {INTEGER_KEY: "int", NUMBER_KEY: "float"}.get(names.get("pattern", ""))
+        return named or self._of({"type": "string", **names}, depth)
 
     def _reference(self, reference: str, depth: int) -> str:
         name = reference.rpartition("/")[2]

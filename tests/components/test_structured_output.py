@@ -110,6 +110,35 @@ def test_a_model_is_told_nested_fields_limits_and_descriptions() -> None:
     assert json.loads(request.format.schema)["required"] == ["name", "age", "address"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "notation", "text", "value"),
+    [
+        (dict[int, str], "dict[int, str]", '{"1": "a"}', {1: "a"}),
+        (dict[float, int], "dict[float, int]", '{"1.5": 2}', {1.5: 2}),
+        (dict[bool, int], 'dict["true" | "false", int]', '{"true": 2}', {True: 2}),
+        (dict[Literal["a", "b"], int], 'dict["a" | "b", int]', '{"a": 2}', {"a": 2}),
+        (dict[Literal[1, 2], int], 'dict["1" | "2", int]', "", None),
+        (dict[Mood, int], 'dict["good" | "bad", int]', '{"bad": 2}', {Mood.BAD: 2}),
+        (dict[datetime.date, int], "dict[str (date), int]", '{"2024-01-02": 3}',
+         {datetime.date(2024, 1, 2): 3}),
+    ],
+)  # fmt: skip
+def test_keys_of_dictionaries_are_described_and_read(kind: Any, notation: str, text: str, value: Any) -> None:
+    assert describe(kind) == notation
+    if text:
+        assert parse(text, ports(output=kind), "text") == {"output": value}
+
+
+def test_keys_are_enforced_by_their_pattern() -> None:
+    found = answer_format(ports(output=dict[int, str]), "text")
+    assert found is not None
+    assert json.loads(found.schema) == {
+        "type": "object",
+        "patternProperties": {"^-?(0|[1-9][0-9]{0,17})$": {"type": "string"}},
+        "additionalProperties": False,
+    }
+
+
 def test_recursive_types_are_named() -> None:
     assert describe(Tree) == (
         'Tree\nwhere Tree is {"value": int, "children" (optional): [Tree, ...]}'
