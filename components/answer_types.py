@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import functools
 import json
+import re
 import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -17,7 +18,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typing_extensions
 
 from compound.engine import AnswerFormat
-from compound.graph.json_types import json_schema_of, schema_of_annotation
+from compound.graph.json_types import (
+    DESCRIPTIVE,
+    INTEGER_KEY,
+    NUMBER_KEY,
+    json_schema_of,
+    schema_of_annotation,
+)
 from compound.graph.types import Port, accepts
 
 SCALARS: Mapping[object, str] = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
@@ -50,6 +57,54 @@ def without_annotation(kind: object) -> object:
     return kind
 
 
+def is_text(kind: object) -> bool:
+    """Return whether values of a type are texts, also with constraints.
+
+    >>> is_text(Annotated[str, "a name"]), is_text(str | None)
+    (True, False)
+    """
+    while get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    return kind is str
+
+
+def takes_any_text(kind: object) -> bool:
+    """Return whether any text is a value of a type.
+
+    >>> from pydantic import Field
+    >>> takes_any_text(str | None), takes_any_text(Annotated[str, Field(max_length=100)])
+    (True, False)
+    """
+    if labels_of(kind) or not (is_text(kind) or accepts(kind, "any text")):
+        return False
+    schema = json_schema_of(kind)
+    return schema is None or _takes_any_text(schema)
+
+
+def _takes_any_text(schema: object) -> bool:
+    if not isinstance(schema, Mapping):
+        return False
+    if options := schema.get("anyOf", schema.get("oneOf")):
+        return any(map(_takes_any_text, options))
+    kind = schema.get("type", "string")
+    return (kind == "string" or "string" in kind) and schema.keys() <= DESCRIPTIVE
+
+
+def limits_of(kind: object) -> str:
+    """Return the limits of a type in parentheses, or ``""`` if it has none.
+
+    >>> from pydantic import Field
+    >>> limits_of(Annotated[list[str], Field(min_length=2)]), limits_of(int)
+    ('(at least 2 items)', '')
+    """
+    notes = _limits(json_schema_of(kind) or {})
+    return f"({'; '.join(notes)})" if notes else ""
+
+
+def _limits(schema: Mapping[str, object]) -> list[str]:
+    return [words.format(schema[keyword]) for keyword, words in LIMITS.items() if keyword in schema]
+
+
 def labels_of(kind: object) -> tuple[object, ...]:
     """Return the values of a type with finitely many: a Literal, an Enum, or one of them or None."""
     kind = without_annotation(kind)
@@ -67,12 +122,12 @@ def is_plain(kind: object) -> bool:
     (True, True, False)
     """
     kind = without_annotation(kind)
-    if kind in (str, int, float, bool, list, Any, None, type(None)) or labels_of(kind):
+    if kind in (str, int, float, bool, list, Any, None, type(None)) or labels_of(kind) or is_text(kind):
         return True
     if get_origin(kind) is list or get_origin(kind) in (Union, types.UnionType):
         nested = any(get_origin(a) is list for a in get_args(kind))
         return not nested and all(map(is_plain, get_args(kind)))
-    return accepts(kind, "any text")
+    return takes_any_text(kind)
 
 
 def answer_format(outputs: Mapping[str, Port], layout: str) -> AnswerFormat | None:
@@ -91,7 +146,7 @@ def answer_format(outputs: Mapping[str, Port], layout: str) -> AnswerFormat | No
 
 
 def _single_format(kind: object) -> AnswerFormat | None:
-    if accepts(kind, "any text") or kind is Any:
+    if takes_any_text(kind):
         return None
     options: list[object] = []
     for part in get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,):
@@ -126,6 +181,12 @@ def enforceable(schema: object) -> object:
             found[keyword] = value
         elif keyword not in ("title", "default", "examples"):  # which no answer depends on
             found[keyword] = enforceable(value)
+    if pattern := _key_pattern(found):  # grammars ignore propertyNames
+        del found["propertyNames"]
+        found |= {
+            "patternProperties": {pattern: found["additionalProperties"]},
+            "additionalProperties": False,
+        }
     if "properties" in found and "patternProperties" not in found:
         found.setdefault("additionalProperties", False)
     if found.get("type") == "integer" and not found.keys() & {"enum", "const", *LIMITS}:
@@ -133,12 +194,26 @@ def enforceable(schema: object) -> object:
     return found
 
 
+def _key_pattern(schema: Mapping[str, Any]) -> str:
+    """Return the pattern of the keys of a dictionary whose names are restricted, or ``""``."""
+    names = schema.get("propertyNames")
+    if (
+        not isinstance(names, Mapping)
+        or "additionalProperties" not in schema
+        or "patternProperties" in schema
+    ):
+        return ""
+    if "enum" in names:
+        return f"^({'|'.join(re.escape(str(name)) for name in names['enum'])})$"
+    return str(names.get("pattern", ""))
+
+
 @functools.lru_cache(maxsize=512)
 def describe(kind: object) -> str:
     """Describe the JSON form of a type in the notation of prompts, or return ``""`` if it has none.
 
-    >>> describe(dict[str, int]), describe(list[dict[str, bool]])
-    ('dict[str, int]', '[dict[str, bool], ...]')
+    >>> describe(dict[str, int]), describe(list[dict[int, bool]])
+    ('dict[str, int]', '[dict[int, bool], ...]')
     """
     schema = json_schema_of(kind)
     return _Notation(schema).text() if schema else ""
@@ -165,7 +240,7 @@ class _Notation:
         if not isinstance(schema, Mapping):
             return "any value"
         text = self._kind(schema, depth)
-        notes = [words.format(schema[keyword]) for keyword, words in LIMITS.items() if keyword in schema]
+        notes = _limits(schema)
         if isinstance(schema.get("description"), str) and depth:
             notes.append(" ".join(schema["description"].split()))
         return f"{text} ({'; '.join(notes)})" if notes else text
@@ -197,7 +272,9 @@ class _Notation:
         properties, required = schema.get("properties", {}), schema.get("required", ())
         if not properties:
             values = schema.get("additionalProperties")
-            return f"dict[str, {self._of(values, depth)}]" if isinstance(values, Mapping) else "dict"
+            if not isinstance(values, Mapping):
+                return "dict"
+            return f"dict[{self._key(schema.get('propertyNames', {}), depth)}, {self._of(values, depth)}]"
         fields = [
             f'"{name}"{"" if name in required else " (optional)"}: {self._of(part, depth + 1)}'
             for name, part in properties.items()
@@ -207,6 +284,10 @@ class _Notation:
             return line
         indent = "  " * (depth + 1)
         return "{\n" + ",\n".join(indent + field for field in fields) + "\n" + "  " * depth + "}"
+
+    def _key(self, names: Mapping[str, Any], depth: int) -> str:
+        named = {INTEGER_KEY: "int", NUMBER_KEY: "float"}.get(names.get("pattern", ""))
+        return named or self._of({"type": "string", **names}, depth)
 
     def _reference(self, reference: str, depth: int) -> str:
         name = reference.rpartition("/")[2]

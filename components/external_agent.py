@@ -21,6 +21,7 @@ from compound.graph.component import Input, Value, check_name, merge_addresses
 from compound.graph.composite import Composite, RunBody
 from compound.graph.configuration import digest
 from compound.graph.fingerprint import code_digest
+from compound.graph.json_values import dumps
 from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.graph.types import Port, accepts, convert, format_type
@@ -227,7 +228,7 @@ class ExternalAgent(Composite):
         program, endpoint = self.program, Endpoint(server.base_url, session.key)
         if program.command:
             env = environment(program.env, endpoint)
-            text = json.dumps(given).encode()
+            text = dumps(given).encode()
             return _parsed(await run_program(program.command, text, env, program.folder))
         if program.isolation == "thread":
             assert callable(program.call)

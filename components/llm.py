@@ -7,16 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from compound.components.answer_types import answer_format, is_plain
-from compound.components.fields import (
-    Layout,
-    answer_cue,
-    field_label,
-    json_note,
-    parse,
-    render,
-    take_images,
-    type_note,
-)
+from compound.components.fields import answer_cue, parse, render, take_images
+from compound.components.type_notes import Layout, field_label, json_note, type_note
 from compound.engine import Adapter, AnswerFormat, Completion, Message, Request, format_bytes
 from compound.errors import DeclarationError, ParseError
 from compound.graph.bounds import (
@@ -31,7 +23,7 @@ from compound.graph.bounds import (
 from compound.graph.component import CallContext, Operation, check_name
 from compound.graph.configuration import digest
 from compound.graph.space import Choice, Demo, Demos, Float, Int, Text, Weights, as_demos
-from compound.graph.types import Port, format_type
+from compound.graph.types import Port, identify_type
 from compound.narrowing import entry
 from compound.storage.artifacts import is_reference
 
@@ -162,7 +154,7 @@ class LLM(Operation):
 
     @property
     def version(self) -> str:  # noqa: D102
-        fields = {name: format_type(port.type) for name, port in self.outputs.items()}
+        fields = {name: identify_type(port.type) for name, port in self.outputs.items()}
         trained = self.weights is not None  # its results contain token records, so caches must differ
         parts = [PROMPT_FORMAT, fields, self.layout, self.stop, self.system, trained]
         note = type_note(self.outputs, self.layout) or json_note(self.outputs, self.layout)

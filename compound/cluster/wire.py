@@ -1,7 +1,7 @@
 """Values, calls, results and traces as JSON, which read back as equal values or are refused.
 
-Plain JSON values travel as they are. Values of classes (pydantic models, dataclasses, enums, images) travel
-in their JSON form and are converted by the declared types of their ports, as in the cache.
+Plain JSON values travel as they are. Values of classes (pydantic models, dataclasses, enums, dates, images)
+travel in their JSON form and are converted by the declared types of their ports, as in the cache.
 """
 
 from __future__ import annotations
@@ -10,11 +10,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping
-from enum import Enum
 from typing import cast
-
-from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
 
 from compound.cluster.messages import Document, Numbers, UsageFields, checked_usage_fields
 from compound.engine import TokenRecord, TokenRow, Usage
@@ -22,10 +18,9 @@ from compound.errors import DeclarationError
 from compound.execution.exchange import Exchange, ExchangeDocument
 from compound.execution.outcomes import CallResult
 from compound.execution.trace import Call, Failure, FailureRow, Trace
+from compound.graph.json_values import dumps, is_json
 from compound.graph.system import System
-from compound.graph.types import convert, format_type
-
-LARGEST = 8192  # bits of an integer; Python writes at most 4,300 digits
+from compound.graph.types import convert
 
 Types = Callable[[str], object]  # the declared type of a value, by name
 
@@ -61,10 +56,10 @@ def values_from_wire(document: Document, types: Types) -> dict[str, object]:
 
 
 def _to_wire(value: object, types: Types, name: str, where: str) -> list[object]:
-    if _is_plain(value):
+    if is_json(value):
         return [value]
     try:
-        found = json.loads(json.dumps(value, default=_json))
+        found = json.loads(dumps(value, allow_nan=True))
         if convert(types(name), found) == value:
             return [found, True]
     except (TypeError, ValueError, KeyError, AttributeError):
@@ -84,33 +79,6 @@ def _shown(value: object) -> str:
 
 def _from_wire(item: list[object], types: Types, name: str) -> object:
     return convert(types(name), item[0]) if len(item) > 1 else item[0]
-
-
-def _is_plain(value: object) -> bool:
-    """Return whether a value consists of JSON types only, exactly."""
-    kind = type(value)
-    if kind is int:
-        return cast("int", value).bit_length() <= LARGEST
-    if kind in (str, float, bool, type(None)):
-        return True
-    if kind is list:
-        return all(map(_is_plain, cast("list[object]", value)))
-    if kind is dict:
-        items = cast("dict[object, object]", value)
-        return all(type(key) is str for key in items) and all(map(_is_plain, items.values()))
-    return False
-
-
-def _json(value: object) -> object:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        return dict(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return to_jsonable_python(value)
-    raise TypeError(f"{format_type(type(value))} has no JSON form")
 
 
 def result_to_wire(result: CallResult, types: Types, where: str) -> Document:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import NotRequired, TypedDict
-
-from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
 
 from compound.engine import NO_USAGE, TokenRecord, TokenRow, Usage, UsageDocument, UsageRow
 from compound.execution.exchange import Exchange, ExchangeDocument, is_stored
 from compound.execution.trace import Failure, FailureRow
 from compound.graph.component import Component
+from compound.graph.json_values import dumps, is_json
 from compound.graph.types import convert
 
 
@@ -55,27 +51,16 @@ class CallResultRow(TypedDict):
     exchanges: NotRequired[list[ExchangeDocument]]
 
 
-def _json(value: object) -> object:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, Enum):
-        return value.value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return to_jsonable_python(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
 def to_row(result: CallResult) -> CallResultRow | None:
     """Return the result as JSON types, or ``None`` if its outputs have no JSON form."""
     usage, failure = result.usage, result.failure
     try:
-        text = json.dumps(result.outputs, ensure_ascii=False, default=_json)
-        outputs = json.loads(text.encode())
+        outputs = json.loads(dumps(result.outputs, allow_nan=True).encode())
     except (TypeError, ValueError, AttributeError):
         return None
     return {
         "outputs": outputs,
-        "typed": outputs != result.outputs,
+        "typed": not all(map(is_json, result.outputs.values())),  # an equal value may be of another class
         "failure": failure.row if failure else None,
         "usage": usage.to_json(),
         "tokens": [record.row for record in result.tokens],

@@ -153,6 +153,18 @@ TRIES, WAIT = 4, 1.0  # attempts of a request, and seconds before the second one
 NUMBER = re.compile(
     r"(?:(?<!\w)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|(?<!\w)\.\d+)(?:[eE][-+]?\d+)?"
 )
+TRUE, FALSE = {"yes", "true", "1"}, {"no", "false", "0"}
+# What makes a number a part of something longer: a decimal comma, a fraction, a date, a range, an equation.
+CONTINUATION = re.compile(
+    r"(?:[.:_'’]|,\s?|[ \t]*[-/^*×÷·+=–—xX][-^*/]?[ \t]*|[ \t]+(?:or|to)[ \t]+|[ \t\u00a0\u202f]+)[-+]?\.?\d"
+)
+# A question that is repeated, or an alternative, before or instead of the decision.
+UNDECIDED = re.compile(r"\s*\?|\s*(?:[/|]|\b(?:or|and)\b)\s*(?:yes|no|true|false|[01])\b", re.IGNORECASE)
+MARKER = re.compile(r"\s*(?:(?:[-•]|\*(?!\*))(?!\d)|\d+[.)](?!\d)|\[\d+\])\s*")
+FENCE = re.compile(r"```(?:[\w+-]*[ \t]*\n|json\b)?(.*?)```", re.DOTALL)
+ARRAY_INTRODUCTION = re.compile(r"[^\n\[\]]*:[*_]*\s*(?=\[)")
+BARE_ARRAY = re.compile(r"\[([^\[\]\"\n]*)\]")  # without quotes, or with those of Python
+EMPHASIS = "*_ \t"
 NEGATION = re.compile(
     r"(?:\b(?:not|never|nor|non|neither)|n['’]t)(?:\s+(?:a|an|the|very))?[\s\-\"'`*]*$", re.IGNORECASE
 )
@@ -444,22 +456,28 @@ def _label(raw: str, options: Sequence[Any]) -> Any:  # noqa: ANN401
 
 
 def _bool(raw: str) -> bool:
-    words = re.findall(r"\w+", raw.lower())
-    if words and words[0] in ("yes", "true", "1"):
-        return True
-    if words and words[0] in ("no", "false", "0"):
-        return False
-    raise ValueError(f"{raw!r:.100} is neither yes nor no")
+    words = list(re.finditer(r"\w+", raw.lower()))
+    first = words[0].group() if words else ""
+    if first not in TRUE | FALSE:
+        raise ValueError(f"{raw!r:.100} is neither yes nor no")
+    rest = raw[words[0].end() :]
+    denied = len(words) == 2 and words[1].group() in (FALSE if first in TRUE else TRUE)
+    if denied or UNDECIDED.match(rest) or (first in ("0", "1") and CONTINUATION.match(rest)):
+        raise ValueError(f"{raw!r:.100} does not decide between yes and no")
+    return first in TRUE
 
 
 def _number(raw: str, name: str) -> int | float:
-    matches = list(NUMBER.finditer(raw.replace("\N{MINUS SIGN}", "-")))
+    plain = raw.replace("\N{MINUS SIGN}", "-")
+    matches = list(NUMBER.finditer(plain))
     if not matches:
         raise ValueError(f"{raw!r:.100} holds no number")
     text = matches[0].group().replace(",", "")
     leads = not any(character.isalnum() for character in raw[: matches[0].start()])
     if not leads and len({match.group().replace(",", "") for match in matches}) > 1:
         raise ValueError(f"{raw!r:.100} holds several numbers and does not start with one")
+    if CONTINUATION.match(plain, matches[0].end()):
+        raise ValueError(f"{raw!r:.100} does not start with a single number")
     if name == "int" and text.lstrip("+-").isdigit():
         return int(text)
     value = float(text)
@@ -469,19 +487,86 @@ def _number(raw: str, name: str) -> int | float:
 
 
 def _list(raw: str, item: Mapping[str, Any]) -> list[Any]:
-    text = raw.strip()
-    if text.startswith("["):
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, list):
-            return [parse_value(one, item) for one in value]
-    marker = re.compile(r"^\s*(?:[-*•](?!\d)|\d+[.)](?!\d)|\[\d+\])\s*")
-    parts = [line for line in (marker.sub("", line).strip() for line in text.splitlines()) if line]
-    if len(parts) == 1 and not marker.match(text):
-        parts = [part.strip() for part in parts[0].split(",") if part.strip()]
-    return [parse_value(part, item) for part in parts]
+    return [parse_value(part, item) for part in list_items(raw)]
+
+
+def list_items(raw: str) -> list[Any]:
+    """Return the items in a text, as JSON values or texts; a JSON array, or one item in each line.
+
+    Code fences, an introduction and a closing remark are skipped.
+
+    Raises:
+        ValueError: a JSON array is incomplete, or it is unclear which lines are items.
+    """
+    text = _unfenced(raw.strip())
+    introduction = ARRAY_INTRODUCTION.match(text)
+    array = _array(text[introduction.end() :] if introduction else text)
+    if array is not None:
+        return array
+    if (bare := BARE_ARRAY.fullmatch(text)) and not MARKER.match(text):
+        parts = [part.strip() for part in bare[1].split(",")]
+        if "'" not in text or all(re.fullmatch("'[^']*'", part) for part in parts):
+            return [part.strip("'") for part in parts if part]
+    if text.startswith("[") and not MARKER.match(text):
+        raise ValueError(f"{raw!r:.100} holds no complete JSON array")
+    lines = text.splitlines()
+    filled = [i for i, line in enumerate(lines) if line.strip()]
+    if any(MARKER.match(lines[i]) for i in filled):
+        return list(_marked_items(lines))
+    if len(filled) == 1:
+        return [part.strip() for part in lines[filled[0]].split(",") if part.strip()]
+    if filled and lines[filled[0]].rstrip(EMPHASIS).endswith(":"):
+        filled = filled[1:]
+    return [lines[i].strip() for i in filled]
+
+
+def _unfenced(text: str) -> str:
+    """Return the content of the only code fence, if only an introduction precedes it; else the text."""
+    found = FENCE.search(text) if text.count("```") == 2 else None
+    if found is None:
+        return text
+    before, after = text[: found.start()].strip(), text[found.end() :]
+    if (before and not _introduces(before.splitlines()[-1])) or any(map(MARKER.match, after.splitlines())):
+        return text
+    return found[1].strip()
+
+
+def _array(text: str) -> list[Any] | None:
+    """Return the JSON array that a text begins with, if a remark in other lines at most follows."""
+    if not text.startswith("["):
+        return None
+    try:
+        value, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    rest = text[end:].lstrip(" \t.`")
+    return value if not rest or (rest.startswith("\n") and "[" not in rest) else None
+
+
+def _marked_items(lines: Sequence[str]) -> list[str]:
+    """Return the items of lines of which some are marked, such as by a number or a hyphen."""
+    places = [i for i, line in enumerate(lines) if MARKER.match(line)]
+    items: list[list[str]] = []
+    for i, line in enumerate(lines):
+        blank_before = i > 0 and not lines[i - 1].strip()
+        if mark := MARKER.match(line):
+            items.append([line[mark.end() :].strip()])
+        elif not line.strip():
+            continue
+        elif i < places[0]:
+            if i == places[0] - 1 and not _introduces(line):
+                raise ValueError(f"{line.strip()!r:.100} is neither an item nor an introduction")
+        elif line[0].isspace():
+            items[-1].append(line.strip())
+        elif i > places[-1] and blank_before:
+            break
+        else:
+            raise ValueError(f"{line.strip()!r:.100} is not marked as an item")
+    return [text for item in items if (text := " ".join(item).strip())]
+
+
+def _introduces(line: str) -> bool:
+    return line.rstrip(EMPHASIS).endswith(":") or re.match(r"\s*#+\s", line) is not None
 
 
 def main() -> None:

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
+import decimal
+import enum
 import importlib
 import inspect
 import json
 import os
 import sys
 import traceback
+import uuid
 from collections.abc import Callable
 
 
@@ -33,8 +37,8 @@ def main() -> None:
             try:
                 if function is None:
                     function = _load(place)
-                answer = {"result": _plain(_call(runner, function, json.loads(line)))}
-                text = json.dumps(answer)
+                answer = {"result": _call(runner, function, json.loads(line))}
+                text = json.dumps(answer, default=_plain)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - an agent's code may raise anything
                 traceback.print_exc()
                 text = json.dumps({"error": f"{type(error).__name__}: {error}", "place": _place(error)})
@@ -65,12 +69,22 @@ def _call(runner: asyncio.Runner, function: Callable[..., object], inputs: dict[
 
 
 def _plain(value: object) -> object:
-    """Return a result as JSON types, with models and dataclasses as objects."""
+    """Return the JSON form of a result of another class, as pydantic reads it."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
-    return value
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, set | frozenset):
+        return list(value)
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, decimal.Decimal | uuid.UUID):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} {value!r} cannot be written as JSON")
 
 
 def _place(error: BaseException) -> str:

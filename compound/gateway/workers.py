@@ -23,6 +23,7 @@ from compound.gateway import worker as worker_program
 from compound.gateway.processes import MAX_OUTPUT, Endpoint, environment, started
 from compound.gateway.server import Gateway
 from compound.gateway.sessions import Session
+from compound.graph.json_values import dumps
 from compound.security.sanitize import sanitize_text
 
 
@@ -88,7 +89,7 @@ class WorkerPool:
             assert process.stdin is not None
             assert process.stdout is not None
             try:
-                process.stdin.write(json.dumps(dict(inputs)).encode() + b"\n")
+                process.stdin.write(dumps(inputs).encode() + b"\n")
                 await process.stdin.drain()
                 line = await process.stdout.readline()
             except (ConnectionError, BrokenPipeError):

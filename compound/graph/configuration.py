@@ -5,21 +5,18 @@ Optimization changes nothing else, and a saved configuration is all that another
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import NoReturn
-
-from pydantic_core import to_jsonable_python
 
 from compound import notebook
 from compound.errors import ConfigurationError
 from compound.formatting import MOST_NAMES, short_repr
+from compound.graph.json_values import dumps
 from compound.security.sanitize import replace_surrogates
 from compound.security.untrusted import UntrustedFolder
 from compound.storage.artifacts import (
@@ -64,14 +61,12 @@ def canonical_json(value: object) -> str:
     >>> canonical_json({"b": 1, "a": (2,)})
     '{"a":[2],"b":1}'
     """
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain
-    )
+    return dumps(value, sort_keys=True, compact=True)
 
 
 def to_json_types(value: object) -> object:
     """Convert ``value`` to JSON types, keeping the order of mappings; no NaN."""
-    return json.loads(json.dumps(value, allow_nan=False, default=_plain))
+    return json.loads(dumps(value))
 
 
 def to_json_values(values: Mapping[str, object]) -> dict[str, object]:
@@ -106,21 +101,6 @@ def to_readable_json(value: object) -> object:
 def to_readable_values(values: Mapping[str, object]) -> dict[str, object]:
     """Convert values by name to JSON types; replace unsupported objects by text."""
     return {name: to_readable_json(value) for name, value in values.items()}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, tuple | set | frozenset):
-        return sorted(value) if isinstance(value, set | frozenset) else list(value)
-    if isinstance(value, Enum):
-        return value.value
-    dump = getattr(value, "model_dump", None)
-    if dump is not None:
-        return dump(mode="json")
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return to_jsonable_python(value)
-    raise TypeError(f"{type(value).__name__} {value!r} cannot be written as JSON")
 
 
 def digest(value: object) -> str:

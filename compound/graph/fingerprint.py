@@ -9,9 +9,11 @@ import dataclasses
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from types import CellType, CodeType
 
 from compound.graph.configuration import to_readable_json
+from compound.graph.json_values import SCALARS
 
 PLAIN = (str, int, float, bool, bytes, type(None))
 
@@ -51,6 +53,8 @@ def describe_code(value: object) -> object:
         return sorted((describe_code(item) for item in value), key=str)
     if isinstance(value, list | tuple):
         return [describe_code(item) for item in value]
+    if isinstance(value, (*SCALARS, PurePath)):
+        return repr(value)  # digests in existing caches depend on it
     return to_readable_json(value)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args
 import typing_extensions
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import CoreSchema, SchemaError, SchemaValidator, core_schema
 
 from compound.errors import DeclarationError
@@ -39,6 +40,14 @@ BASES: Mapping[object, object] = {
 }
 # Keywords that only describe: a schema with no others is the plain type of its `type`.
 DESCRIPTIVE = frozenset({"type", "title", "description", "default", "examples", "$schema", "$id"})
+INTEGER_KEY = r"^-?(0|[1-9][0-9]{0,17})$"
+NUMBER_KEY = r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?(e-?[0-9]{1,3})?$"
+KEYS: Mapping[str, dict[str, Any]] = {  # schemas of the names of properties, by the kind of the keys
+    "int": {"pattern": INTEGER_KEY},
+    "float": {"pattern": NUMBER_KEY},
+    "decimal": {"pattern": NUMBER_KEY},
+    "bool": {"enum": ["true", "false"]},
+}
 MOST_ERRORS = 3
 NAMED_PARTS = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})  # mappings by name
 LONGEST_SCHEMA = 100_000  # characters
@@ -159,6 +168,19 @@ def schema_of_annotation(kind: object) -> JSONSchema | None:
     return next((item for item in get_args(kind)[1:] if isinstance(item, JSONSchema)), None)
 
 
+class _SchemaGenerator(GenerateJsonSchema):
+    """Generator that also describes keys that are no texts, which JSON writes as texts."""
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> dict[str, Any]:
+        found = super().dict_schema(schema)
+        keys = schema.get("keys_schema", {})
+        if keys.get("type") == "literal" and "propertyNames" not in found:
+            found["propertyNames"] = {"enum": [str(label) for label in keys["expected"]]}
+        elif names := KEYS.get(keys.get("type", "")):
+            found.setdefault("propertyNames", names)
+        return found
+
+
 @functools.lru_cache(maxsize=512)
 def json_schema_of(kind: object) -> dict[str, Any] | None:
     """Return the JSON schema of a type's values, or ``None`` if they have no JSON form.
@@ -172,7 +194,9 @@ def json_schema_of(kind: object) -> dict[str, Any] | None:
     if given is not None:
         return given.document
     try:
-        return TypeAdapter(cast("Any", portable(kind))).json_schema(mode="validation")
+        return TypeAdapter(cast("Any", portable(kind))).json_schema(
+            mode="validation", schema_generator=_SchemaGenerator
+        )
     except (PydanticUserError, TypeError, ValueError):
         return None
 

@@ -29,7 +29,7 @@ from compound.graph.component import (
 )
 from compound.graph.configuration import Configuration, canonical_json, digest, to_readable_json
 from compound.graph.space import Space
-from compound.graph.types import Port, format_type, quote_names
+from compound.graph.types import Port, format_type, identify_type, quote_names
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -414,7 +414,7 @@ def _all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
 
 def _structure(system: System) -> dict[str, object]:
     return {
-        "inputs": {name: format_type(kind) for name, kind in system.inputs.items()},
+        "inputs": {name: identify_type(kind) for name, kind in system.inputs.items()},
         "outputs": {name: source.label for name, source in system.outputs.items()},
         "nodes": {
             name: {

@@ -10,8 +10,9 @@ import ast
 import functools
 import operator
 import types
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -109,7 +110,28 @@ def format_type(kind: object) -> str:
 
     >>> format_type(list[str]), format_type(Literal["yes", "no"]), format_type(str | None)
     ('list[str]', 'one of yes, no', 'str | None')
+    >>> format_type(Annotated[int, "positive"])
+    'Annotated[int, ...]'
     """
+    if get_origin(kind) is Annotated and schema_of_annotation(kind) is None:
+        return f"Annotated[{_inner(get_args(kind)[0])}, ...]"
+    return _format(kind, _inner)
+
+
+def identify_type(kind: object) -> str:
+    """Return the spelling of a type with all its constraints, for digests of what produced a value.
+
+    >>> identify_type(list[Annotated[int, "positive"]])
+    'list[Annotated[int, positive]]'
+    """
+
+    def inner(part: object) -> str:
+        return _inner(part) if get_origin(part) is Literal else identify_type(part)
+
+    return _format(kind, inner)
+
+
+def _format(kind: object, inner: Callable[[object], str]) -> str:
     if kind is Any:
         return "any"
     if kind is type(None):
@@ -122,9 +144,9 @@ def format_type(kind: object) -> str:
             return "one of " + ", ".join(arguments)
         return _inner(kind)
     if origin in (Union, types.UnionType):
-        return " | ".join(map(_inner, arguments))
+        return " | ".join(map(inner, arguments))
     if origin is not None:
-        return f"{getattr(origin, '__name__', origin)}[{', '.join(map(_inner, arguments))}]"
+        return f"{getattr(origin, '__name__', origin)}[{', '.join(map(inner, arguments))}]"
     return getattr(kind, "__name__", str(kind))
 
 
@@ -223,23 +245,25 @@ def convert(kind: object, value: object) -> object:
     try:
         return _lenient_adapter(kind).validate_python(value, strict=False)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)
-        where = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found[:MOST_ERRORS] if e["loc"]]
-        detail = f" ({'; '.join(where)})" if where else ""
-        raise ValueError(f"{value!r:.200} is not {format_type(kind)}{detail}") from error
+        found = error.errors(include_url=False, include_context=False, include_input=False)[:MOST_ERRORS]
+        # an error of a whole value, such as one of a model's validator, has no place
+        details = [": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"]))) for e in found]
+        raise ValueError(f"{value!r:.200} is not {format_type(kind)} ({'; '.join(details)})") from error
+
+
+JSON_FORMS = (dict, list, str, int, float, datetime)  # a time of a data frame may be the form of a date
 
 
 def as_declared(kind: object, value: object) -> object:
     """Return a value as an instance of its declared type, if it is the JSON form of one.
 
-    Data sets and stored traces hold the JSON form of pydantic models and dataclasses. Plain types are not
-    converted, and neither is a value that does not fit.
+    Data sets and stored traces hold the JSON form of pydantic models, dataclasses, dates and sets; data
+    frames hold times for dates. Plain types are not converted, and neither is a value that does not fit.
+
+    >>> as_declared(datetime, "2024-01-02T10:00"), as_declared(set[int], [1]), as_declared(int, "1")
+    (datetime.datetime(2024, 1, 2, 10, 0), {1}, '1')
     """
-    if (
-        not isinstance(value, dict | list | str | int | float)
-        or not _has_classes(kind)
-        or accepts(kind, value)
-    ):
+    if not isinstance(value, JSON_FORMS) or not _has_classes(kind) or accepts(kind, value):
         return value
     try:
         return convert(kind, value)
@@ -258,9 +282,13 @@ def all_as_declared(ports: Mapping[str, Port], values: Mapping[str, object]) -> 
 @functools.lru_cache(maxsize=512)
 def _has_classes(kind: object) -> bool:
     """Return whether values of a type contain instances of classes that JSON does not have."""
-    if isinstance(kind, type) and kind not in (*EXACT, list, dict) and get_origin(kind) is None:
-        return kind is not type(None)
-    return any(_has_classes(part) for part in get_args(kind) if isinstance(part, Hashable))
+    origin, arguments = get_origin(kind), get_args(kind)
+    found = kind if origin is None else origin
+    if isinstance(found, type) and found not in (*EXACT, list, dict, type(None), types.UnionType):
+        return True
+    if origin is dict and arguments[0] not in (str, Any):
+        return True  # JSON has only texts as keys
+    return any(_has_classes(part) for part in arguments if isinstance(part, Hashable))
 
 
 def holds_images(kind: object) -> bool:

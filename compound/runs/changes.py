@@ -13,7 +13,7 @@ from compound.errors import FRESH, RunDirectoryError
 from compound.graph.component import Component
 from compound.graph.configuration import canonical_json
 from compound.graph.system import System
-from compound.graph.types import format_type
+from compound.graph.types import identify_type
 from compound.runs.directory import read_json
 
 FORMAT = 3  # of config.json; until 2, `prompts`, `rewards` and `weights` held the settings of all methods
@@ -26,7 +26,7 @@ _WHOLE = re.compile(r"(structure\.(?:parameters\.[^.]+\.[^.]+|(?:components|wire
 def describe_structure(system: System) -> dict[str, Any]:
     """Return the content of a system's signature in readable form."""
     return {
-        "inputs": {name: format_type(kind) for name, kind in system.inputs.items()},
+        "inputs": {name: identify_type(kind) for name, kind in system.inputs.items()},
         "outputs": {name: source.label for name, source in system.outputs.items()},
         "components": {name: _declared(component) for name, component in system.components.items()},
         "wires": {
@@ -42,7 +42,7 @@ def describe_structure(system: System) -> dict[str, Any]:
 
 def _declared(component: Component) -> dict[str, Any]:
     own = {name: value for name in OWN if isinstance(value := getattr(component, name, None), str | tuple)}
-    outputs = {name: format_type(port.type) for name, port in component.outputs.items()}
+    outputs = {name: identify_type(port.type) for name, port in component.outputs.items()}
     several = "{" + ", ".join(f"{name}: {kind}" for name, kind in outputs.items()) + "}"
     out = outputs["output"] if list(outputs) == ["output"] else several  # as declared in a file
     return {"kind": component.kind, "out": out, "version": component.version, **own}

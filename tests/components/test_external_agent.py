@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import time
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,20 @@ def test_an_async_agent_may_send_several_requests_at_once() -> None:
     trace = run(system(external_agents.with_async_client, prompts=[]), ScriptedLM(lambda message: "yes"))
     assert trace.outputs == {"answer": "yes|yes|yes"}
     assert [call.address for call in trace.calls] == [f"geo[{i}]/geo_other" for i in range(3)]
+
+
+def test_values_of_other_classes_are_passed_to_a_process_and_back() -> None:
+    agent = ExternalAgent(
+        "bill", call=external_agents.later, output={"day": date, "cost": Decimal, "days": set[date]},
+        isolation="run", prompts=[prompt()],
+    )  # fmt: skip
+    node = agent(day=cp.Input("day", date), cost=cp.Input("cost", Decimal))
+    found = cp.System("s", {"day": node.day, "cost": node.cost, "days": node.days}, lm="lm")
+    given = {"day": date(2024, 1, 2), "cost": Decimal("1.25")}
+    trace = cp.run(found, given, engines={"lm": echo()})
+    assert trace.outputs == {
+        "day": date(2024, 1, 3), "cost": Decimal("2.50"), "days": {date(2024, 1, 2)}
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("isolation", ["worker", "run"])

@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime
+import decimal
 import enum
 import json
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
 
 import compound as cp
 from compound.components.answer_types import answer_format, describe, enforceable, is_plain
-from compound.components.fields import parse, render
+from compound.components.fields import format_inputs, format_outputs, parse, render
 from compound.components.function import Function
+from compound.components.type_notes import Layout
 from compound.engine import AnswerFormat, Request
 from compound.errors import DeclarationError, ParseError, WiringError
 from compound.execution.cache import MemoryCache
 from compound.execution.trace import from_json, to_json
 from compound.graph.component import Output
 from compound.graph.json_types import json_type
-from compound.graph.types import Port
+from compound.graph.types import Port, identify_type
 from compound.spec import dump, loads
 from compound.testing import ScriptedLM
 
@@ -107,6 +110,35 @@ def test_a_model_is_told_nested_fields_limits_and_descriptions() -> None:
     assert json.loads(request.format.schema)["required"] == ["name", "age", "address"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "notation", "text", "value"),
+    [
+        (dict[int, str], "dict[int, str]", '{"1": "a"}', {1: "a"}),
+        (dict[float, int], "dict[float, int]", '{"1.5": 2}', {1.5: 2}),
+        (dict[bool, int], 'dict["true" | "false", int]', '{"true": 2}', {True: 2}),
+        (dict[Literal["a", "b"], int], 'dict["a" | "b", int]', '{"a": 2}', {"a": 2}),
+        (dict[Literal[1, 2], int], 'dict["1" | "2", int]', "", None),
+        (dict[Mood, int], 'dict["good" | "bad", int]', '{"bad": 2}', {Mood.BAD: 2}),
+        (dict[datetime.date, int], "dict[str (date), int]", '{"2024-01-02": 3}',
+         {datetime.date(2024, 1, 2): 3}),
+    ],
+)  # fmt: skip
+def test_keys_of_dictionaries_are_described_and_read(kind: Any, notation: str, text: str, value: Any) -> None:
+    assert describe(kind) == notation
+    if text:
+        assert parse(text, ports(output=kind), "text") == {"output": value}
+
+
+def test_keys_are_enforced_by_their_pattern() -> None:
+    found = answer_format(ports(output=dict[int, str]), "text")
+    assert found is not None
+    assert json.loads(found.schema) == {
+        "type": "object",
+        "patternProperties": {"^-?(0|[1-9][0-9]{0,17})$": {"type": "string"}},
+        "additionalProperties": False,
+    }
+
+
 def test_recursive_types_are_named() -> None:
     assert describe(Tree) == (
         'Tree\nwhere Tree is {"value": int, "children" (optional): [Tree, ...]}'
@@ -184,6 +216,114 @@ def test_the_version_changes_with_the_fields_of_a_class_of_the_same_name() -> No
     assert len(versions) == 6
 
 
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+CODE = Annotated[str, Field(pattern=r"^[A-Z]{3}-\d{4}$")]
+SHORT = Annotated[str, Field(max_length=3)]
+LONG = Annotated[str, Field(max_length=100)]
+WORDS = Annotated[str, Field(pattern="^[a-z ]+$")]
+NAME = json_type({"type": "string", "minLength": 2})
+MAYBE = Annotated[int, Field(ge=0)] | None
+
+
+@pytest.mark.parametrize(
+    ("kind", "note"),
+    [
+        (SHORT, "text (at most 3 characters)."),
+        (LONG, "text (at most 100 characters)."),
+        (CODE, r"text (matching ^[A-Z]{3}-\d{4}$)."),
+        (WORDS, "text (matching ^[a-z ]+$)."),
+        (NAME, "text (at least 2 characters)."),
+        (SHORT | None, "text (at most 3 characters) or none."),
+        (Annotated[int, Field(ge=0)], "a whole number (at least 0)."),
+        (MAYBE, "a whole number (at least 0) or none."),
+        (Annotated[int, Field(ge=0)] | SHORT, "a whole number (at least 0) or text (at most 3 characters)."),
+        (Annotated[Literal["a", "b"], "note"], "one of: a, b"),
+        (
+            Annotated[list[str], Field(min_length=2)],
+            "a list (at least 2 items): one item in each line, or a JSON array.",
+        ),
+        (
+            list[Annotated[int, Field(ge=0)]],
+            "a list of whole numbers (at least 0): one in each line, or a JSON array.",
+        ),
+        (list[SHORT], "a list of texts (at most 3 characters): one in each line, or a JSON array."),
+        (list[Literal["x", "y"]], "a list of labels (x, y): one in each line, or a JSON array."),
+        (list[Mood], "a list of labels (good, bad): one in each line, or a JSON array."),
+        (Mood | None, "one of: good, bad, none"),
+        (Level, "one of: 1 (LOW), 2 (HIGH)"),
+        (list[Level], "a list of labels (1 (LOW), 2 (HIGH)): one in each line, or a JSON array."),
+    ],
+)
+def test_a_model_is_told_limits_and_labels_of_plain_types(kind: Any, note: str) -> None:
+    answer = '["x", "y"]' if note.startswith("a list") else "x"
+    request = run(system(kind), [answer])[1][0]
+    assert request.messages[-1].text == f"Write.\n\nThe answer must be {note}\n\nQuestion: ?"
+    assert request.format is not None
+
+
+@pytest.mark.parametrize("layout", ["fields", "json"])
+def test_fields_are_described_with_limits_and_labels(layout: Layout) -> None:
+    kinds = ports(code=SHORT, age=MAYBE, mood=Mood, moods=list[Mood], level=Level)
+    text = render("", [], {"q": "x"}, kinds, layout)
+    for part in ("str (at most 3 characters)", "int (at least 0) | None", "one of good, bad",
+                 "list[Literal['good', 'bad']]", "one of 1 (LOW), 2 (HIGH)"):  # fmt: skip
+        assert part in text
+    versions = {cp.LLM("a", output={"x": kind, "y": str}, format=layout).version for kind in (SHORT, LONG)}
+    assert len(versions) == 2
+
+
+@pytest.mark.parametrize("kind", [str, Annotated[str, "a name"], Annotated[str, AfterValidator(str.strip)]])
+def test_a_text_without_limits_is_neither_described_nor_enforced(kind: Any) -> None:
+    request = run(system(kind), ["x"])[1][0]
+    assert request.messages[-1].text == "Write.\n\nQuestion: ?"
+    assert request.format is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (CODE, '"TAM-1234"', "TAM-1234"),
+        (CODE, "TAM-1234", "TAM-1234"),
+        (SHORT, '""', ""),
+        (SHORT, 'a"b', 'a"b'),
+        (LONG, '"quoted"', "quoted"),
+        (NAME, '"Ada"', "Ada"),
+        (SHORT | None, '"abc"', "abc"),
+        (SHORT | None, "none", None),
+        (str, '"quoted"', '"quoted"'),
+        (Annotated[str, Field(pattern='^".*"$')], '"quoted"', '"quoted"'),
+        (Annotated[str, StringConstraints(to_lower=True)], "ABC", "abc"),
+        (Level, "2", Level.HIGH),
+        (Level, "HIGH", Level.HIGH),
+        (Level, "1 (LOW)", Level.LOW),
+        (list[Level], "- LOW\n- 2", [Level.LOW, Level.HIGH]),
+    ],
+)
+def test_a_constrained_text_may_be_a_json_string_and_a_number_may_be_named(
+    kind: Any, text: str, value: Any
+) -> None:
+    assert parse(text, ports(output=kind), "text") == {"output": value}
+
+
+def test_an_error_names_the_constraint_and_not_its_object() -> None:
+    with pytest.raises(ParseError) as caught:
+        parse("abcd", ports(output=SHORT), "text")
+    assert (
+        "'abcd' is not Annotated[str, ...] (String should have at most 3 characters)" in caught.value.message
+    )
+
+
+def test_the_version_of_a_component_with_a_constrained_number_has_not_changed() -> None:
+    """It is part of the keys of cached results."""
+    assert identify_type(Annotated[int, Field(ge=0)]) == (
+        "Annotated[int, annotation=NoneType required=True metadata=[Ge(ge=0)]]"
+    )
+
+
 # -- parsing ---------------------------------------------------------------------------------------------
 
 
@@ -238,6 +378,26 @@ def test_a_re_ask_shows_the_answer_and_the_error_and_is_charged() -> None:
     assert "age: Input should be less than or equal to 150" in requests[1].messages[2].text
     assert trace.usage.calls == 2
     assert len(trace.calls[0].exchanges) == 2
+
+
+class Span(BaseModel):
+    start: int
+    end: int
+
+    @model_validator(mode="after")
+    def check(self) -> Span:
+        if self.start > self.end:
+            raise ValueError("start must not exceed end")
+        return self
+
+
+def test_a_re_ask_shows_the_message_of_a_validator_of_the_whole_value() -> None:
+    trace, requests = run(system(Span), ['{"start": 3, "end": 1}', '{"start": 1, "end": 3}'])
+    assert "is not Span (Value error, start must not exceed end)" in requests[1].messages[2].text
+    assert trace.outputs == {"y": Span(start=1, end=3)}
+    nested, _ = run(system(dict[str, Span], reasks=0), ['{"a": {"start": 3, "end": 1}}'])
+    assert nested.failure is not None
+    assert "(a: Value error, start must not exceed end)" in nested.failure.message
 
 
 def test_re_asks_are_bounded_and_the_last_error_counts() -> None:
@@ -312,6 +472,54 @@ def test_a_function_receives_the_class_also_from_caches_stored_traces_and_forks(
     plain: Any = stored.call("writer").outputs["output"]
     replaced = asyncio.run(executor.fork(built, stored, "writer", outputs={"output": plain}))
     assert replaced.outputs["y"] == value
+
+
+class Label(str, enum.Enum):  # noqa: UP042 - formatted by its name, unlike a StrEnum
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Visit(TypedDict):
+    day: datetime.date
+
+
+@pytest.mark.parametrize(
+    ("kind", "reply", "shown"),
+    [
+        (datetime.date, "2024-01-02", "2024-01-02"),
+        (datetime.datetime, "2024-01-02T10:00:00", "2024-01-02T10:00:00"),
+        (datetime.timedelta, "PT1H", "PT1H"),
+        (decimal.Decimal, "1.5", "1.5"),
+        (uuid.UUID, "12345678-1234-5678-1234-567812345678", "12345678-1234-5678-1234-567812345678"),
+        (bytes, "x", "x"),
+        (set[int], "[2, 1]", "[1,2]"),
+        (list[datetime.date], '["2024-01-02"]', '["2024-01-02"]'),
+        (dict[datetime.date, int], '{"2024-01-02": 1}', '{"2024-01-02":1}'),
+        (datetime.date | None, "2024-01-02", "2024-01-02"),
+        (Visit, '{"day": "2024-01-02"}', '{"day":"2024-01-02"}'),
+        (Label, "good", "good"),
+    ],
+)
+def test_a_value_of_another_class_is_passed_on_cached_and_stored(kind: Any, reply: str, shown: str) -> None:
+    written = cp.LLM("writer", output=kind, retries=0)(question=QUESTION)
+    built = cp.System("s", outputs={"y": cp.LLM("reader")(value=written), "w": written}, lm="lm")
+    cache = MemoryCache()
+    first, requests = run(built, [reply, "fine"], cache)
+    assert first.failure is None
+    assert f"Value: {shown}" in requests[1].messages[-1].text
+    second, requests = run(built, [], cache)
+    assert not requests
+    stored = from_json(json.loads(json.dumps(to_json(first))))
+    forked = asyncio.run(cp.Executor({"lm": ScriptedLM(["again"])}).fork(built, stored, "reader", resample=1))
+    for trace in (second, forked):
+        assert trace.outputs["w"] == first.outputs["w"]
+        assert type(trace.outputs["w"]) is type(first.outputs["w"])
+
+
+def test_a_text_of_an_enum_is_shown_by_its_value() -> None:
+    assert format_inputs({"mood": Label.GOOD, "moods": [Label.BAD]}) == "Mood: good\nMoods: [1] bad"
+    for layout in ("text", "fields", "json"):
+        assert "good" in format_outputs({"mood": Label.GOOD}, layout, ports(mood=Label))
 
 
 def test_a_system_input_of_a_class_takes_its_json_form() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import compound as cp
 from compound.api.arguments import to_dataset
 from compound.errors import DataError, DeclarationError
 from compound.evaluation.rows import read_rows
+from compound.testing import ScriptedLM
 
 ROWS: list[dict[str, Any]] = [
     {"id": "a", "question": "one?", "answer": ["1", "one"], "n": 1},
@@ -155,3 +157,24 @@ def test_a_stream_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("compound.api.arguments.MAX_ROWS", 5)
     with pytest.raises(DeclarationError, match="data has more than 5 rows"):
         to_dataset(({"x": i} for i in iter(int, 1)), splits=False)
+
+
+@pytest.mark.parametrize("kind", [datetime.date, datetime.datetime, datetime.date | None])
+def test_times_of_a_data_frame_are_dates(kind: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"day": pandas.to_datetime(["2024-01-02"]), "y": ["2024"]})
+
+    def year(day: Any) -> str:
+        return str(day.year) if isinstance(day, kind) else ""
+
+    year.__annotations__["day"] = kind
+    system = cp.System("s", {"y": cp.Function("year", year)(day=cp.Input("day", kind))})
+    assert cp.evaluate(system, frame, "exact_match", cache=False).mean == 1
+
+
+def test_a_time_of_a_data_frame_within_a_day_is_no_date() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"day": pandas.to_datetime(["2024-01-02 10:00"]), "y": ["2024"]})
+    system = cp.System("s", {"y": cp.LLM("a")(day=cp.Input("day", datetime.date))}, lm="lm")
+    with pytest.raises(DataError, match="input 'day' must be date"):
+        cp.evaluate(system, frame, "exact_match", engines={"lm": ScriptedLM([])})

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import datetime as dt
+import enum
 import math
 from collections.abc import Mapping
-from typing import Any
+from decimal import Decimal
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from compound.errors import CallError, DataError, DeclarationError, MissingOutput
 from compound.evaluation.metrics.built_in import accuracy, exact_match, mrr, recall_at_k, token_f1
@@ -19,6 +24,7 @@ from compound.evaluation.metrics.named import METRICS
 from compound.evaluation.metrics.scoring import apply_metric
 from compound.evaluation.metrics.text import find_label, normalize
 from compound.example import Example, Metric, Score
+from compound.graph.types import Port
 
 WORDS = st.lists(st.sampled_from(["red", "Green", "blue", "the", "x1", "é", "no,"]), max_size=6).map(" ".join)
 LABELS = ["yes", "no", "maybe"]
@@ -351,3 +357,85 @@ def test_apply_checks_metrics_written_as_classes_too() -> None:
 
     with pytest.raises(CallError, match="'careless' must return a finite real number, got nan"):
         asyncio.run(apply_metric(Careless(), {}, example()))
+
+
+class Mood(enum.Enum):
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Label(str, enum.Enum):  # noqa: UP042 - formatted by its name, unlike a StrEnum
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Order(BaseModel):
+    day: dt.date
+    mood: Mood
+
+
+@dataclasses.dataclass
+class Visit:
+    day: dt.date
+
+
+DAY = dt.date(2024, 1, 2)
+
+
+class TestOtherClasses:
+    """A file holds the JSON form of a value, a data frame the value itself."""
+
+    @pytest.mark.parametrize("name", ["accuracy", "exact_match", "json_match", "token_f1"])
+    @pytest.mark.parametrize(
+        ("output", "gold", "wrong"),
+        [
+            (Mood.GOOD, "good", "bad"),
+            (Mood.GOOD, Mood.GOOD, Mood.BAD),
+            (Label.GOOD, "good", "bad"),
+            (Label.GOOD, Label.GOOD, Label.BAD),
+            (Level.HIGH, 2, 1),
+            (Level.HIGH, "2", "1"),
+            (DAY, "2024-01-02", "2024-01-03"),
+            (DAY, DAY, dt.date(2024, 1, 3)),
+            (dt.datetime(2024, 1, 2, 10), "2024-01-02T10:00:00", "2024-01-02T11:00:00"),
+            (Decimal("1.5"), 1.5, 2.5),
+            (Decimal("1.5"), Decimal("1.50"), Decimal("2.5")),
+            (1.5, Decimal("1.5"), Decimal("2.5")),
+            (Decimal("3"), "3", "4"),
+        ],
+    )
+    def test_a_value_equals_its_form_in_a_file(self, name: str, output: Any, gold: Any, wrong: Any) -> None:
+        metric = METRICS[name]("answer")
+        assert value(metric, output, gold) == 1.0
+        assert value(metric, output, wrong) < 1.0
+
+    @pytest.mark.parametrize(
+        ("output", "gold"),
+        [
+            (Order(day=DAY, mood=Mood.GOOD), {"day": "2024-01-02", "mood": "good"}),
+            (Visit(DAY), '{"day": "2024-01-02"}'),
+            ({"day": DAY, 1: [Mood.BAD]}, {"day": "2024-01-02", "1": ["bad"]}),
+            ([Label.GOOD, None], ["good", None]),
+            ({Mood.BAD}, ["bad"]),
+        ],
+    )
+    def test_documents_are_compared_in_their_json_form(self, output: Any, gold: Any) -> None:
+        assert value(METRICS["json_match"]("answer"), output, gold) == 1.0
+
+    def test_lists_are_compared_by_the_form_of_their_items(self) -> None:
+        assert value(mrr("answer"), [Mood.BAD, Mood.GOOD], "good") == 0.5
+        assert value(recall_at_k("answer"), [DAY], ["2024-01-02"]) == 1.0
+        assert value(METRICS["numeric_match"]("answer"), Decimal("1.5"), Decimal("1.5")) == 1.0
+
+    @pytest.mark.parametrize("name", ["accuracy", "exact_match", "json_match"])
+    @pytest.mark.parametrize("kind", [Mood, Label, Mood | None, Annotated[Mood, "note"]])
+    def test_gold_values_that_are_no_member_are_reported_before_the_run(self, name: str, kind: Any) -> None:
+        metric: Any = METRICS[name]("answer")
+        metric.check({"answer": Port(kind)}, [example(answer="good"), example(answer=Mood.BAD)])
+        with pytest.raises(DataError, match="no label of output 'answer' matches the gold values 'GOOOD'"):
+            metric.check({"answer": Port(kind)}, [example(answer="GOOOD")])

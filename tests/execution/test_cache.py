@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import enum
 import json
 import shutil
 import sqlite3
@@ -359,6 +361,10 @@ class Gives(Operation):
         return {"output": self._make()}
 
 
+class Color(str, enum.Enum):  # noqa: UP042 - an equal text is no member
+    RED = "red"
+
+
 def disk(path: Path) -> DiskCache:
     return DiskCache(path / "cache.sqlite")
 
@@ -373,7 +379,10 @@ def disk(path: Path) -> DiskCache:
         (list[Person], [Person(name="Ada")], 1),
         (dict[int, str], {1: "a"}, 1),
         (tuple[int, str], (1, "a"), 1),
-        (set[int], {1, 2}, 2),
+        (set[int], {1, 2}, 1),
+        (datetime.date, datetime.date(2024, 1, 2), 1),
+        (Color, Color.RED, 1),
+        (Any, {1, 2}, 2),
         (Any, (1, 2), 2),
         (Any, object, 2),
         (Any, {1: "a"}, 2),

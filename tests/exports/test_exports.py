@@ -21,7 +21,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import compound as cp
-from compound.components.fields import field_label, format_value, parse_value
+from compound.components.answer_values import parse_value
+from compound.components.fields import format_value
+from compound.components.type_notes import field_label
 from compound.errors import ExportError
 from compound.exports import runtime
 from compound.exports.export import TARGETS
@@ -259,8 +261,16 @@ TYPES = [
 @given(
     st.text(max_size=60)
     | st.sampled_from(["Yes.", "not yes", "- a\n- b", "[1, 2]", "about 3.5 km", "1,000", "none", "“3”"])
+    | st.lists(
+        st.sampled_from(
+            ["yes", "no", "or", "1", "2", ",", ".", "/", " ", "\n", "- ", "[", "]", "```", ":", "a", "'", "*"]
+        ),
+        max_size=12,
+    ).map("".join)
 )
 @example("isn't a yes")
+@example("Here:\n```json\n[1]\n```")
+@example("Here:\n1. a\n   b\n\nThe end")
 def test_values_are_read_as_by_the_package(text: str) -> None:
     for kind in TYPES:
         try:

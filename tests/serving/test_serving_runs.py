@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from decimal import Decimal
 from itertools import groupby
 from typing import Any, Literal
 
@@ -70,6 +72,24 @@ def test_a_run_answers_with_outputs_usage_and_identity() -> None:
     assert body["usage"]["calls"] == 1
     assert body["configuration"] == qa().configuration.digest
     assert answer.headers["x-run-id"] == body["run_id"]
+
+
+def test_dates_and_decimals_are_returned_in_their_json_form() -> None:
+    day, cost = cp.Input("day", dt.date), cp.Input("cost", Decimal)
+
+    def later(day: dt.date) -> dt.date:
+        return day + dt.timedelta(days=1)
+
+    def double(cost: Decimal) -> Decimal:
+        return 2 * cost
+
+    system = cp.System(
+        "bill",
+        {"due": cp.Function("later", later)(day=day), "cost": cp.Function("double", double)(cost=cost)},
+    )
+    with served(system) as running, running.client() as client:
+        answer = client.post("/v1/run", json={"inputs": {"day": "2024-01-02", "cost": "1.25"}})
+    assert answer.json()["outputs"] == {"due": "2024-01-03", "cost": "2.50"}
 
 
 def test_the_seed_of_a_run_repeats_it_and_is_random_by_default() -> None:

@@ -38,6 +38,17 @@ JSON_OPTIONS = {
     "key_separator": ": ",
     "lenient": True,  # keywords that cannot be enforced are checked when the answer is parsed
 }
+_DAYS = "(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|[12][0-9])"
+_DATE = f"(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{{2}}|[1-9][0-9]{{3}})-({_DAYS})"
+_TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,6})?(Z|[-+]([01][0-9]|2[0-3]):[0-5][0-9])"
+_N = "[0-9]{1,6}"
+# llguidance's own formats allow digits without end, so that an answer could not be closed, and the year 0.
+FORMAT_PATTERNS = {
+    "date": f"^{_DATE}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+    "time": f"^{_TIME}$",
+    "duration": f"^P({_N}[WD]|({_N}D)?T({_N}H({_N}M)?({_N}S)?|{_N}M({_N}S)?|{_N}([.]{_N})?S))$",
+}
 # Texts in the order in which they close an answer soonest. In a string, where letters are allowed, a bracket
 # is only another character.
 CLOSERS = ("}", "]")
@@ -84,10 +95,24 @@ def grammar_of(answer: AnswerFormat, *, lead: bool) -> str:
     """
     start = 'start: " "? answer' if lead else "start: answer"
     if answer.schema:
-        schema = json.loads(answer.schema)
+        schema = _bounded(json.loads(answer.schema))
         schema = {**(schema if isinstance(schema, dict) else {}), "x-guidance": JSON_OPTIONS}
         return f"{start}\nanswer: %json {json.dumps(schema)}"
     return f"{start}\nanswer: {' | '.join(map(json.dumps, answer.choices))}"
+
+
+def _bounded(schema: object) -> object:
+    """Return a schema in which texts of dates, times and durations have bounded lengths."""
+    if isinstance(schema, list):
+        return [_bounded(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: part if key in ("enum", "const") else _bounded(part) for key, part in schema.items()}
+    pattern = FORMAT_PATTERNS.get(str(schema.get("format")))
+    if pattern and schema.get("type") == "string" and "pattern" not in schema:
+        del found["format"]
+        found["pattern"] = pattern
+    return found
 
 
 class ConstraintCompiler:

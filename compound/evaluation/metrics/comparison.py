@@ -6,10 +6,12 @@ import types
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin
+from enum import Enum
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin
 
 from compound.errors import CallError, DataError, MissingOutput, suggest_name
 from compound.evaluation.metrics.messages import format_fields, format_value
+from compound.evaluation.metrics.verdicts import comparable
 from compound.evaluation.statistics import Bounds
 from compound.example import Example, Score
 
@@ -45,7 +47,7 @@ class Comparison(ABC):
         where = f"{self.name}, example {example.id!r}"
         if self.output not in outputs:
             raise missing_output(where, self.output, outputs)
-        return self.compare(outputs[self.output], self.accepted(example), where)
+        return self.compare(comparable(outputs[self.output]), self.accepted(example), where)
 
     def check(self, outputs: Collection[str], examples: Iterable[Example]) -> None:
         """Reject outputs and examples that cannot be compared, before anything is run.
@@ -102,7 +104,7 @@ class Comparison(ABC):
         )
 
     def accepted(self, example: Example) -> list[object]:
-        """Return the right answers of an example, in the given order.
+        """Return the right answers of an example in their `comparable` form, in the given order.
 
         Raises:
             DataError: there are none.
@@ -121,11 +123,11 @@ class Comparison(ABC):
                 f"{where}: gold field {self.gold!r} is {format_value(gold)}, "
                 "but must hold a value to compare with"
             )
-        return accepted
+        return [comparable(answer) for answer in accepted]
 
     @abstractmethod
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
-        """Score an output against all acceptable answers; ``where`` starts error messages."""
+        """Score an output in its `comparable` form against all right answers; ``where`` starts errors."""
 
 
 def missing_output(where: str, output: str, outputs: Mapping[str, object]) -> MissingOutput:
@@ -134,14 +136,18 @@ def missing_output(where: str, output: str, outputs: Mapping[str, object]) -> Mi
 
 
 def _values(kind: object) -> list[object]:
-    """Return all values of a type that is a set of labels; for a list type, each label in a list.
+    """Return all values of a type that is a set of labels, as `comparable`; of a list, each in a list.
 
     >>> _values(Literal["yes", "no"] | None), _values(bool), _values(list[bool]), _values(str)
     (['yes', 'no'], [True, False], [[True], [False]], [])
     """
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _values(arguments[0])
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [comparable(member) for member in kind]
     if origin is Literal:
-        return [value for value in arguments if value is not None]
+        return [comparable(value) for value in arguments if value is not None]
     if kind is bool:
         return [True, False]
     if origin is list:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
-
-from pydantic import BaseModel
 
 from compound.errors import DataError, DeclarationError
 from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.messages import format_value
+from compound.evaluation.metrics.verdicts import comparable
 from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example, Score
 
@@ -37,10 +37,9 @@ class JsonMatch(Comparison):
         """Return the gold document; a list is a JSON array, not a list of alternatives."""
         if example.gold.get(self.gold) is None:
             super().accepted(example)  # reports the missing value
-        try:
-            document = _parsed(example.gold[self.gold])
-        except _NotJson:
-            document = example.gold[self.gold]
+        document = comparable(example.gold[self.gold])
+        with suppress(_NotJson):
+            document = _parsed(document)
         if self.keys and not (isinstance(document, Mapping) and all(key in document for key in self.keys)):
             raise DataError(
                 f"{self.name}, example {example.id!r}: gold field {self.gold!r} must be an object with the "
@@ -55,6 +54,8 @@ class JsonMatch(Comparison):
             document = _parsed(found)
             differences, total = list(self._differences(gold, self._kept(document), "")), _leaves(gold)
         except _NotJson as error:
+            if found == gold:  # a label, or another text that is no JSON
+                return Score(1.0, "correct", {"fields": 1.0})
             return Score(0.0, f"not JSON: {error}", {"fields": 0.0})
         except RecursionError:
             return Score(0.0, "the document is nested too deeply", {"fields": 0.0})
@@ -94,8 +95,6 @@ class _NotJson(Exception):
 
 def _parsed(value: object) -> object:
     """Return a value as a document; text is parsed, also from a fenced block."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
     if not isinstance(value, str):
         return value
     block = _FENCE.search(value)

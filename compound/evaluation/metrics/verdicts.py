@@ -2,11 +2,53 @@
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
+from collections.abc import Mapping
+from decimal import Decimal
+from enum import Enum
 
 from compound.errors import CallError
 from compound.evaluation.metrics.messages import format_value, format_values
 from compound.example import Score
+from compound.graph.json_values import SCALARS, json_form
+
+
+def comparable(value: object) -> object:
+    """Return a value in the form in which a data file holds it, so that equal values compare equal.
+
+    Members of an Enum become their values, decimals numbers, dates ISO texts, models and dataclasses objects.
+
+    >>> from datetime import date
+    >>> comparable({1: [Decimal("1.5"), date(2024, 1, 2)]})
+    {'1': [1.5, '2024-01-02']}
+    """
+    try:
+        return _comparable(value)
+    except RecursionError:  # metrics report documents that are nested too deeply
+        return value
+
+
+def _comparable(value: object) -> object:
+    if isinstance(value, Enum):
+        return _comparable(value.value)
+    if isinstance(value, Decimal):
+        return int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
+    if isinstance(value, Mapping):
+        return {str(_comparable(key)): _comparable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_comparable(item) for item in value]
+    if isinstance(value, (set, frozenset, *SCALARS)) or hasattr(value, "model_dump") or _is_record(value):
+        try:
+            found = json_form(value)
+        except (TypeError, ValueError):  # such as bytes that are no text
+            return value
+        return _comparable(found)
+    return value
+
+
+def _is_record(value: object) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def text_of(value: object, where: str) -> str:

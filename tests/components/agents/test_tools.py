@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from datetime import date
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -66,6 +68,12 @@ class TestFunctions:
 
     def test_results_are_text_or_json(self) -> None:
         assert answer(self.tool, query="tea", k=2) == '["tea a","tea a"]'
+
+    def test_dates_and_decimals_have_their_json_form(self) -> None:
+        def rows() -> list[dict[str, object]]:
+            return [{"day": date(2024, 1, 2), "cost": Decimal("1.5")}]
+
+        assert answer(cp.Tool.from_function(rows)) == '[{"cost":"1.5","day":"2024-01-02"}]'
 
     @pytest.mark.parametrize(
         ("arguments", "problem"),

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from compound.components.answer_types import answer_format
+from compound.components.answer_values import parse_value
+from compound.components.fields import parse
 from compound.graph.space import LoRA
+from compound.graph.types import Port
 from numerics import LOGPROBS
 from training_settings import plain
 
@@ -210,6 +215,35 @@ def test_the_closing_of_an_answer_fits_the_schema(
     state = compiler.start(Constraint(schema(document), False, limit))
     text = decode(state.closing()[:-1])
     assert Draft202012Validator(document).is_valid(json.loads(text)), text
+
+
+TIMES: dict[str, Any] = {
+    "day": datetime.date, "at": datetime.datetime, "time": datetime.time, "took": datetime.timedelta
+}  # fmt: skip
+
+
+def test_the_closing_of_a_time_is_short_and_a_value(compiler: ConstraintCompiler, decode: Any) -> None:
+    for name, kind in TIMES.items():
+        answer = answer_format({name: Port(kind)}, "text")
+        assert answer is not None
+        text = decode(compiler.start(Constraint(answer, False, 60)).closing()[:-1])
+        assert isinstance(parse_value(text, kind), kind), text
+
+
+def test_answers_of_times_are_completed_within_the_limit(folder: Path) -> None:
+    """A random model draws digits of the second's fraction until it must stop."""
+    ports = {name: Port(kind) for name, kind in TIMES.items()}
+    answer = answer_format(ports, "json")
+    for found in answers(folder, *(ask(answer, seed, max_tokens=160) for seed in range(8))):
+        assert found.finish_reason == "stop", found.text
+        parse(found.text, ports, "json")
+
+
+def test_keys_that_are_no_texts_are_enforced(folder: Path) -> None:
+    for kind in (dict[int, bool], dict[Literal["a", "b"], bool]):
+        ports = {"output": Port(kind)}
+        for found in answers(folder, *(ask(answer_format(ports, "text"), seed) for seed in range(6))):
+            parse(found.text, ports, "text")
 
 
 @pytest.fixture(scope="module")
