@@ -144,6 +144,7 @@ def optimized(tmp_path: Path) -> Any:
         found = cp.System("qa", outputs={"answer": tuned}, lm="lm")
         return cp.optimize(
             found, {"train": ROWS[:8], "valid": ROWS[8:]}, "exact_match", budget=40, method="random",
+            valid_size=40,
             engines={"lm": lm}, run_dir=tmp_path / "run", progress=False,
         )  # fmt: skip
 
