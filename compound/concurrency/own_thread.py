@@ -38,9 +38,12 @@ async def run_in_own_thread(function: Callable[[], T], name: str) -> T:
 
     def work() -> None:
         result: list[T] = []
-        problem = None
+        problem: BaseException | None = None
         try:
             result.append(context.run(function))
+        except StopIteration as error:  # a future cannot hold it
+            problem = RuntimeError(f"{name} raised StopIteration")
+            problem.__cause__ = error
         except BaseException as error:  # noqa: BLE001 - raised again in the event loop
             problem = error
         if not loop.is_closed():

@@ -14,6 +14,7 @@ from typing import TypeVar
 from starlette.types import Receive
 
 from compound.api.stream import Event, EventQueue
+from compound.concurrency.functions import all_in_threads
 from compound.engine import Engine
 from compound.errors import CompoundError, QuotaExhausted
 from compound.execution.executor import Executor
@@ -167,9 +168,10 @@ class Service:
         try:
             async with asyncio.timeout(self.settings.timeout), self._admitted(queued):
                 started = time.perf_counter()
-                trace = await self._executor.run(
-                    ticket.deployment.system, inputs, sample=ticket.seed, listener=listener
-                )
+                with all_in_threads():
+                    trace = await self._executor.run(
+                        ticket.deployment.system, inputs, sample=ticket.seed, listener=listener
+                    )
             outcome = "ok" if trace.failure is None else trace.failure.kind
             if self.store is not None:
                 self.store.add_run(ticket.run, trace)

@@ -72,6 +72,46 @@ def test_a_run_answers_with_outputs_usage_and_identity() -> None:
     assert answer.headers["x-run-id"] == body["run_id"]
 
 
+def test_a_function_that_blocks_does_not_block_the_server() -> None:
+    running_function, go = threading.Event(), threading.Event()
+
+    def blocks(question: str) -> str:
+        running_function.set()
+        go.wait(60)
+        return question
+
+    system = cp.System("blocks", {"answer": cp.Function("f", blocks)(question=cp.Input("question"))})
+    body = {"inputs": {"question": "?"}}
+    with served(system, concurrency=1, queue=0, timeout=30) as running, running.client() as client:
+        found: list[httpx.Response] = []
+        first = threading.Thread(target=lambda: found.append(client.post("/v1/run", json=body, timeout=60)))
+        first.start()
+        try:
+            assert running_function.wait(60)
+            assert client.get("/health", timeout=20).status_code == 200
+            assert client.post("/v1/run", json=body, timeout=20).status_code == 429
+        finally:
+            go.set()
+            first.join()
+        assert found[0].json()["outputs"] == {"answer": "?"}
+
+
+def test_a_function_that_blocks_longer_than_the_time_limit_is_answered_with_504() -> None:
+    go = threading.Event()
+
+    def blocks(question: str) -> str:
+        go.wait(60)
+        return question
+
+    system = cp.System("blocks", {"answer": cp.Function("f", blocks)(question=cp.Input("question"))})
+    with served(system, timeout=0.05) as running, running.client() as client:
+        try:
+            answer = client.post("/v1/run", json={"inputs": {"question": "?"}}, timeout=20)
+        finally:
+            go.set()
+        assert answer.status_code == 504
+
+
 def test_the_seed_of_a_run_repeats_it_and_is_random_by_default() -> None:
     lm = ScriptedLM(lambda message, rng: str(rng.integers(10**9)))
     with served(qa(temperature=1.0), lm) as running, running.client() as client:
