@@ -105,7 +105,7 @@ class Tool:
             sessions: open connections to servers of tools.
 
         Raises:
-            TransientError: a server did not answer.
+            TransientError: a server did not answer, and the call can be repeated.
             CompoundError: an error of the setup, such as a missing library or sandbox.
         """
         given, problem = self._parsed(arguments)
@@ -114,11 +114,13 @@ class Tool:
         try:
             async with asyncio.timeout(self.timeout) as limit:
                 return await self.source.call(given, sessions)
-        except TimeoutError:
-            if not limit.expired():
+        except (TimeoutError, ConnectionError) as error:
+            if limit.expired():
+                return f"error: {self.name} took longer than {self.timeout:g} s"
+            if self.source.reproducible:  # without this promise, a repetition could have a second effect
                 raise
-            return f"error: {self.name} took longer than {self.timeout:g} s"
-        except (TransientError, ConnectionError):
+            return f"error: {type(error).__name__}: {error}"
+        except TransientError:
             raise
         except CallError as error:
             return f"error: {error.message}"
@@ -159,7 +161,8 @@ class Tool:
             function: the function, sync or async. Sync functions run in a thread.
             name: the tool's name; default: the function's.
             description: default: the docstring without its sections.
-            reproducible: whether equal arguments give equal results, so that samples share them.
+            reproducible: whether equal arguments give equal results. Samples then share them, and a call that
+                lost a connection is repeated.
             timeout: time limit of one call in seconds.
             executes_code: whether it executes code given by the model, which is refused.
         """

@@ -91,6 +91,7 @@ class Context:
     usage: Usage = NO_USAGE
     tokens: list[TokenRecord] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
+    last_attempt: bool = True
     timer: asyncio.Timeout | None = None
     relay: Callable[[], TextRelay] | None = None
     _rng: np.random.Generator | None = None
@@ -429,6 +430,7 @@ class Caller:
         while True:
             tries += 1
             context = Context(attempt.address, attempt.seed, self, exchanges=attempt.exchanges)
+            context.last_attempt = tries > component.retries
             context.relay = _relays(attempt, tries)
             try:
                 outputs = await self._once(attempt, context)

@@ -115,8 +115,14 @@ class TestFunctions:
         assert answer(fail, kind="value") == "error: ValueError: no"
         assert answer(fail, kind="call") == "error: refused"
         assert answer(fail, kind="unknown") == "error: KeyError: 'unknown'"
+        assert answer(fail, kind="lost") == "error: ConnectionError: gone"
+
+        @cp.tool(reproducible=True)
+        def look_up() -> str:
+            raise ConnectionError("gone")
+
         with pytest.raises(ConnectionError):
-            answer(fail, kind="lost")
+            answer(look_up)
 
         @cp.tool
         def lost() -> str:
