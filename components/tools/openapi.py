@@ -143,12 +143,13 @@ class OpenAPISource:
             place = self.places.get(name)
             if place is None:
                 continue  # an additional member of a schema that allows them
+            if value is None and place.where in ("query", "header"):
+                continue  # there is no null in them: the server's default applies
             if place.where == "path":
                 url = url.replace(f"{{{place.name}}}", _path_part(name, value))
             elif place.where == "query":
-                query += [
-                    (place.name, _plain(item)) for item in (value if isinstance(value, list) else [value])
-                ]
+                items = value if isinstance(value, list) else [value]
+                query += [(place.name, _plain(item)) for item in items if item is not None]
             elif place.where == "header":
                 headers[place.name] = _header(name, value)
             elif place.where == "whole":
@@ -382,8 +383,8 @@ def _plain(value: Any) -> str:  # noqa: ANN401 - JSON
 
 def _path_part(name: str, value: Any) -> str:  # noqa: ANN401 - JSON
     text = _plain(value)
-    if text in ("", ".", ".."):
-        raise CallError(f"{name} must not be {text!r}")
+    if value is None or text in ("", ".", ".."):
+        raise CallError(f"{name} must not be {'null' if value is None else repr(text)}")
     return quote(text, safe="")
 
 

@@ -95,6 +95,14 @@ def test_parameters_are_sent_where_they_belong(server: RecordingServer) -> None:
     assert dict(headers)["x-trace"] == "t"
 
 
+def test_null_is_not_sent_as_text(server: RecordingServer) -> None:
+    tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
+    call(tool, id="1", page=None, **{"X-Trace": None})
+    _, path, headers, _ = server.received[0]
+    assert path == "/items/1"
+    assert "x-trace" not in dict(headers)
+
+
 @pytest.mark.parametrize("wrong", ["..", ".", ""])
 def test_a_path_parameter_cannot_change_the_path(server: RecordingServer, wrong: str) -> None:
     tool = cp.Tool.from_openapi(DOCUMENT, "GET /items/{id}", base_url=server.url)
