@@ -18,8 +18,9 @@ import pytest
 from pydantic import BaseModel
 
 import compound as cp
-from compound.errors import CallError, QuotaExhausted, TransientError
+from compound.errors import CallError, QuotaExhausted, RateLimited, TransientError
 from compound.security import sanitize
+from compound.serving import service
 from compound.testing import ScriptedLM
 from served import qa, served
 
@@ -180,6 +181,48 @@ def test_failures_have_a_status_and_a_kind(reply: Exception, status: int, kind: 
         answer = client.post("/v1/run", json={"inputs": {"question": "?"}})
     assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
     assert answer.json()["error"]["run_id"]
+
+
+PRIVATE = "db=10.0.0.7"
+
+
+def raises(question: str) -> str:
+    raise ValueError(PRIVATE)
+
+
+def loses_a_connection(question: str) -> str:
+    raise ConnectionError(PRIVATE)
+
+
+def returns_another_type(question: str) -> int:
+    return PRIVATE  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("function", [raises, loses_a_connection, returns_another_type])
+def test_texts_of_user_code_are_logged_and_not_sent(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    monkeypatch.setattr(service.LOG, "error", lambda text, *arguments: log.append(text % arguments))
+    node = cp.Function("f", function)(question=cp.Input("question"))
+    body = {"inputs": {"question": "?"}}
+    with served(cp.System("s", {"answer": node})) as running, running.client() as client:
+        answer = client.post("/v1/run", json=body)
+        stream = client.post("/v1/run/stream", json=body).text
+        batch = client.post("/v1/batch", json={"inputs": [body["inputs"]]}).text
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "internal")
+    assert [PRIVATE in text for text in (answer.text, stream, batch)] == [False] * 3
+    assert [PRIVATE in line for line in log] == [True] * 3
+    names = [name for name, _ in sse(stream)]
+    assert names == ["call", "call", "error", "usage"]
+
+
+def test_a_function_that_is_rate_limited_is_answered_with_429() -> None:
+    def limited(question: str) -> str:
+        raise RateLimited(PRIVATE)
+
+    node = cp.Function("f", limited)(question=cp.Input("question"))
+    with served(cp.System("s", {"answer": node})) as running, running.client() as client:
+        answer = client.post("/v1/run", json={"inputs": {"question": "?"}})
+    assert (answer.status_code, PRIVATE in answer.text) == (429, False)
 
 
 def test_an_unparsable_answer_is_a_bad_gateway() -> None:
