@@ -129,6 +129,21 @@ class Tool:
         except Exception as error:  # noqa: BLE001 - the model may correct its call
             return f"error: {type(error).__name__}: {error}"
 
+    def __call__(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - those of the function
+        """Call the function that the tool was made of, without a model.
+
+        Raises:
+            DeclarationError: it was made of something else, which only an agent can call.
+        """
+        from compound.components.tools.functions import FunctionSource
+
+        if not isinstance(self.source, FunctionSource):
+            raise DeclarationError(
+                f"tool {self.name!r} is no Python function, and cannot be called directly",
+                hint="an agent calls it",
+            )
+        return self.source.function(*arguments, **named)
+
     def _parsed(self, arguments: str) -> tuple[Mapping[str, Any], str]:
         """Return the arguments, and what is wrong with them."""
         if len(arguments) > MAX_ARGUMENTS:
@@ -291,12 +306,14 @@ def tool(
 ) -> Tool | Callable[[Callable[..., object]], Tool]:
     """Turn a typed function into a `Tool`; with the settings of `Tool.from_function`.
 
+    The tool can still be called like the function.
+
     >>> @tool
     ... def double(x: int) -> int:
     ...     '''Double a number.'''
     ...     return 2 * x
-    >>> double
-    Tool('double', arguments=x)
+    >>> double, double(4)
+    (Tool('double', arguments=x), 8)
     """
 
     def made(found: Callable[..., object]) -> Tool:

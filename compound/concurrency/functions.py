@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Literal, TypeVar, get_args
 
-from compound.concurrency.own_thread import run_in_own_thread
-from compound.errors import CallError, DeclarationError
+from compound.concurrency.own_thread import exit_as_error, run_in_own_thread
+from compound.errors import DeclarationError
 
 T = TypeVar("T")
 
@@ -111,14 +111,3 @@ def all_in_threads() -> Iterator[None]:
         yield
     finally:
         _ALL_IN_THREADS.reset(token)
-
-
-@contextlib.contextmanager
-def exit_as_error(name: str) -> Iterator[None]:
-    """Turn ``sys.exit`` of a user's function into an error of its call: it must not end the event loop."""
-    try:
-        yield
-    except SystemExit as error:
-        raise CallError(
-            f"{name} called sys.exit({'' if error.code is None else repr(error.code)})"
-        ) from error

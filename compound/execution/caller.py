@@ -19,6 +19,7 @@ from typing import Self, TypedDict, TypeVar, cast
 
 import numpy as np
 
+from compound.concurrency.own_thread import exit_as_error
 from compound.concurrency.sessions import Sessions
 from compound.engine import (
     NO_USAGE,
@@ -461,11 +462,12 @@ class Caller:
         """
         component = attempt.component
         try:
-            if component.timeout is None:
-                outputs = await _running(attempt, context)
-            else:
-                async with asyncio.timeout(component.timeout) as context.timer:
+            with exit_as_error(attempt.address):
+                if component.timeout is None:
                     outputs = await _running(attempt, context)
+                else:
+                    async with asyncio.timeout(component.timeout) as context.timer:
+                        outputs = await _running(attempt, context)
         except (ConnectionError, TimeoutError) as error:
             if context.timer is not None and context.timer.expired():
                 raise TransientError(f"{attempt.address} took longer than {component.timeout:g} s") from None

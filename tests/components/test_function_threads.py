@@ -6,14 +6,17 @@ import asyncio
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 import compound as cp
 from compound.concurrency import functions
 from compound.concurrency.functions import all_in_threads, run_in_thread
+from compound.concurrency.own_thread import exit_as_error
 from compound.errors import CallError, DeclarationError
+from compound.graph.component import Operation
+from compound.graph.types import Port
 from compound.spec.dump import dump
 
 WAIT = 60.0  # seconds until a test that should not wait fails
@@ -135,6 +138,32 @@ def test_a_function_that_exits_fails_its_call(thread: str) -> None:
     assert trace.failure.message == "f called sys.exit(3)"
 
 
+def test_a_component_or_a_metric_that_exits_fails_the_run() -> None:
+    class Leaves(Operation):
+        name = "leaves"
+        inputs: ClassVar[Any] = {"x": Port(int)}
+        outputs: ClassVar[Any] = {"output": Port(int)}
+        version = "1"
+
+        async def run(self, inputs: Any, values: Any, call: Any) -> Any:
+            sys.exit(4)
+
+    made = cp.System("s", {"y": Leaves()(x=cp.Input("x", int))})
+    trace = cp.run(made, {"x": 1}, check=False)
+    assert trace.failure is not None
+    assert trace.failure.message == "leaves called sys.exit(4)"
+
+    def score(outputs: Any, example: Any) -> float:
+        sys.exit(5)
+
+    found = cp.evaluate(
+        system(where), [{"x": 1}], score, cache=False, settings=cp.OptimizeSettings(max_failed=1)
+    )
+    (row,) = found.rows
+    assert row.failure is not None
+    assert "score called sys.exit(5)" in row.failure.message
+
+
 def test_a_function_in_a_thread_may_raise_stop_iteration() -> None:
     def ends(x: int) -> int:
         return int(next(iter([])))
@@ -193,5 +222,5 @@ def test_yaml_reads_and_writes_the_setting(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_errors_of_a_function_keep_their_type() -> None:
-    with pytest.raises(CallError, match="called sys.exit"), functions.exit_as_error("f"):
+    with pytest.raises(CallError, match="called sys.exit"), exit_as_error("f"):
         raise SystemExit
