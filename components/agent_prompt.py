@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from compound.engine import Adapter, Completion, Forward, Request
@@ -23,6 +23,7 @@ from compound.gateway.documents import (
 )
 from compound.gateway.exchange import CURRENT, Document, Route
 from compound.gateway.templates import Template, fill
+from compound.gateway.validation import check_fields
 from compound.graph.bounds import CallBound, Extent, Limits, Reach, extent_of_setting
 from compound.graph.component import CallContext, Operation, check_name
 from compound.graph.configuration import digest
@@ -209,6 +210,8 @@ class AgentPrompt(Operation):
         forwards = call.forwards(lm)
         weights = values["weights"]
         temperature = number(document, "temperature")
+        if not forwards:
+            check_fields(route, document, lm)
         tools, choice = ((), "auto") if forwards else read_tools(document, lm)
         request = Request(
             messages=readable_messages(route, document) if forwards else read_messages(route, document, lm),
@@ -234,6 +237,8 @@ class AgentPrompt(Operation):
                 raise
             # the agent, not the system, asks for what the model does not take
             raise CallError(error.message, hint=error.hint, kind="unsupported") from error
+        if not forwards and document.get("parallel_tool_calls") is False:
+            completion = replace(completion, tool_calls=completion.tool_calls[:1])
         return _response(route, lm, completion, 0 if exchange is None else exchange.number)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
 from typing import cast
 
+from compound.concurrency.functions import FunctionRunner, ThreadUse
 from compound.errors import DeclarationError
 from compound.example import Values
 from compound.graph.bounds import Extent, Limits, Reach
@@ -30,6 +30,9 @@ class Function(Operation):
         outputs: output fields and their types; default ``{"output": return type}``.
         timeout: time limit of one attempt in seconds; a sync function then runs in a thread.
         retries: how often transient errors are retried.
+        thread: where a sync function runs. ``"auto"``: on the event loop, and in a thread after a call took
+            longer than 10 ms, or while a server runs; ``"always"``: in a thread; ``"never"``: on the event
+            loop, for functions that are bound to a thread.
         **settings: values or spaces for parameters of the function.
 
     Example:
@@ -51,6 +54,7 @@ class Function(Operation):
         outputs: Mapping[str, object] | None = None,
         timeout: float | None = None,
         retries: int = 0,
+        thread: ThreadUse = "auto",
         **settings: object,
     ) -> None:
         if isinstance(function, Function):  # made by `compound.component`
@@ -59,6 +63,15 @@ class Function(Operation):
         self.function: Callable[..., object] = function
         self.timeout = timeout
         self.retries = retries
+        self.thread: ThreadUse = thread
+        if timeout is not None and thread == "never":
+            raise DeclarationError(
+                f"function {name!r} has a timeout, which needs a thread",
+                hint='leave out timeout or thread="never"',
+            )
+        # a timeout can abandon a thread, but not code that blocks the event loop
+        within = "always" if timeout is not None and thread == "auto" else thread
+        self._runner = FunctionRunner(name, function, within)
         self._settings = settings
         hints, parameters = _signature(name, function)
         unknown = [s for s in settings if s not in parameters]
@@ -108,12 +121,7 @@ class Function(Operation):
         arguments: dict[str, object] = {**inputs, **values}
         if self.stochastic:
             arguments["rng"] = call.rng
-        if self.timeout is None or inspect.iscoroutinefunction(self.function):
-            result = self.function(**arguments)
-        else:  # a timeout can abandon a thread, but not code that blocks the event loop
-            result = await asyncio.to_thread(self.function, **arguments)
-        if inspect.isawaitable(result):
-            result = await result
+        result = await self._runner.call(arguments)
         if self._single:
             return {"output": result}
         return cast("Values", result)  # the executor checks it

@@ -211,12 +211,20 @@ def method(name: str, system: System, settings: OptimizeSettings, folder: Path =
     except NothingToTune as error:
         fit = applicable_methods(system, settings, folder)
         hint = f"methods that fit this system: {', '.join(fit)}" if fit else error.hint
+        if agents := agents_without_prompts(system):
+            hint = f"find the prompts of agent {agents[0]!r} by `compound gateway discover FILE`"
         raise NothingToTune(error.message, hint=hint) from None
     for section in made.sections.values():
         for found in references(section):
             if found.kind == "configuration" and found.name:
                 load(folder / found.name)
     return made
+
+
+def agents_without_prompts(system: System) -> list[str]:
+    """Return the external agents of a system whose prompts were not declared yet."""
+    agents = (found for found in system.components.values() if found.kind == "external_agent")
+    return [agent.name for agent in agents if not getattr(agent, "prompts", ())]
 
 
 def applicable_methods(system: System, settings: OptimizeSettings, folder: Path = Path()) -> list[str]:

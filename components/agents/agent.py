@@ -11,7 +11,7 @@ from compound.components.agents.tool_texts import check_names, setting_name, too
 from compound.components.agents.turn import RESERVED, AgentTurn
 from compound.components.flow import Map
 from compound.components.llm import LLM, labelled
-from compound.components.tools.tool import Tool
+from compound.components.tools.conversion import AnyTool, as_tool
 from compound.engine import TOOL_OVERHEAD
 from compound.errors import CallError, DeclarationError, suggest_name
 from compound.graph.bounds import CHARACTER, Extent, extent_of_setting
@@ -38,7 +38,8 @@ class Agent(Composite):
 
     Args:
         name: the component's name.
-        tools: what the model can call; see `Tool`.
+        tools: what the model can call: `Tool` objects, typed functions, and tools of LangChain and DSPy that
+            call a function.
         prompt: the instruction.
         output: one type (field ``output``), or types by field name, as in `LLM`.
         demos: demonstrations, shown as earlier conversations; as `Demos`, those that optimizers take from
@@ -83,7 +84,7 @@ class Agent(Composite):
     def __init__(  # noqa: PLR0913 - settings
         self,
         name: str,
-        tools: Sequence[Tool],
+        tools: Sequence[AnyTool],
         *,
         prompt: str | Text = "",
         output: object = str,
@@ -106,7 +107,8 @@ class Agent(Composite):
         retries: int = 3,
     ) -> None:
         check_name("Agent", name)
-        self.name, self.tools, self.tune_tools, self.takes = name, tuple(tools), tune_tools, takes
+        self.name, self.tune_tools, self.takes = name, tune_tools, takes
+        self.tools = tuple(as_tool(name, tool) for tool in tools)
         self.max_turns, self.max_calls, self.max_result = max_turns, max_calls, max_result
         self.texts = dict(texts or {})
         self._check()

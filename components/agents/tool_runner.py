@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from compound.components.tools.source import PassingError
 from compound.components.tools.tool import Tool
 from compound.graph.bounds import CHARACTER, Extent, Limits, Reach
 from compound.graph.component import CallContext, Operation
@@ -27,7 +28,7 @@ class ToolRunner(Operation):
         name: the component's name.
         tools: the tools that may be called.
         max_characters: length at which results are cut.
-        retries: how often a call is repeated if a server does not answer.
+        retries: how often a call is repeated that a server did not answer, or cannot answer at the moment.
     """
 
     name: str
@@ -66,6 +67,12 @@ class ToolRunner(Operation):
         if tool is None:
             return {"result": f"error: there is no tool {record.get('name')!r}; tools: {record.get('known')}"}
         # servers may echo keys, and the text is recorded and sent to a model
-        text = sanitize_text(await tool.answer(str(record.get("arguments", "")), call.sessions))
+        try:
+            answer = await tool.answer(str(record.get("arguments", "")), call.sessions)
+        except PassingError as error:
+            if not call.last_attempt:
+                raise
+            answer = f"error: {error.message}"
+        text = sanitize_text(answer)
         cut = len(text) > self.max_characters
         return {"result": text[: self.max_characters] + CUT if cut else text}

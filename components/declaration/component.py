@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from compound.components.function import Function
+from compound.concurrency.functions import ThreadUse
 from compound.graph.building import active_build
 from compound.graph.component import Condition, Input, Output, Outputs
 
@@ -31,9 +32,12 @@ class FunctionComponent(Function, Generic[P, R]):
         outputs: Mapping[str, object] | None = None,
         timeout: float | None = None,
         retries: int = 0,
+        thread: ThreadUse = "auto",
         **settings: object,
     ) -> None:
-        super().__init__(name, function, outputs=outputs, timeout=timeout, retries=retries, **settings)
+        super().__init__(
+            name, function, outputs=outputs, timeout=timeout, retries=retries, thread=thread, **settings
+        )
         functools.update_wrapper(self, function, updated=())
 
     @overload
@@ -77,6 +81,7 @@ def component(
     outputs: Mapping[str, object] | None = None,
     timeout: float | None = None,
     retries: int = 0,
+    thread: ThreadUse = "auto",
     **settings: object,
 ) -> Callable[[Callable[P, R]], FunctionComponent[P, R]]: ...
 
@@ -89,6 +94,7 @@ def component(
     outputs: Mapping[str, object] | None = None,
     timeout: float | None = None,
     retries: int = 0,
+    thread: ThreadUse = "auto",
     **settings: object,
 ) -> FunctionComponent[P, R] | Callable[[Callable[P, R]], FunctionComponent[P, R]]:
     """Make a component of a typed function, sync or async; a decorator with or without options.
@@ -102,6 +108,7 @@ def component(
         outputs: output fields and their types, for a function that returns a mapping with several outputs.
         timeout: time limit of one attempt in seconds.
         retries: how often transient errors are retried.
+        thread: where a sync function runs; see `compound.components.function.Function`.
         **settings: values or spaces for parameters of the function; the other parameters are inputs.
 
     Raises:
@@ -119,7 +126,7 @@ def component(
     def decorate(decorated: Callable[P, R]) -> FunctionComponent[P, R]:
         own = name or getattr(decorated, "__name__", type(decorated).__name__)
         return FunctionComponent(
-            own, decorated, outputs=outputs, timeout=timeout, retries=retries, **settings
+            own, decorated, outputs=outputs, timeout=timeout, retries=retries, thread=thread, **settings
         )
 
     return decorate if function is None else decorate(function)

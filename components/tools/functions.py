@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import inspect
 import operator
@@ -16,6 +15,8 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import ArgsKwargs
 
 from compound.components.tools.source import Declaration
+from compound.concurrency.functions import run_in_thread
+from compound.concurrency.own_thread import exit_as_error
 from compound.concurrency.sessions import Sessions
 from compound.errors import DeclarationError
 from compound.graph.configuration import canonical_json, to_readable_json
@@ -71,11 +72,10 @@ class FunctionSource:
         def run() -> object:
             return _adapter(self.function).validate_python(ArgsKwargs((), dict(arguments)))
 
-        if inspect.iscoroutinefunction(self.function):
-            result = run()
-        else:
-            result = await asyncio.to_thread(run)
-        return to_text(await result if inspect.isawaitable(result) else result)
+        name = getattr(self.function, "__name__", "the tool")
+        with exit_as_error(name):
+            result = run() if inspect.iscoroutinefunction(self.function) else await run_in_thread(run, name)
+            return to_text(await result if inspect.isawaitable(result) else result)
 
 
 def _at(place: str) -> object:

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
 from compound.components.tools.keys import read_key
-from compound.components.tools.source import TIMEOUT, Declaration
+from compound.components.tools.source import TIMEOUT, Declaration, unanswered
 from compound.concurrency.background import run_in_background
 from compound.concurrency.blocking import run_blocking
 from compound.concurrency.sessions import Sessions
@@ -86,10 +86,13 @@ class MCPSource:
     Attributes:
         server: the server.
         name: the tool's name on the server.
+        repeatable: whether the server declares the tool read-only or idempotent, so that a call without an
+            answer may be repeated.
     """
 
     server: MCPServer
     name: str
+    repeatable: bool = False
     reproducible = False
     sandboxed = False
 
@@ -103,15 +106,22 @@ class MCPSource:
         """Call the tool within the session of the run.
 
         Raises:
-            TransientError: the server ended or did not answer; the next attempt opens another session.
-            CallError: the server reports an error.
+            TransientError: the server cannot be started or reached, or did not answer a repeatable call; the
+                next attempt opens another session.
+            CallError: the server reports an error, or did not answer another call.
         """
         session = await sessions.get(self.server, lambda: _open(self.server))
         try:
             return await run_in_background(session.call(self.name, arguments))
-        except TransientError:
+        except TransientError as error:
             await sessions.discard(self.server, session)
-            raise
+            if self.repeatable or isinstance(error, _Unsent):
+                raise
+            raise CallError(unanswered(error.message)) from error
+
+
+class _Unsent(TransientError):
+    """The session was closed before the call was sent."""
 
 
 def declare_tools(server: MCPServer, only: Sequence[str] = ()) -> list[Declaration]:
@@ -146,7 +156,10 @@ def _tool(server: MCPServer, entry: Any) -> Declaration:  # noqa: ANN401 - an ob
     schema.pop("$schema", None)
     description = sanitize_text(entry.description or "")
     # the call has the session's time limit, and its first attempt may also have to start the server
-    return Declaration(entry.name, description, schema, MCPSource(server, entry.name), 2 * server.timeout + 5)
+    hints = entry.annotations
+    repeatable = bool(hints is not None and (hints.read_only_hint or hints.idempotent_hint))
+    source = MCPSource(server, entry.name, repeatable)
+    return Declaration(entry.name, description, schema, source, 2 * server.timeout + 5)
 
 
 def _mcp() -> ModuleType:
@@ -294,13 +307,16 @@ class Session:
             if error.error.code in _lost():
                 raise self._lost(what, error.error.message) from error
             raise CallError(error.error.message) from error
-        except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError) as error:
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
+            raise _Unsent(self._message(what, str(error) or type(error).__name__)) from error
+        except OSError as error:
             raise self._lost(what, str(error) or type(error).__name__) from error
 
     def _lost(self, what: str, why: str) -> TransientError:
-        return TransientError(
-            f"the MCP server {self._server.label!r} did not answer {what!r}: {why}{self._last_messages()}"
-        )
+        return TransientError(self._message(what, why))
+
+    def _message(self, what: str, why: str) -> str:
+        return f"the MCP server {self._server.label!r} did not answer {what!r}: {why}{self._last_messages()}"
 
     def _last_messages(self) -> str:
         """Return the last lines that a started program wrote on stderr, for error messages."""

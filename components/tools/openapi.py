@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from compound.components.tools.keys import read_key
 from compound.components.tools.openapi_document import METHODS, OpenAPIDocument
-from compound.components.tools.source import NAME, Declaration
+from compound.components.tools.source import NAME, Declaration, PassingError, unanswered
 from compound.concurrency.sessions import Sessions
 from compound.errors import CallError, DeclarationError, MissingExtra, TransientError, suggest_name
 from compound.graph.configuration import digest
 from compound.security.trust import Origin, Trust
 
+if TYPE_CHECKING:
+    import httpx
+
+IDEMPOTENT = frozenset({"GET", "PUT", "DELETE"})  # methods whose requests may be repeated (RFC 9110)
 MAX_ANSWER = 2**20  # bytes of an answer that are read
 MAX_ERROR = 2_000  # characters of an error that the model is shown
 MAX_PARTS = 20_000  # objects and lists of the schema of the arguments; aliases of YAML can multiply them
@@ -76,12 +80,16 @@ class OpenAPISource:
         return f"openapi:{digest([self.method, self.url, places])}"
 
     async def call(self, arguments: Mapping[str, Any], sessions: Sessions) -> str:
-        """Send the request; an error of the client is a result, since the model may correct its call.
+        """Send the request; an error status is a result, since the model may correct its call.
 
         Raises:
-            TransientError: the server cannot be reached, is overloaded or failed.
-            CallError: an argument cannot be part of a path, or the answer is too large.
+            TransientError: the server cannot be reached, or did not answer an idempotent request.
+            PassingError: the server answered an idempotent request with a status of overload or failure.
+            CallError: the server answered with another error or did not answer, an argument cannot be part of
+                a path, or the answer is too large.
         """
+        from compound.components.engines.remote import requested_wait
+
         httpx = _httpx()
         url, query, headers, body = self._parts(arguments)
         headers["Accept-Encoding"] = "identity"
@@ -99,13 +107,28 @@ class OpenAPISource:
                 async with sending as response:
                     text = await _read(response)
         except httpx.TransportError as error:
-            raise TransientError(f"{self.url}: {error or type(error).__name__}") from error
+            raise self._lost(error) from error
         status = response.status_code
-        if status >= 500 or status in (408, 429):
-            raise TransientError(f"{self.url}: HTTP {status}: {text[:MAX_ERROR]}")
+        if (status >= 500 or status in (408, 429)) and self.method in IDEMPOTENT:
+            raise PassingError(
+                f"{self.url}: HTTP {status}: {text[:MAX_ERROR]}", retry_after=requested_wait(response.headers)
+            )
         if status >= 300:
             raise CallError(f"HTTP {status}: {text[:MAX_ERROR]}")
         return text
+
+    def _lost(self, error: httpx.TransportError) -> CallError:
+        """Return the error of a request without a complete answer."""
+        from compound.components.engines.wire import UNSENT
+
+        if isinstance(error, _httpx().TimeoutException):
+            reason = f"no answer within {self.timeout:g} s ({type(error).__name__})"
+        else:
+            reason = str(error) or type(error).__name__
+        message = f"{self.method} {self.url}: {reason}"
+        if self.method in IDEMPOTENT or isinstance(error, UNSENT):
+            return TransientError(message)
+        return CallError(unanswered(message))
 
     def _parts(
         self, arguments: Mapping[str, Any]
@@ -116,12 +139,13 @@ class OpenAPISource:
             place = self.places.get(name)
             if place is None:
                 continue  # an additional member of a schema that allows them
+            if value is None and place.where in ("query", "header"):
+                continue  # there is no null in them: the server's default applies
             if place.where == "path":
                 url = url.replace(f"{{{place.name}}}", _path_part(name, value))
             elif place.where == "query":
-                query += [
-                    (place.name, _plain(item)) for item in (value if isinstance(value, list) else [value])
-                ]
+                items = value if isinstance(value, list) else [value]
+                query += [(place.name, _plain(item)) for item in items if item is not None]
             elif place.where == "header":
                 headers[place.name] = _header(name, value)
             elif place.where == "whole":
@@ -357,8 +381,8 @@ def _plain(value: Any) -> str:  # noqa: ANN401 - JSON
 
 def _path_part(name: str, value: Any) -> str:  # noqa: ANN401 - JSON
     text = _plain(value)
-    if text in ("", ".", ".."):
-        raise CallError(f"{name} must not be {text!r}")
+    if value is None or text in ("", ".", ".."):
+        raise CallError(f"{name} must not be {'null' if value is None else repr(text)}")
     return quote(text, safe="")
 
 

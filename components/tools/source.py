@@ -8,10 +8,23 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from compound.concurrency.sessions import Sessions
+from compound.errors import TransientError
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 """Names of tools that all providers accept."""
 TIMEOUT = 60.0
+
+
+class PassingError(TransientError):
+    """An error that a server answered and that may pass, such as an overload; the call may be repeated.
+
+    After the last attempt, it is reported to the model as the result of the call.
+    """
+
+
+def unanswered(message: str) -> str:
+    """Return the message for a call without an answer that must not be repeated."""
+    return f"{message}; the call may have had an effect, so it was not repeated"
 
 
 class Source(Protocol):
@@ -36,7 +49,8 @@ class Source(Protocol):
         """Return the result as text.
 
         Raises:
-            TransientError: a server did not answer; the call is retried.
+            TransientError: a server did not answer, and the call can be repeated without a second effect: it
+                was not sent, or is idempotent. It is retried.
             Exception: any other error is shown to the model.
         """
         ...

@@ -106,7 +106,7 @@ class Tool:
             sessions: open connections to servers of tools.
 
         Raises:
-            TransientError: a server did not answer.
+            TransientError: a server did not answer, and the call can be repeated.
             CompoundError: an error of the setup, such as a missing library or sandbox.
         """
         given, problem = self._parsed(arguments)
@@ -115,11 +115,13 @@ class Tool:
         try:
             async with asyncio.timeout(self.timeout) as limit:
                 return await self.source.call(given, sessions)
-        except TimeoutError:
-            if not limit.expired():
+        except (TimeoutError, ConnectionError) as error:
+            if limit.expired():
+                return f"error: {self.name} took longer than {self.timeout:g} s"
+            if self.source.reproducible:  # without this promise, a repetition could have a second effect
                 raise
-            return f"error: {self.name} took longer than {self.timeout:g} s"
-        except (TransientError, ConnectionError):
+            return f"error: {type(error).__name__}: {error}"
+        except TransientError:
             raise
         except CallError as error:
             return f"error: {error.message}"
@@ -127,6 +129,21 @@ class Tool:
             raise
         except Exception as error:  # noqa: BLE001 - the model may correct its call
             return f"error: {type(error).__name__}: {error}"
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - those of the function
+        """Call the function that the tool was made of, without a model.
+
+        Raises:
+            DeclarationError: it was made of something else, which only an agent can call.
+        """
+        from compound.components.tools.functions import FunctionSource
+
+        if not isinstance(self.source, FunctionSource):
+            raise DeclarationError(
+                f"tool {self.name!r} is no Python function, and cannot be called directly",
+                hint="an agent calls it",
+            )
+        return self.source.function(*arguments, **named)
 
     def _parsed(self, arguments: str) -> tuple[Mapping[str, Any], str]:
         """Return the arguments, and what is wrong with them."""
@@ -160,7 +177,8 @@ class Tool:
             function: the function, sync or async. Sync functions run in a thread.
             name: the tool's name; default: the function's.
             description: default: the docstring without its sections.
-            reproducible: whether equal arguments give equal results, so that samples share them.
+            reproducible: whether equal arguments give equal results. Samples then share them, and a call that
+                lost a connection is repeated.
             timeout: time limit of one call in seconds.
             executes_code: whether it executes code given by the model, which is refused.
         """
@@ -326,12 +344,14 @@ def tool(
 ) -> Tool | Callable[[Callable[..., object]], Tool]:
     """Turn a typed function into a `Tool`; with the settings of `Tool.from_function`.
 
+    The tool can still be called like the function.
+
     >>> @tool
     ... def double(x: int) -> int:
     ...     '''Double a number.'''
     ...     return 2 * x
-    >>> double
-    Tool('double', arguments=x)
+    >>> double, double(4)
+    (Tool('double', arguments=x), 8)
     """
 
     def made(found: Callable[..., object]) -> Tool:

@@ -167,7 +167,7 @@ def _prospects(program: Program) -> list[str]:
             program.folder,
         )
     except NothingToTune:
-        if named:
+        if named and not methods.agents_without_prompts(program.system):
             raise
         return []  # reported by the note about the method
     return list(outlook(problem)["told"]) if named else []
@@ -178,6 +178,12 @@ def _check_method(program: Program) -> Iterator[str]:
     try:
         made = methods.method(name, system, settings, folder)
     except NothingToTune:
+        if agents := methods.agents_without_prompts(system):
+            yield (
+                f"the prompts of agent {agents[0]!r} are not declared, so that there is nothing to tune; "
+                f"find them by `compound gateway discover {program.path}`"
+            )
+            return
         if "method" in settings.model_fields_set:
             raise
         fit = methods.applicable_methods(system, settings, folder)

@@ -52,8 +52,9 @@ def discover_prompts(
     """Run the external agents of a system on some examples, and find their prompts.
 
     The texts of their requests are compared: what several runs share becomes a template, and what varies a
-    placeholder, {{name}}. Each template is shown for confirmation. The confirmed ones are written to a file
-    that the agent's setting prompts_file names; their texts are tuned by compound optimize.
+    placeholder, {{name}}. Each template is shown for confirmation, or all are accepted by --yes, which is
+    needed without a terminal. The confirmed ones are written to a file that the agent's setting prompts_file
+    names; their texts are tuned by compound optimize.
     """
     from compound.api.discover import discover
     from compound.cli.options import load_program
@@ -66,11 +67,15 @@ def discover_prompts(
     if as_json:
         print_json([asdict(each) for each in found])
         return
+    unasked = False
     for each in found:
         _show(each)
         confirmed = [prompt for prompt in each.prompts if _confirm(prompt, yes)]
         if confirmed:
             _write(each, confirmed, file, output, model or [], temperature)
+        unasked = unasked or bool(each.prompts and not confirmed)
+    if unasked:
+        _explain_nothing_written()
 
 
 def _show(found: Discovery) -> None:
@@ -95,6 +100,19 @@ def _confirm(prompt: FoundPrompt, yes: bool) -> bool:
     if yes or not sys.stdin.isatty():
         return yes
     return typer.confirm(f"Tune {prompt.name}?", default=True, err=True)
+
+
+def _explain_nothing_written() -> None:
+    """Print why an agent's prompts were not written; without a terminal, end with exit code 1."""
+    if sys.stdin.isatty():
+        print("\nno prompt was accepted, so that nothing was written")
+        return
+    print(
+        "error: nothing was written: without a terminal, the prompts cannot be confirmed\n"
+        "hint: check them above, and accept them all with --yes",
+        file=sys.stderr,
+    )
+    raise typer.Exit(1)
 
 
 def _write(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
+
+from compound.errors import CallError
 
 T = TypeVar("T")
 
@@ -38,9 +41,13 @@ async def run_in_own_thread(function: Callable[[], T], name: str) -> T:
 
     def work() -> None:
         result: list[T] = []
-        problem = None
+        problem: BaseException | None = None
         try:
-            result.append(context.run(function))
+            with exit_as_error(name):
+                result.append(context.run(function))
+        except StopIteration as error:  # a future cannot hold it
+            problem = RuntimeError(f"{name} raised StopIteration")
+            problem.__cause__ = error
         except BaseException as error:  # noqa: BLE001 - raised again in the event loop
             problem = error
         if not loop.is_closed():
@@ -48,3 +55,14 @@ async def run_in_own_thread(function: Callable[[], T], name: str) -> T:
 
     threading.Thread(target=work, name=name, daemon=True).start()
     return await done
+
+
+@contextlib.contextmanager
+def exit_as_error(name: str) -> Iterator[None]:
+    """Turn ``sys.exit`` of a user's function into an error of its call: it must not end the event loop."""
+    try:
+        yield
+    except SystemExit as error:
+        raise CallError(
+            f"{name} called sys.exit({'' if error.code is None else repr(error.code)})"
+        ) from error

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from compound.errors import RunDirectoryError
 from compound.security.limits import LINE
+from compound.security.sanitize import redact_secrets
 from compound.security.untrusted import UntrustedFolder, os_errors_as
 from compound.storage.records import Damaged, parse
 
@@ -156,10 +157,15 @@ class DiskCache:
     def put(self, key: str, result: Mapping[str, object]) -> None:
         """Store a result; keep an existing entry, and only report an entry beyond the size limit.
 
+        A result with a registered key is not stored: without the key, it would be another result. The texts
+        of models have none.
+
         Raises:
             RunDirectoryError: the file cannot be written.
         """
         value = json.dumps(result, ensure_ascii=False)
+        if redact_secrets(value) != value:
+            return
         with self._report_errors():
             try:
                 stored = self._db.execute(

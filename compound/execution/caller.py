@@ -19,6 +19,7 @@ from typing import Self, TypedDict, TypeVar, cast
 
 import numpy as np
 
+from compound.concurrency.own_thread import exit_as_error
 from compound.concurrency.sessions import Sessions
 from compound.engine import (
     NO_USAGE,
@@ -91,6 +92,7 @@ class Context:
     usage: Usage = NO_USAGE
     tokens: list[TokenRecord] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
+    last_attempt: bool = True
     timer: asyncio.Timeout | None = None
     relay: Callable[[], TextRelay] | None = None
     _rng: np.random.Generator | None = None
@@ -434,6 +436,7 @@ class Caller:
         while True:
             tries += 1
             context = Context(attempt.address, attempt.seed, self, exchanges=attempt.exchanges)
+            context.last_attempt = tries > component.retries
             context.relay = _relays(attempt, tries)
             try:
                 outputs = await self._once(attempt, context)
@@ -464,11 +467,12 @@ class Caller:
         """
         component = attempt.component
         try:
-            if component.timeout is None:
-                outputs = await _running(attempt, context)
-            else:
-                async with asyncio.timeout(component.timeout) as context.timer:
+            with exit_as_error(attempt.address):
+                if component.timeout is None:
                     outputs = await _running(attempt, context)
+                else:
+                    async with asyncio.timeout(component.timeout) as context.timer:
+                        outputs = await _running(attempt, context)
         except (ConnectionError, TimeoutError) as error:
             if context.timer is not None and context.timer.expired():
                 raise TransientError(f"{attempt.address} took longer than {component.timeout:g} s") from None

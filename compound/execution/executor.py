@@ -31,6 +31,7 @@ from compound.execution.trace import Call, Trace
 from compound.graph.component import Operation
 from compound.graph.system import System
 from compound.graph.types import accepts, all_as_declared, as_declared, format_type
+from compound.security.sanitize import remember_environment
 
 
 class Executor:
@@ -68,6 +69,7 @@ class Executor:
         folder: Path | None = None,
         on_notice: Callable[[str], object] | None = None,
     ) -> None:
+        remember_environment()  # so that no trace or cache holds a key named in the environment
         self.seed = seed
         self.meter = meter or Meter()
         self._caller = Caller(engines, cache, self.meter, sleep, folder, on_notice)

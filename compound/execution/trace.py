@@ -6,7 +6,7 @@ keeps its error and the outputs produced before the failure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NotRequired, TypedDict
 
@@ -16,7 +16,7 @@ from compound.errors import RateLimited, RunFailed, TransientError
 from compound.execution.exchange import Exchange, ExchangeDocument
 from compound.formatting import format_names, format_repr, short_repr
 from compound.graph.configuration import readable, to_readable_json, to_readable_values
-from compound.security.sanitize import sanitize_text
+from compound.security.sanitize import redact_secrets, redact_values, sanitize_text
 
 FailureRow = Sequence[str]  # kind and message
 
@@ -176,7 +176,7 @@ class Trace:
             ("tokens", self.usage.tokens or ""),
             ("failed:", f"{self.failure.kind}: {self.failure.message}" if self.failure else ""),
         ]
-        outputs = notebook.table(["output", "value"], ((k, readable(v)) for k, v in self.outputs.items()))
+        outputs = notebook.table(["output", "value"], _readable_rows(self.outputs))
         calls = [*self.calls, *self.metric_calls]
         rows = (_row(call) for call in calls[: notebook.MAX_ROWS])
         headings = ["call", "inputs", "outputs", "seconds", "tokens"]
@@ -193,13 +193,20 @@ class Trace:
         )
 
 
+def _readable_rows(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    return ((name, readable(value)) for name, value in redact_values(dict(values)).items())
+
+
+def _shown(values: Mapping[str, object]) -> str:
+    """Return values on one line, without registered keys, which a cut could divide."""
+    return short_repr(redact_values(dict(values)))
+
+
 def _row(call: Call) -> list[str]:
     """Return the cells of a call in a table."""
-    told = (
-        f"failed: {call.failure.kind}: {call.failure.message}" if call.failure else short_repr(call.outputs)
-    )
+    told = f"failed: {call.failure.kind}: {call.failure.message}" if call.failure else _shown(call.outputs)
     seconds = "cached" if call.reused else f"{call.seconds:.2f}"
-    return [call.address, short_repr(call.inputs), told, seconds, str(call.usage.tokens or "")]
+    return [call.address, _shown(call.inputs), told, seconds, str(call.usage.tokens or "")]
 
 
 def _executed_usage(calls: Sequence[Call]) -> Usage:
@@ -212,7 +219,7 @@ def _executed_usage(calls: Sequence[Call]) -> Usage:
 
 def _outcome(failure: Failure | None, outputs: Mapping[str, object]) -> dict[str, str]:
     if failure is None:
-        return {"outputs": short_repr(outputs)}
+        return {"outputs": _shown(outputs)}
     return {"failure": short_repr(f"{failure.kind}: {failure.message}")}
 
 
@@ -223,7 +230,7 @@ def without_messages(trace: Trace) -> Trace:
 
 def as_text(trace: Trace) -> str:
     """Format a trace as text: each call with its inputs, messages, outputs and usage."""
-    return "\n\n".join(map(_call_as_text, (*trace.calls, *trace.metric_calls)))
+    return redact_secrets("\n\n".join(map(_call_as_text, (*trace.calls, *trace.metric_calls))))
 
 
 def _call_as_text(call: Call) -> str:
@@ -289,7 +296,7 @@ class TraceDocument(TypedDict):
 
 
 def to_json(trace: Trace) -> TraceDocument:
-    """Return a trace as JSON types; unsupported objects become text."""
+    """Return a trace as JSON types, without registered keys; unsupported objects become text."""
     document: TraceDocument = {
         "example": trace.example,
         "system": trace.system,
@@ -307,7 +314,7 @@ def to_json(trace: Trace) -> TraceDocument:
     }
     if trace.metric_calls:
         document["metric_calls"] = [call_to_json(call) for call in trace.metric_calls]
-    return document
+    return redact_values(document)
 
 
 def call_to_json(call: Call) -> CallDocument:

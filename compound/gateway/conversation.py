@@ -9,13 +9,10 @@ from dataclasses import replace
 from pydantic import ValidationError
 
 from compound.engine import Message, Role, ToolCall, ToolChoice, ToolSpec
-from compound.errors import CallError
 from compound.gateway.documents import ROLES, is_text
 from compound.gateway.exchange import Document, Route
+from compound.gateway.validation import malformed, unsupported
 from compound.image import Image
-
-UNKNOWN = "the engine {lm!r} cannot answer the request of the agent, which has {what}"
-HINT = "use an engine of kind openai for such requests: it forwards them as they are"
 
 
 def read_messages(route: Route, document: Document, lm: str) -> tuple[Message, ...]:
@@ -24,10 +21,8 @@ def read_messages(route: Route, document: Document, lm: str) -> tuple[Message, .
     Raises:
         CallError: the request has other content.
     """
-    if document.get("n", 1) != 1:
-        raise _unknown(lm, "several answers (n)")
     if document.get("previous_response_id") or document.get("conversation"):
-        raise _unknown(lm, "a reference to an earlier response, which is not stored")
+        raise unsupported(lm, "a reference to an earlier response, which is not stored")
     messages: list[Message] = []
     instructions = document.get("instructions")
     if isinstance(instructions, str) and instructions:
@@ -36,7 +31,7 @@ def read_messages(route: Route, document: Document, lm: str) -> tuple[Message, .
     if isinstance(given, str):
         return (*messages, Message("user", given))
     if not isinstance(given, list) or not given:
-        raise CallError("the request has no messages")
+        raise malformed("the request has no messages")
     for item in given:
         message = _message(item, lm)
         earlier = messages[-1] if messages else None
@@ -57,11 +52,11 @@ def read_tools(document: Document, lm: str) -> tuple[tuple[ToolSpec, ...], ToolC
     ((ToolSpec(name='now', description='', parameters='{"type": "object", "properties": {}}'),), 'none')
     """
     if document.get("functions"):
-        raise _unknown(lm, "functions, which tools have replaced")
+        raise unsupported(lm, "functions, which tools have replaced")
     tools = _list(document, "tools")
     choice = document.get("tool_choice") or "auto"
     if choice not in ("auto", "none"):  # a demanded function is an object
-        raise _unknown(lm, f"the tool_choice {json.dumps(choice):.80}; possible are auto and none")
+        raise unsupported(lm, f"the tool_choice {json.dumps(choice):.80}; possible are auto and none")
     return tuple(_tool(tool, lm) for tool in tools), "none" if choice == "none" else "auto"
 
 
@@ -69,27 +64,27 @@ def _list(document: Document, name: str) -> list[object]:
     """Return a list of a request; empty if it is absent."""
     found = document.get(name) or []
     if not isinstance(found, list):
-        raise CallError(f"{name} of the request is not a list")
+        raise malformed(f"{name} of the request is not a list")
     return found
 
 
 def _tool(tool: object, lm: str) -> ToolSpec:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(tool, dict) or kind != "function":
-        raise _unknown(lm, f"a tool of kind {kind!r}")
+        raise unsupported(lm, f"a tool of kind {kind!r}")
     function = tool.get("function", tool)
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
-        raise CallError("a tool of the request has no name")
+        raise malformed("a tool of the request has no name")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
-        raise CallError(f"the parameters of the tool {name!r:.100} are not a JSON schema")
+        raise malformed(f"the parameters of the tool {name!r:.100} are not a JSON schema")
     return ToolSpec(name, str(function.get("description") or ""), json.dumps(parameters))
 
 
 def _message(item: object, lm: str) -> Message:
     if not isinstance(item, dict):
-        raise _unknown(lm, f"a message of kind {type(item).__name__!r}")
+        raise unsupported(lm, f"a message of kind {type(item).__name__!r}")
     if item.get("type") == "function_call":
         return Message("assistant", "", (_call(item.get("call_id"), item),))
     if item.get("type") == "function_call_output":
@@ -100,7 +95,7 @@ def _message(item: object, lm: str) -> Message:
             "tool", _plain(item.get("content"), lm), tool_call_id=str(item.get("tool_call_id", ""))
         )
     if role not in ROLES:
-        raise _unknown(lm, f"a message of kind {item.get('type') or item.get('role')!r}")
+        raise unsupported(lm, f"a message of kind {item.get('type') or item.get('role')!r}")
     calls = [
         _call(call.get("id"), call.get("function"))
         for call in _list(item, "tool_calls")
@@ -119,7 +114,7 @@ def _call(known: object, function: object) -> ToolCall:
 def _plain(content: object, lm: str) -> str:
     found = _content(content, "tool", lm)
     if not isinstance(found, str):
-        raise _unknown(lm, "an image as the result of a tool")
+        raise unsupported(lm, "an image as the result of a tool")
     return found
 
 
@@ -128,7 +123,7 @@ def _content(content: object, role: Role, lm: str) -> str | tuple[str | Image, .
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _unknown(lm, f"a message of the {role} without text")
+        raise unsupported(lm, f"a message of the {role} without text")
     parts = [_part(part, lm) for part in content]
     texts = [part for part in parts if isinstance(part, str)]
     return "".join(texts) if len(texts) == len(parts) else tuple(parts)
@@ -139,16 +134,12 @@ def _part(part: object, lm: str) -> str | Image:
     if isinstance(part, dict) and is_text(part):
         return str(part.get("text", ""))
     if not isinstance(part, dict) or kind not in ("image_url", "input_image"):
-        raise _unknown(lm, f"content of kind {kind!r}")
+        raise unsupported(lm, f"content of kind {kind!r}")
     url = part.get("image_url")
     url = url.get("url") if isinstance(url, dict) else url
     if not isinstance(url, str) or not url.startswith("data:"):
-        raise _unknown(lm, "an image that is not a data URL")
+        raise unsupported(lm, "an image that is not a data URL")
     try:
         return Image.model_validate(url)
     except ValidationError as error:
-        raise CallError(f"an image of the request cannot be read: {error.errors()[0]['msg']}") from None
-
-
-def _unknown(lm: str, what: str) -> CallError:
-    return CallError(UNKNOWN.format(lm=lm, what=what), hint=HINT, kind="unsupported")
+        raise malformed(f"an image of the request cannot be read: {error.errors()[0]['msg']}") from None

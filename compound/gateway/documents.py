@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from compound.engine import AnswerFormat, Completion, Message, Role, ToolCall
+from compound.errors import CallError
 from compound.execution.tool_text import is_call
 from compound.gateway.exchange import Document, Route
 
@@ -91,18 +92,38 @@ def readable_messages(route: Route, document: Document) -> tuple[Message, ...]:
     return tuple(found)
 
 
+def format_kind(route: Route, document: Document) -> object:
+    """Return the kind of answer that a request demands: ``text`` unless it names another."""
+    found = demanded_format(route, document)
+    return "text" if found is None else found.get("type")
+
+
+def demanded_format(route: Route, document: Document) -> Document | None:
+    """Return the format of the answer that a request demands, if any.
+
+    Raises:
+        CallError: it is not an object.
+    """
+    text = document.get("text")
+    inside = text.get("format") if isinstance(text, dict) else None
+    found = document.get("response_format") if route == "chat/completions" else inside
+    if found is not None and not isinstance(found, dict):
+        problem = f"the format of the answer must be an object, but is {json.dumps(found):.80}"
+        raise CallError(problem, kind="invalid_request")
+    return found
+
+
 def answer_format(route: Route, document: Document) -> AnswerFormat | None:
-    """Return the JSON schema that a request demands of the answer.
+    """Return the JSON schema that a request demands of the answer; any object for ``json_object``.
 
     >>> given = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
     >>> answer_format("chat/completions", {"response_format": given})
     AnswerFormat(schema='{"type": "object"}', choices=())
     """
-    text = document.get("text")
-    found = document.get("response_format") if route == "chat/completions" else (
-        text.get("format") if isinstance(text, dict) else None
-    )  # fmt: skip
-    if not isinstance(found, dict) or found.get("type") != "json_schema":
+    found, kind = demanded_format(route, document), format_kind(route, document)
+    if kind == "json_object":
+        return AnswerFormat('{"type": "object"}')
+    if found is None or kind != "json_schema":
         return None
     holder = found.get("json_schema") if route == "chat/completions" else found
     schema = holder.get("schema") if isinstance(holder, dict) else None

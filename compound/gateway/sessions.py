@@ -19,7 +19,8 @@ from compound.gateway.streams import stream_of
 from compound.web.problems import Problem
 
 Dispatch = Callable[[GatewayExchange], Awaitable[Document | None]]
-STATUS_OF_KIND = {"rate_limit": 429, "transient": 503}  # of failures; all others are 502
+STATUS_OF_KIND = {"unsupported": 400, "invalid_request": 400, "rate_limit": 429, "transient": 503}
+"""Statuses by kind of failure; all others are 502."""
 NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients obey; the executor has retried already
 
 

@@ -184,6 +184,8 @@ class CallContext(Protocol):
 
     address: str
     seed: int
+    last_attempt: bool
+    """Whether the call has no retries left after this attempt."""
 
     @property
     def rng(self) -> np.random.Generator:

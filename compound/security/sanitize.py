@@ -101,6 +101,29 @@ def redact_secrets(text: str) -> str:
     return text
 
 
+def redact_values(value: Stored) -> Stored:
+    """Return a value whose strings hold no registered keys; the same object if they already do not.
+
+    >>> remember_secret("sk-example-of-a-key")
+    >>> redact_values({"answer": ["sk-example-of-a-key", 1]})
+    {'answer': ['[key removed]', 1]}
+    """
+    return cast("Stored", _redact_values(value)) if _SECRETS else value
+
+
+def _redact_values(value: object) -> object:
+    if isinstance(value, str):
+        return redact_secrets(value)
+    if isinstance(value, dict):
+        found = {_redact_values(key): _redact_values(item) for key, item in value.items()}
+        return value if found == value else found
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        items = [_redact_values(item) for item in value]
+        kept = items if isinstance(value, list) else tuple(items)
+        return value if kept == value else kept
+    return value
+
+
 def sanitize_text(text: str) -> str:
     """Return text that is safe to record: without control characters and keys."""
     return redact_secrets(replace_controls(text))

@@ -8,24 +8,25 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from starlette.types import Receive
 
 from compound.api.stream import Event, EventQueue
+from compound.concurrency.functions import all_in_threads
 from compound.engine import Engine
 from compound.errors import CompoundError, QuotaExhausted
 from compound.execution.executor import Executor
 from compound.execution.observers.events import RunListener
-from compound.execution.trace import Trace
+from compound.execution.trace import Call, Failure, Trace
 from compound.graph.system import System
 from compound.registry.engines import for_system
 from compound.security.sanitize import remember_environment, sanitize_text
 from compound.serving.deployment import Deployment, Deployments
 from compound.serving.feedback_store import FeedbackStore
 from compound.serving.metrics import Metrics
-from compound.serving.problems import of_failure, overloaded
+from compound.serving.problems import of_failure, overloaded, public_failure
 from compound.serving.settings import ServerSettings
 from compound.web.problems import INTERNAL, Problem
 
@@ -140,7 +141,7 @@ class Service:
         Raises:
             Problem: the server is overloaded, or the run took too long or could not be made.
         """
-        queue = EventQueue()
+        queue = PublicEvents(ticket.deployment.system)
 
         async def work() -> Trace:
             try:
@@ -167,12 +168,15 @@ class Service:
         try:
             async with asyncio.timeout(self.settings.timeout), self._admitted(queued):
                 started = time.perf_counter()
-                trace = await self._executor.run(
-                    ticket.deployment.system, inputs, sample=ticket.seed, listener=listener
-                )
+                with all_in_threads():
+                    trace = await self._executor.run(
+                        ticket.deployment.system, inputs, sample=ticket.seed, listener=listener
+                    )
             outcome = "ok" if trace.failure is None else trace.failure.kind
             if self.store is not None:
                 self.store.add_run(ticket.run, trace)
+            if trace.failure is not None:
+                return self._published(ticket, trace, trace.failure)
         except TimeoutError:
             outcome = "timeout"
             message = f"the run took longer than {self.settings.timeout:g} s"
@@ -197,6 +201,15 @@ class Service:
                 self.metrics.ran(trace, time.perf_counter() - started, started - arrived, outcome)
         return trace
 
+    @staticmethod
+    def _published(ticket: Ticket, trace: Trace, failure: Failure) -> Trace:
+        """Return a failed trace with the failure that clients may see; log one that they may not."""
+        failed = next((call for call in trace.calls if call.failure is failure), None)
+        public = public_failure(failed, failure, ticket.deployment.system)
+        if public is not failure:
+            LOG.error("%s failed: %s: %s", ticket.run, failed.address if failed else "run", failure.message)
+        return replace(trace, failure=public)
+
     @contextlib.asynccontextmanager
     async def _admitted(self, queued: bool) -> AsyncIterator[None]:
         """Wait for a place.
@@ -217,6 +230,19 @@ class Service:
         finally:
             self.running -= 1
             self._places.release()
+
+
+class PublicEvents(EventQueue):
+    """Queues the events of a run, with failures as clients may see them."""
+
+    def __init__(self, system: System) -> None:
+        super().__init__()
+        self._system = system
+
+    def on_call(self, call: Call) -> None:  # noqa: D102
+        if call.failure is not None:
+            call = replace(call, failure=public_failure(call, call.failure, self._system))
+        super().on_call(call)
 
 
 def models(system: System) -> set[str]:

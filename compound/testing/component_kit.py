@@ -359,6 +359,7 @@ class _Call:
     def __init__(self, engine: Engine) -> None:
         self.address = "tested"
         self.seed = 0
+        self.last_attempt = True
         self.rng = np.random.default_rng(0)
         self.sessions = Sessions()
         self._engine = engine

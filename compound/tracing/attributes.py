@@ -28,6 +28,7 @@ OPERATIONS: Mapping[str, tuple[str, str]] = {
     "retriever": ("retrieval", "gen_ai.data_source.id"),
     "tool": ("execute_tool", "gen_ai.tool.name"),
     "agent": ("invoke_agent", "gen_ai.agent.name"),
+    "external_agent": ("invoke_agent", "gen_ai.agent.name"),
 }
 """Operation and attribute of the component's name, by component kind; other kinds are no GenAI operation."""
 
@@ -68,10 +69,24 @@ def trace_attributes(trace: Trace, *, content: bool) -> Attributes:
     return found | (_values("compound.outputs", trace.outputs) if content else {})
 
 
-def call_name(component: Component) -> str:
-    """Return the name of a call's span, such as ``retrieval searcher``."""
+def call_name(component: Component, inputs: Mapping[str, object]) -> str:
+    """Return the name of a call's span, such as ``retrieval searcher`` or ``execute_tool search``."""
     operation, _ = OPERATIONS.get(component.kind, ("call", ""))
-    return f"{operation} {component.name}"
+    return f"{operation} {_operated(component, inputs)}"
+
+
+def _operated(component: Component, inputs: Mapping[str, object]) -> str:
+    """Return the name of what a call uses: that of the called tool, otherwise that of the component.
+
+    A name that the model invented is text of the model, and not used.
+    """
+    return _tool_call(component, inputs).get("tool", component.name)
+
+
+def _tool_call(component: Component, inputs: Mapping[str, object]) -> Mapping[str, str]:
+    """Return the record of the tool call that a component executes; empty for other components."""
+    call = inputs.get("call") if component.kind == "tool" else None
+    return call if isinstance(call, Mapping) else {}
 
 
 def call_attributes(
@@ -85,7 +100,12 @@ def call_attributes(
     }
     if component.kind in OPERATIONS:
         operation, named = OPERATIONS[component.kind]
-        found |= {OPERATION: operation, named: component.name}
+        found |= {OPERATION: operation, named: _operated(component, inputs)}
+    if call_id := _tool_call(component, inputs).get("id"):
+        found |= {
+            "gen_ai.tool.call.id": truncate_text(sanitize_text(call_id)),
+            "gen_ai.tool.type": "function",
+        }
     return found | (_values("compound.inputs", inputs) if content else {})
 
 

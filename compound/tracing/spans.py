@@ -50,7 +50,7 @@ class SpanRecorder:
     ) -> Iterator[Callable[[CallResult], None]]:
         """Record a component call."""
         start = lambda: to.call_attributes(component, address, inputs, content=self._content)  # noqa: E731
-        with self._span(to.call_name(component), start) as put:
+        with self._span(to.call_name(component, inputs), start) as put:
             yield lambda result: put(
                 lambda: to.result_attributes(result, content=self._content), result.failure
             )
@@ -59,7 +59,7 @@ class SpanRecorder:
     def body(self, component: Component, address: str) -> Iterator[Callable[[object], None]]:
         """Record a loop or map, around the calls of its body."""
         start = lambda: to.call_attributes(component, address, {}, content=False)  # noqa: E731
-        with self._span(to.call_name(component), start) as put:
+        with self._span(to.call_name(component, {}), start) as put:
             yield lambda result: put(dict, result if isinstance(result, Failure) else None)
 
     @contextmanager

@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from compound.cli import app
+from compound.errors import DeclarationError
+from compound.optimizers.methods import method
 from compound.registry import engines
 from compound.spec import load
 from compound.testing import ScriptedLM
@@ -78,7 +80,27 @@ def test_prompts_are_written_and_recognized_afterwards(folder: Path) -> None:
 def test_without_a_terminal_or_yes_nothing_is_written(folder: Path) -> None:
     found = run(folder, "--examples", "3")
     assert "trip_planner: 3 requests in 3 runs" in found.stdout
+    assert found.exit_code == 1
+    assert "nothing was written: without a terminal" in found.stderr
+    assert "--yes" in found.stderr
     assert not (folder / "geo_prompts.yaml").exists()
+
+
+@pytest.mark.parametrize("method", ["", "optimize: {method: search, budget: {system_runs: 100}}\n"])
+def test_check_accepts_an_agent_whose_prompts_are_not_found_yet(folder: Path, method: str) -> None:
+    path = folder / "system.yaml"
+    path.write_text(path.read_text() + method)
+    rows = [{"id": str(i), "question": f"Question {i}?", "answer": "yes"} for i in range(200)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = CliRunner().invoke(app, ["check", str(path)])
+    assert found.exit_code == 0, found.output
+    assert f"compound gateway discover {path}" in found.stdout
+
+
+def test_an_optimization_without_prompts_refers_to_their_discovery(folder: Path) -> None:
+    program = load(folder / "system.yaml")
+    with pytest.raises(DeclarationError, match="prompts of agent 'geo' by `compound gateway discover"):
+        method("search", program.system, program.optimize)
 
 
 def test_an_existing_file_is_kept(folder: Path) -> None:

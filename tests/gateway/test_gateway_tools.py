@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.engine import Completion, ToolCall
+from compound.engine import AnswerFormat, Completion, ToolCall
 from compound.execution.trace import Trace
 from compound.testing import ScriptedLM
 
@@ -138,7 +138,7 @@ def test_images_reach_a_model_that_takes_them() -> None:
 )  # fmt: skip
 def test_other_images_are_refused_with_the_reason(lm: ScriptedLM, url: str, why: str) -> None:
     trace = run(lambda client: ask_about_image(client, url), lm, check=False)
-    assert str(trace.outputs["answer"]).startswith("502")
+    assert str(trace.outputs["answer"]).startswith("400")
     assert why in str(trace.outputs["answer"])
     assert not lm.requests
 
@@ -164,13 +164,21 @@ def answer_to(more: dict[str, object]) -> str:
         ({"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "double"}}}, "tool_choice"),
         ({"functions": [FUNCTION]}, "functions"),
-        ({"n": 2}, "several answers"),
+        ({"n": 2}, "the field n: 2"),
+        ({"top_p": 0.1}, "the field top_p: 0.1"),
+        ({"frequency_penalty": 1.5}, "the field frequency_penalty: 1.5"),
+        ({"logprobs": True, "top_logprobs": 3}, "the field logprobs: true"),
+        ({"logit_bias": {"5": 100}}, "the field logit_bias"),
+        ({"reasoning_effort": "high"}, "the field reasoning_effort"),
+        ({"guided_regex": "[0-9]+"}, "the field guided_regex"),
+        ({"response_format": {"type": "grammar"}}, "the format 'grammar'"),
+        ({"text": {"verbosity": "low"}}, "the field text.verbosity"),
         ({"previous_response_id": "resp-1"}, "an earlier response"),
     ],
 )
 def test_what_an_engine_cannot_take_is_named(more: dict[str, object], why: str) -> None:
     answer = answer_to(more)
-    assert answer.startswith("502")
+    assert answer.startswith("400")
     assert why in answer
     assert "kind openai" in answer
 
@@ -179,6 +187,7 @@ def test_what_an_engine_cannot_take_is_named(more: dict[str, object], why: str) 
     ("more", "why"),
     [
         ({"tools": 5}, "tools of the request is not a list"),
+        ({"response_format": "json"}, "must be an object"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": [1]}}]},
             "not a JSON schema",
@@ -191,7 +200,41 @@ def test_what_an_engine_cannot_take_is_named(more: dict[str, object], why: str) 
 def test_malformed_requests_are_refused_with_the_reason(more: dict[str, object], why: str) -> None:
     answer = answer_to(more)
     assert why in answer
-    assert answer[:3] in ("400", "502")
+    assert answer.startswith("400")
+
+
+def test_fields_with_their_defaults_and_without_influence_are_accepted() -> None:
+    more = {
+        "n": 1, "top_p": 1.0, "frequency_penalty": 0, "presence_penalty": 0.0, "logprobs": False,
+        "logit_bias": {}, "user": "u", "metadata": {"a": "b"}, "store": True, "seed": 3, "top_logprobs": None,
+        "response_format": {"type": "text"}, "parallel_tool_calls": True,
+    }  # fmt: skip
+    assert answer_to(more) == "answered"
+
+
+def test_a_demanded_object_is_a_format_of_the_answer() -> None:
+    def agent(client: Any) -> str:
+        made = client.chat.completions.create(
+            model="x", messages=[{"role": "user", "content": "?"}], response_format={"type": "json_object"}
+        )
+        return str(made.choices[0].message.content)
+
+    lm = ScriptedLM(["{}"])
+    assert run(agent, lm).outputs == {"answer": "{}"}
+    assert lm.requests[0].format == AnswerFormat('{"type": "object"}')
+
+
+def test_an_agent_that_takes_one_call_at_a_time_gets_one() -> None:
+    def agent(client: Any) -> str:
+        made = client.chat.completions.create(
+            model="x", messages=[{"role": "user", "content": "?"}], parallel_tool_calls=False,
+            tools=[{"type": "function", "function": FUNCTION}],
+        )  # fmt: skip
+        return str([call.function.arguments for call in made.choices[0].message.tool_calls])
+
+    calls = (ToolCall("c1", "double", '{"a": 4}'), ToolCall("c2", "double", '{"a": 5}'))
+    lm = ScriptedLM([Completion("", cp.Usage(1, 5, 5), "tool_calls", tool_calls=calls)], native_tools=True)
+    assert run(agent, lm).outputs == {"answer": "['{\"a\": 4}']"}
 
 
 def test_the_embedded_model_makes_valid_calls_only(smollm2: str) -> None:

@@ -20,8 +20,9 @@ import pytest
 from pydantic import BaseModel
 
 import compound as cp
-from compound.errors import CallError, QuotaExhausted, TransientError
+from compound.errors import CallError, QuotaExhausted, RateLimited, TransientError
 from compound.security import sanitize
+from compound.serving import service
 from compound.testing import ScriptedLM
 from served import qa, served
 
@@ -92,6 +93,46 @@ def test_dates_and_decimals_are_returned_in_their_json_form() -> None:
     assert answer.json()["outputs"] == {"due": "2024-01-03", "cost": "2.50"}
 
 
+def test_a_function_that_blocks_does_not_block_the_server() -> None:
+    running_function, go = threading.Event(), threading.Event()
+
+    def blocks(question: str) -> str:
+        running_function.set()
+        go.wait(60)
+        return question
+
+    system = cp.System("blocks", {"answer": cp.Function("f", blocks)(question=cp.Input("question"))})
+    body = {"inputs": {"question": "?"}}
+    with served(system, concurrency=1, queue=0, timeout=30) as running, running.client() as client:
+        found: list[httpx.Response] = []
+        first = threading.Thread(target=lambda: found.append(client.post("/v1/run", json=body, timeout=60)))
+        first.start()
+        try:
+            assert running_function.wait(60)
+            assert client.get("/health", timeout=20).status_code == 200
+            assert client.post("/v1/run", json=body, timeout=20).status_code == 429
+        finally:
+            go.set()
+            first.join()
+        assert found[0].json()["outputs"] == {"answer": "?"}
+
+
+def test_a_function_that_blocks_longer_than_the_time_limit_is_answered_with_504() -> None:
+    go = threading.Event()
+
+    def blocks(question: str) -> str:
+        go.wait(60)
+        return question
+
+    system = cp.System("blocks", {"answer": cp.Function("f", blocks)(question=cp.Input("question"))})
+    with served(system, timeout=0.05) as running, running.client() as client:
+        try:
+            answer = client.post("/v1/run", json={"inputs": {"question": "?"}}, timeout=20)
+        finally:
+            go.set()
+        assert answer.status_code == 504
+
+
 def test_the_seed_of_a_run_repeats_it_and_is_random_by_default() -> None:
     lm = ScriptedLM(lambda message, rng: str(rng.integers(10**9)))
     with served(qa(temperature=1.0), lm) as running, running.client() as client:
@@ -160,6 +201,48 @@ def test_failures_have_a_status_and_a_kind(reply: Exception, status: int, kind: 
         answer = client.post("/v1/run", json={"inputs": {"question": "?"}})
     assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
     assert answer.json()["error"]["run_id"]
+
+
+PRIVATE = "db=10.0.0.7"
+
+
+def raises(question: str) -> str:
+    raise ValueError(PRIVATE)
+
+
+def loses_a_connection(question: str) -> str:
+    raise ConnectionError(PRIVATE)
+
+
+def returns_another_type(question: str) -> int:
+    return PRIVATE  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("function", [raises, loses_a_connection, returns_another_type])
+def test_texts_of_user_code_are_logged_and_not_sent(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    monkeypatch.setattr(service.LOG, "error", lambda text, *arguments: log.append(text % arguments))
+    node = cp.Function("f", function)(question=cp.Input("question"))
+    body = {"inputs": {"question": "?"}}
+    with served(cp.System("s", {"answer": node})) as running, running.client() as client:
+        answer = client.post("/v1/run", json=body)
+        stream = client.post("/v1/run/stream", json=body).text
+        batch = client.post("/v1/batch", json={"inputs": [body["inputs"]]}).text
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "internal")
+    assert [PRIVATE in text for text in (answer.text, stream, batch)] == [False] * 3
+    assert [PRIVATE in line for line in log] == [True] * 3
+    names = [name for name, _ in sse(stream)]
+    assert names == ["call", "call", "error", "usage"]
+
+
+def test_a_function_that_is_rate_limited_is_answered_with_429() -> None:
+    def limited(question: str) -> str:
+        raise RateLimited(PRIVATE)
+
+    node = cp.Function("f", limited)(question=cp.Input("question"))
+    with served(cp.System("s", {"answer": node})) as running, running.client() as client:
+        answer = client.post("/v1/run", json={"inputs": {"question": "?"}})
+    assert (answer.status_code, PRIVATE in answer.text) == (429, False)
 
 
 def test_an_unparsable_answer_is_a_bad_gateway() -> None:

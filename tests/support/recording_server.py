@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 
 class Received(NamedTuple):
@@ -62,7 +62,7 @@ class RecordingServer:
 
     @classmethod
     @contextmanager
-    def running(cls) -> Iterator[RecordingServer]:
+    def running(cls) -> Iterator[Self]:
         """Run a server for the duration of a block."""
         server = cls()
         try:

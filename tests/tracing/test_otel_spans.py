@@ -243,6 +243,34 @@ def test_calls_of_a_loop_are_inside_it(spans: Spans) -> None:
     assert spans.parent(spans.one("call each")) == "invoke_workflow mapping"
 
 
+@cp.tool
+def multiply(a: int, b: int) -> int:
+    """Multiply."""
+    return a * b
+
+
+def test_the_span_of_a_tool_call_names_the_tool(spans: Spans) -> None:
+    agent = cp.Agent("clerk", [multiply], max_turns=3)
+    system = cp.System("sums", {"answer": agent(question=cp.Input("question"))}, lm="lm")
+    replies = [
+        '{"tool": "multiply", "arguments": {"a": 2, "b": 3}}',
+        '{"tool": "unknown", "arguments": {}}',
+        '{"answer": "6"}',
+    ]
+    with cp.trace_with(spans.provider):
+        trace = run(system, replies)
+    called = attributes(spans.one("execute_tool multiply"))
+    (record,) = (call.inputs["call"] for call in trace.calls if call.address == "clerk[0]/tools[0]/call")
+    assert isinstance(record, dict)
+    assert called["gen_ai.operation.name"] == "execute_tool"
+    assert called["gen_ai.tool.name"] == "multiply"
+    assert called["gen_ai.tool.call.id"] == record["id"]
+    assert called["compound.component"] == "clerk_call"
+    invented = attributes(spans.one("execute_tool clerk_call"))  # the model's text is not part of the span
+    assert invented["gen_ai.tool.name"] == "clerk_call"
+    assert attributes(spans.one("invoke_agent clerk"))["gen_ai.agent.name"] == "clerk"
+
+
 def shout(item: str) -> str:
     return item.upper()
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from compound.concurrency.own_thread import exit_as_error
 from compound.evaluation.metrics.bounds import checked_bounds
 from compound.evaluation.metrics.comparison import missing_output
 from compound.evaluation.metrics.scoring import as_score
@@ -31,11 +32,13 @@ class Custom:
         Raises:
             MissingOutput: the function reads an output that does not exist.
         """
-        value = self.function(_Outputs(outputs, self.name, example), example)
+        with exit_as_error(self.name):
+            value = self.function(_Outputs(outputs, self.name, example), example)
         return self._later(value) if inspect.isawaitable(value) else as_score(value, self.name)
 
     async def _later(self, value: Awaitable[object]) -> Score:
-        return as_score(await value, self.name)
+        with exit_as_error(self.name):
+            return as_score(await value, self.name)
 
 
 class _Outputs(dict[str, object]):

@@ -6,6 +6,7 @@ from pydantic import ConfigDict, Field
 
 from compound.components.declaration.component import FunctionComponent
 from compound.components.function import Function
+from compound.concurrency.functions import ThreadUse
 from compound.errors import DeclarationError
 from compound.graph.types import format_type
 from compound.spec.kinds.kind import DumpContext, Kind, MakeContext, make_settings, report_wrong_settings
@@ -28,6 +29,9 @@ class FunctionSettings(Model):
     """Timeout of one attempt in seconds."""
     retries: int = Field(default=0, ge=0)
     """Maximum number of retries after transient errors."""
+    thread: ThreadUse = "auto"
+    """Where a sync function runs: on the event loop until a call took longer than 10 ms (auto), or always or
+    never in a thread. In a server, auto is always."""
 
 
 class FunctionEntry(Wiring):
@@ -46,7 +50,7 @@ def _make(entry: FunctionEntry, context: MakeContext) -> Function | None:
     rest = {key: value for key, value in given.given.items() if key != "call"}
     if isinstance(function, Function):  # made by `compound.component`; the file overrides its settings
         settings = {**function.settings, **settings}
-        rest = {"timeout": function.timeout, "retries": function.retries, **rest}
+        rest = {"timeout": function.timeout, "retries": function.retries, "thread": function.thread, **rest}
         function = function.function
     if function is None or report_wrong_settings(file, function, settings, inside):
         return None
@@ -74,10 +78,11 @@ def _dump(component: Function, context: DumpContext) -> Tree:
         )
     limits = {"timeout": component.timeout} if component.timeout is not None else {}
     tries = {"retries": component.retries} if component.retries else {}
+    threads = {"thread": component.thread} if component.thread != "auto" else {}
     call = spell_code(component.function, component.name)
     outputs = {} if component._single else context.output_types(component)
     return {
-        "function": {"call": call, **limits, **tries, **settings},
+        "function": {"call": call, **limits, **tries, **threads, **settings},
         **({"out": Flow(outputs)} if outputs else {}),
     }
 

@@ -117,7 +117,7 @@ class TestTurns:
     def test_a_transient_error_of_a_tool_is_retried(self) -> None:
         tried: list[int] = []
 
-        @cp.tool
+        @cp.tool(reproducible=True)
         def flaky() -> str:
             tried.append(1)
             if len(tried) < 3:

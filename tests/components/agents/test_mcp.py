@@ -30,6 +30,7 @@ SEARCH = (sys.executable, "-m", "compound.benchmarks.agents.search_server")
 PROGRAM = '''
 import os, sys, time
 from mcp.server import MCPServer
+from mcp.types import ToolAnnotations
 from mcp.server.mcpserver.exceptions import ToolError
 server = MCPServer("odd", log_level="ERROR")
 print("ready", file=sys.stderr, flush=True)
@@ -42,6 +43,11 @@ def pid() -> int:
 @server.tool()
 def end() -> str:
     """End the server."""
+    os._exit(3)
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+def end_of_reading() -> str:
+    """End the server while it reads."""
     os._exit(3)
 
 @server.tool()
@@ -144,14 +150,26 @@ class TestSessions:
         async def ask() -> tuple[str, str]:
             sessions = Sessions()
             before = await named(tools, "pid").answer("{}", sessions)
-            with pytest.raises(TransientError, match="did not answer 'end'"):
-                await named(tools, "end").answer("{}", sessions)
+            lost = await named(tools, "end").answer("{}", sessions)
+            assert "did not answer 'end'" in lost
+            assert lost.endswith("the call may have had an effect, so it was not repeated")
             after = await named(tools, "pid").answer("{}", sessions)
             await sessions.aclose()
             return before, after
 
         before, after = asyncio.run(ask())
         assert before != after
+
+    def test_a_call_that_may_be_repeated_is_a_transient_failure(self, odd: MCPServer) -> None:
+        tool = named(cp.Tool.from_mcp(odd), "end_of_reading")
+
+        async def ask() -> None:
+            sessions = Sessions()
+            with pytest.raises(TransientError, match="did not answer 'end_of_reading'"):
+                await tool.answer("{}", sessions)
+            await sessions.aclose()
+
+        asyncio.run(ask())
 
     def test_a_server_that_hangs_is_left(self, odd: MCPServer, monkeypatch: pytest.MonkeyPatch) -> None:
         from dataclasses import replace
@@ -170,8 +188,7 @@ class TestSessions:
 
         async def ask() -> None:
             sessions = Sessions()
-            with pytest.raises(TransientError, match="did not answer 'hang'"):
-                await impatient.answer("{}", sessions)
+            assert "did not answer 'hang'" in await impatient.answer("{}", sessions)
             await sessions.aclose()
 
         asyncio.run(ask())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import compound as cp
 from compound.components.tools.openapi_document import OpenAPIDocument
 from compound.concurrency.sessions import Sessions
 from compound.errors import CompoundError, DeclarationError, TransientError
+from compound.execution.executor import Executor
 from compound.security.sanitize import registered_secrets
 from compound.testing import ScriptedLM
 from recording_server import RecordingServer
@@ -32,7 +35,8 @@ DOCUMENT: dict[str, Any] = {
                         "in": "query",
                         "schema": {"type": "array", "items": {"type": "string"}},
                     },
-                    {"name": "X-Trace", "in": "header", "schema": {"type": "string"}},
+                    {"name": "X-Trace", "in": "header", "schema": {"type": "string", "nullable": True}},
+                    {"name": "page", "in": "query", "schema": {"type": "integer", "nullable": True}},
                 ],
             },
         },
@@ -92,6 +96,14 @@ def test_parameters_are_sent_where_they_belong(server: RecordingServer) -> None:
     assert dict(headers)["x-trace"] == "t"
 
 
+def test_null_is_not_sent_as_text(server: RecordingServer) -> None:
+    tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
+    call(tool, id="1", page=None, **{"X-Trace": None})
+    _, path, headers, _ = server.received[0]
+    assert path == "/items/1"
+    assert "x-trace" not in dict(headers)
+
+
 @pytest.mark.parametrize("wrong", ["..", ".", ""])
 def test_a_path_parameter_cannot_change_the_path(server: RecordingServer, wrong: str) -> None:
     tool = cp.Tool.from_openapi(DOCUMENT, "GET /items/{id}", base_url=server.url)
@@ -124,6 +136,80 @@ def test_errors_of_the_client_are_answered_and_others_retried(server: RecordingS
     server.close()
     with pytest.raises(TransientError):
         call(tool, id="1")
+
+
+def asked(tool: cp.Tool, **arguments: Any) -> tuple[cp.Trace, list[Any]]:
+    """Run an agent that calls the tool once; return the trace and the results of calls."""
+    agent = cp.Agent("agent", [tool], max_turns=2, retries=2)
+    system = cp.System("s", {"answer": agent(question=cp.Input("question"))}, lm="m")
+    lm = ScriptedLM([json.dumps({"tool": tool.name, "arguments": arguments}), '{"answer": "done"}'])
+
+    async def at_once(seconds: float) -> None:
+        pass
+
+    executor = Executor({"m": lm}, sleep=at_once)
+    trace = asyncio.run(executor.run(system, {"question": "?"}))
+    return trace, [call.outputs.get("result") for call in trace.calls if call.component == "agent_call"]
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_post_with_an_error_status_is_sent_once_and_reported(server: RecordingServer, status: int) -> None:
+    tool = cp.Tool.from_openapi(DOCUMENT, "addItem", base_url=server.url)
+    server.status, server.body = status, b"sold out"
+    trace, results = asked(tool, name="tea")
+    assert len(server.received) == 1
+    assert trace.failure is None
+    assert results == [f"error: HTTP {status}: sold out"]
+
+
+def test_a_get_with_a_status_of_overload_is_repeated_and_then_reported(server: RecordingServer) -> None:
+    tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
+    server.status, server.body = 503, b"later"
+    trace, results = asked(tool, id="1")
+    assert len(server.received) == 3
+    assert trace.failure is None
+    assert results == [f"error: {server.url}/items/{{id}}: HTTP 503: later"]
+
+
+class Silent(RecordingServer):
+    """Does not answer until it is released."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+        super().__init__()
+
+    def respond(self) -> bytes:
+        self.released.wait(60)
+        return b""
+
+
+def test_requests_without_an_answer_are_repeated_only_if_idempotent() -> None:
+    with Silent.running() as server:
+        post = cp.Tool.from_openapi(DOCUMENT, "addItem", base_url=server.url, timeout=0.2)
+        get = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url, timeout=0.2)
+        try:
+            trace, (result,) = asked(post, name="tea")
+            assert [request.method for request in server.received] == ["POST"]
+            assert trace.failure is None
+            assert result.startswith(f"error: POST {server.url}/items: no answer within 0.2 s")
+            assert result.endswith("the call may have had an effect, so it was not repeated")
+            trace, _ = asked(get, id="1")
+            assert [request.method for request in server.received] == ["POST", "GET", "GET", "GET"]
+            assert trace.failure is not None
+            assert (trace.failure.kind, "no answer within 0.2 s" in trace.failure.message) == (
+                "transient",
+                True,
+            )
+        finally:
+            server.released.set()
+
+
+def test_a_post_that_was_never_sent_is_repeated() -> None:
+    with socket.socket() as unused:  # bound and not listening: connections are refused
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(TransientError, match=f"POST {url}/items: "):
+            call(cp.Tool.from_openapi(DOCUMENT, "addItem", base_url=url), name="tea")
 
 
 def test_redirects_are_not_followed(server: RecordingServer) -> None:

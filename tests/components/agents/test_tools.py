@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from datetime import date
 from decimal import Decimal
@@ -123,8 +124,14 @@ class TestFunctions:
         assert answer(fail, kind="value") == "error: ValueError: no"
         assert answer(fail, kind="call") == "error: refused"
         assert answer(fail, kind="unknown") == "error: KeyError: 'unknown'"
+        assert answer(fail, kind="lost") == "error: ConnectionError: gone"
+
+        @cp.tool(reproducible=True)
+        def look_up() -> str:
+            raise ConnectionError("gone")
+
         with pytest.raises(ConnectionError):
-            answer(fail, kind="lost")
+            answer(look_up)
 
         @cp.tool
         def lost() -> str:
@@ -165,6 +172,69 @@ def blocks() -> str:
     """Block."""
     time.sleep(0.3)
     return "done"
+
+
+def double(x: int) -> int:
+    """Double a number."""
+    return 2 * x
+
+
+class TestConversion:
+    def declared(self, tool: Any) -> cp.Tool:
+        (found,) = cp.Agent("agent", [tool]).tools
+        return found
+
+    def test_a_plain_function_is_a_tool(self) -> None:
+        found = self.declared(double)
+        assert (found.name, found.description, answer(found, x=4)) == ("double", "Double a number.", "8")
+
+    def test_a_function_component_is_a_tool(self) -> None:
+        assert answer(self.declared(cp.component(double)), x=4) == "8"
+
+    def test_tools_of_langchain_and_dspy(self) -> None:
+        langchain = pytest.importorskip("langchain_core.tools")
+        dspy = pytest.importorskip("dspy")
+        for tool in (langchain.tool(double), dspy.Tool(double)):
+            found = self.declared(tool)
+            assert (found.name, found.description, answer(found, x=4)) == ("double", "Double a number.", "8")
+
+    def test_a_langchain_tool_with_other_arguments_than_its_function_is_explained(self) -> None:
+        langchain = pytest.importorskip("langchain_core.tools")
+
+        def remember(x: int, state: Annotated[dict[str, int], langchain.InjectedToolArg]) -> int:
+            """Remember."""
+            return x
+
+        tool = langchain.StructuredTool.from_function(remember, args_schema=Point)
+        with pytest.raises(DeclarationError, match="LangChain tool 'remember' has the parameters") as error:
+            self.declared(tool)
+        assert "define a function" in error.value.hint
+
+    @pytest.mark.parametrize("wrong", ["search", 5, None, int])
+    def test_other_objects_are_explained(self, wrong: Any) -> None:
+        with pytest.raises(DeclarationError, match="agent 'agent': a tool must be a tool or a function"):
+            self.declared(wrong)
+
+    def test_a_function_without_types_is_explained(self) -> None:
+        with pytest.raises(DeclarationError, match="parameter 'x' has no type"):
+            self.declared(lambda x: x)
+
+    def test_a_decorated_function_can_be_called(self) -> None:
+        assert cp.tool(double)(4) == cp.tool(double)(x=4) == 8
+        with pytest.raises(DeclarationError, match="is no Python function"):
+            cp.Tool.python()()
+
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    def test_a_tool_that_exits_is_an_error_of_the_tool(self, kind: str) -> None:
+        def leave() -> str:
+            sys.exit(3)
+
+        async def leave_later() -> str:
+            sys.exit(3)
+
+        found = cp.Tool.from_function(leave if kind == "sync" else leave_later)
+        assert answer(found).endswith("called sys.exit(3)")
+        assert answer(found).startswith("error: ")
 
 
 class TestCode:
