@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pydantic_core import ErrorDetails, to_json
-from starlette.responses import Response
 
 from compound.security.sanitize import sanitize_text
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
 
 INTERNAL = "internal error; the server's log has the reason"
 
@@ -51,6 +54,9 @@ class Problem(Exception):
 
 def json_response(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a JSON answer."""
+    # imported here because systems with external agents are loaded without it
+    from starlette.responses import Response
+
     return Response(to_json(document), status, dict(headers or {}), "application/json")
 
 

@@ -575,7 +575,7 @@ ALLOWED = {
     "compound/exports/modules.py": "templates of this package",
     "compound/gateway/worker.py": "its own standard streams and the null device",
     "compound/cli/gateway.py": "a new file that the user names, or beside the user's own file; an existing name is refused",
-    "components/tools/openapi.py": "a document that the user names; one of a file was checked by `Context.resolve_path`",
+    "components/tools/openapi_document.py": "a document that the user names; one of a file was checked by `Context.resolve_path`",
     "compound/registry/code.py": "looks for Python files beside the user's own file",
     "components/index.py": "fills a new folder; reads a corpus that the user's own file names",
     "components/engines/models.py": "the user's own model cache",
@@ -589,6 +589,7 @@ ALLOWED = {
     "optimizers/weights/interchange/group_export.py": "the file that the user names; files in the new folder that `store_folder` fills",
     "optimizers/weights/interchange/trl_rollouts.py": "the folder that the user's own code names",
     "optimizers/weights/step_batch.py": "files in the new folder that `store_folder` fills, or that `verify_reference` has read",
+    "optimizers/server_memory.py": "asks for the sizes of files in a model's folder",
     "optimizers/weights/training.py": "lists names of folders to delete, which `discard` checks",
 }
 

@@ -31,7 +31,6 @@ from compound.errors import (
     DeclarationError,
     RateLimited,
     TransientError,
-    first_leaf,
 )
 from compound.security.trust import Origin
 
@@ -188,15 +187,13 @@ class FleetEngine:
             CompoundError: a server has no sleep mode.
         """
         async with contextlib.AsyncExitStack() as stack:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    entered = [
-                        group.create_task(stack.enter_async_context(engine.asleep(gpus)))
-                        for engine in self.processes
-                    ]
-            except BaseExceptionGroup as errors:
-                raise first_leaf(errors) from None
-            yield any(task.result() for task in entered)
+            entering = (stack.enter_async_context(engine.asleep(gpus)) for engine in self.processes)
+            # a task group would cancel the others at a failure, and servers whose sleep is cancelled restart
+            found = await asyncio.gather(*entering, return_exceptions=True)
+            for result in found:
+                if isinstance(result, BaseException):
+                    raise result
+            yield any(found)
 
     def worst_case(self, request: Request) -> Usage:
         """Return an upper bound of the request's usage, which is charged at most once."""

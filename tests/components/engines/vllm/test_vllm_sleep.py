@@ -9,6 +9,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import fake_vllm as fake
 from compound.components.engines.fleet.engine import FleetEngine
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.components.engines.vllm.key_required import KeyRequired
+from compound.components.engines.vllm.link import Link
 from compound.errors import CallError, CompoundError, DeclarationError
 from vllm_requests import new_adapter, request, until
 
@@ -243,18 +245,26 @@ def test_no_server_is_started_in_the_block(behave: Behave, started: Started) -> 
 
 
 def test_a_server_that_is_being_started_is_put_to_sleep_when_it_is_ready(
-    behave: Behave, started: Started
+    behave: Behave, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm = VLLMEngine("m", sleep=True)
+    starting, go, start = threading.Event(), threading.Event(), VLLMEngine._start
+
+    async def held(engine: VLLMEngine, ended: Link | None) -> Link:
+        starting.set()
+        await asyncio.to_thread(go.wait, 60)
+        return await start(engine, ended)
 
     async def body() -> None:
         call = asyncio.create_task(text(lm))
-        await until(lambda: bool(started.rows))
+        await asyncio.to_thread(starting.wait, 60)
         call.cancel()
         await asyncio.wait([call])
+        go.set()
         async with lm.asleep(["0"]):
             assert started.requests() == ["/sleep"]
 
+    monkeypatch.setattr(VLLMEngine, "_start", held)
     run(lm, body())
 
 
