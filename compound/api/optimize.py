@@ -101,10 +101,10 @@ def optimize(
     names = (settings.method, *settings.baselines)
     used = (methods.method(name, system, settings, folder) for name in names)
     problem = replace(problem, open_executor=executor_opener(settings, system, engines, used))
-    describe_code = describe(problem)
+    config = describe(problem)
     new = UntrustedFolder(path).kind("config.json") is None
     with report_full_disk(path):
-        run = open_run(path, text, describe_code)
+        run = open_run(path, text, config)
         recorder = Recorder(run, listener=listener)
         if retry_failed:
             _retry(problem, recorder, listener)
@@ -310,9 +310,11 @@ def make_problem(
         DeclarationError: the budget of system runs is too small to try anything, or the cost is limited and
             a model has no price.
     """
+    if valid_size is None or settings.valid_size != "auto":
+        valid_size = settings.valid_examples
     sizes: Mapping[Split, int | None] = {
         "train": settings.train_size,
-        "valid": (settings.valid_size == "auto" and valid_size) or settings.valid_examples,
+        "valid": valid_size,
         "test": settings.test_size,
     }
     splits: dict[str, Sequence[Example]] = {}

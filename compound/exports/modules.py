@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from compound.components import answer_lists
 from compound.exports.dspy_state import describe_for_dspy
 from compound.exports.literal import python_literal
 from compound.exports.program import Data, describe_program, without_secrets
@@ -14,6 +15,8 @@ from compound.graph.system import System
 PLACE = re.compile(r"^PROGRAM: dict\[str, Any\] = \{\}.*$", re.MULTILINE)
 GRAPH = re.compile(r"^# -- graph .*?(?=^# -- )", re.MULTILINE | re.DOTALL)
 SHARED = "from compound.exports.runtime import KINDS, run_program\n"
+LISTS = "from compound.components.answer_lists import list_items\n"
+LAST_IMPORT = "from collections.abc import Sequence\n"  # of that module; the runtime has all of its imports
 BEGIN = "from collections.abc import "
 NEEDED = (
     "import asyncio\nimport importlib\nimport inspect\nfrom collections.abc import Sequence\n"  # by the graph
@@ -24,7 +27,8 @@ ONLY_HERE = re.compile(r"  # (?:noqa|no[s]ec|type:).*$", re.MULTILINE)
 def python_module(system: System) -> str:
     """Return a Python module that runs the system with the standard library only."""
     title = f"The system {system.name!r}, exported from compound. Needs Python 3.11, and no packages."
-    return _fill(_template("runtime"), title, describe_program(system))
+    lists = Path(answer_lists.__file__).read_text(encoding="utf-8").partition(LAST_IMPORT)[2]
+    return _fill(_template("runtime").replace(LISTS, ""), title, describe_program(system), lists)
 
 
 def langchain_module(system: System) -> str:

@@ -86,7 +86,7 @@ def runs_that_accept(folder: Path, runs: int, chance: float) -> int:
 
 
 def significantly_above(level: float, successes: int, n: int) -> bool:
-    """Return whether a chance of ``level`` would give so many successes with less than 1 in 1,000."""
+    """Return whether a success rate of ``level`` explains the successes with a p-value below 0.001."""
     return bool(stats.binom.sf(successes - 1, n, level) < SIGNIFICANT)
 
 

@@ -1,4 +1,4 @@
-"""What traces, caches and reports hold of the messages to models, and how costs that nobody knows are shown."""
+"""Messages to models in traces, caches and reports, and the display of unknown costs."""
 
 from __future__ import annotations
 

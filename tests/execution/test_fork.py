@@ -476,14 +476,14 @@ def test_a_resampled_model_call_that_was_made_before_comes_from_the_cache() -> N
 # --- failures ------------------------------------------------------------------------------------------
 
 
-def test_a_fork_can_mend_a_failed_call() -> None:
+def test_a_fork_can_repair_a_failed_call() -> None:
     lab = Lab()
     fine, broken = lab.f("fine", plus)(x=X), lab.f("broken", boom)(x=X)
     system = System("s", outputs={"y": lab.f("sum", add)(a=fine, b=broken)})
     trace = lab.run(system, {"x": 1})
     assert trace.failure == cannot_take(1)
-    mended = lab.fork(system, trace, "broken", outputs={"output": 40})
-    assert (lab.ran, mended.outputs, mended.failure) == (["sum"], {"y": 42}, None)
+    repaired = lab.fork(system, trace, "broken", outputs={"output": 40})
+    assert (lab.ran, repaired.outputs, repaired.failure) == (["sum"], {"y": 42}, None)
 
 
 def test_a_fork_elsewhere_keeps_the_failure_without_running_it_again() -> None:
