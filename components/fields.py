@@ -12,9 +12,9 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
-from compound.components.answer_types import is_plain, ordered_json
-from compound.components.answer_values import SCAN_FACTOR, SCAN_FLOOR, parse_value, writable
-from compound.components.type_notes import Layout, field_label, format_note
+from compound.components.answers.answer_types import is_plain, ordered_json
+from compound.components.answers.answer_values import SCAN_FACTOR, SCAN_FLOOR, parse_value, writable
+from compound.components.answers.type_notes import Layout, field_label, format_note
 from compound.errors import ParseError
 from compound.graph.configuration import canonical_json, to_json_types
 from compound.graph.json_values import SCALARS, json_form

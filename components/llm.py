@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from compound.components.answer_types import answer_format, is_plain
+from compound.components.answers.answer_types import answer_format, is_plain
+from compound.components.answers.type_notes import Layout, field_label, json_note, type_note
 from compound.components.fields import answer_cue, parse, render, take_images
-from compound.components.type_notes import Layout, field_label, json_note, type_note
 from compound.engine import Adapter, AnswerFormat, Completion, Message, Request, format_bytes
 from compound.errors import DeclarationError, ParseError
 from compound.graph.bounds import (

@@ -19,6 +19,7 @@ from compound.components.agents.conversation import (
 )
 from compound.components.agents.tool_runner import Record
 from compound.components.agents.tool_texts import declarations, setting_name
+from compound.components.answers.type_notes import answer_note
 from compound.components.fields import format_inputs, parse, take_images
 from compound.components.llm import (
     BLOCK_BYTES,
@@ -29,7 +30,6 @@ from compound.components.llm import (
     written_extent,
 )
 from compound.components.tools.tool import Tool
-from compound.components.type_notes import answer_note
 from compound.engine import (
     ESCAPED,
     TOOL_OVERHEAD,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from compound.components import answer_lists
+from compound.components.answers import answer_lists
 from compound.exports.dspy_state import describe_for_dspy
 from compound.exports.literal import python_literal
 from compound.exports.program import Data, describe_program, without_secrets
@@ -15,7 +15,7 @@ from compound.graph.system import System
 PLACE = re.compile(r"^PROGRAM: dict\[str, Any\] = \{\}.*$", re.MULTILINE)
 GRAPH = re.compile(r"^# -- graph .*?(?=^# -- )", re.MULTILINE | re.DOTALL)
 SHARED = "from compound.exports.runtime import KINDS, run_program\n"
-LISTS = "from compound.components.answer_lists import list_items\n"
+LISTS = "from compound.components.answers.answer_lists import list_items\n"
 LAST_IMPORT = "from collections.abc import Sequence\n"  # of that module; the runtime has all of its imports
 BEGIN = "from collections.abc import "
 NEEDED = (

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Union, get_args, get_origin
 
 from compound.components.agents.agent import Agent
-from compound.components.answer_types import is_plain, labels_of, without_annotation
+from compound.components.answers.answer_types import is_plain, labels_of, without_annotation
 from compound.components.engines.response_format import is_wrapped, response_format
 from compound.components.fields import answer_cue, render
 from compound.components.flow import Loop, Map

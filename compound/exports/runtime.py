@@ -1,8 +1,8 @@
 """Run an exported system with an OpenAI-compatible server, using the standard library only.
 
 This file is copied into exported programs, with the system as the literal PROGRAM, and with the code of
-`compound.components.answer_lists` instead of its import. It formats prompts and reads answers as the package
-does; the tests compare the two.
+`compound.components.answers.answer_lists` instead of its import. It formats prompts and reads answers as the
+package does; the tests compare the two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from compound.components.answer_lists import list_items
+from compound.components.answers.answer_lists import list_items
 
 PROGRAM: dict[str, Any] = {}  # <- replaced by the system
 

@@ -12,7 +12,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from compound.components.answer_values import parse_value
+from compound.components.answers.answer_values import parse_value
+from compound.components.answers.type_notes import Layout
 from compound.components.fields import (
     answer_cue,
     format_inputs,
@@ -21,7 +22,6 @@ from compound.components.fields import (
     parse,
     render,
 )
-from compound.components.type_notes import Layout
 from compound.errors import ParseError
 from compound.graph.space import Demo
 from compound.graph.types import Port

@@ -16,10 +16,10 @@ import pytest
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
 
 import compound as cp
-from compound.components.answer_types import answer_format, describe, enforceable, is_plain
+from compound.components.answers.answer_types import answer_format, describe, enforceable, is_plain
+from compound.components.answers.type_notes import Layout
 from compound.components.fields import format_inputs, format_outputs, parse, render
 from compound.components.function import Function
-from compound.components.type_notes import Layout
 from compound.engine import AnswerFormat, Request
 from compound.errors import DeclarationError, ParseError, WiringError
 from compound.execution.cache import MemoryCache

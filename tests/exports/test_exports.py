@@ -21,9 +21,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import compound as cp
-from compound.components.answer_values import parse_value
+from compound.components.answers.answer_values import parse_value
+from compound.components.answers.type_notes import field_label
 from compound.components.fields import format_value
-from compound.components.type_notes import field_label
 from compound.errors import ExportError
 from compound.exports import runtime
 from compound.exports.export import TARGETS

@@ -33,7 +33,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from compound.benchmarks.measure.decoding.grammar_libraries import compare
-from compound.components.answer_types import describe, enforceable
+from compound.components.answers.answer_types import describe, enforceable
 from compound.components.engines.local.devices import resolve_device
 from compound.components.engines.local.engine import TransformersEngine
 from compound.engine import AnswerFormat, Completion, Message, Request

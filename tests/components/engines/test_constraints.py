@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from compound.components.answer_types import answer_format
-from compound.components.answer_values import parse_value
+from compound.components.answers.answer_types import answer_format
+from compound.components.answers.answer_values import parse_value
 from compound.components.fields import parse
 from compound.graph.space import LoRA
 from compound.graph.types import Port

@@ -10,7 +10,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from compound.components.answer_types import (
+from compound.components.answers.answer_types import (
     describe,
     is_plain,
     is_text,

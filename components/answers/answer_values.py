@@ -11,8 +11,14 @@ from datetime import date, datetime
 from enum import Enum
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
-from compound.components.answer_lists import list_items
-from compound.components.answer_types import is_plain, is_text, labels_of, takes_any_text, without_annotation
+from compound.components.answers.answer_lists import list_items
+from compound.components.answers.answer_types import (
+    is_plain,
+    is_text,
+    labels_of,
+    takes_any_text,
+    without_annotation,
+)
 from compound.evaluation.metrics.text import is_negated
 from compound.graph.configuration import canonical_json
 from compound.graph.types import accepts, convert, format_type
