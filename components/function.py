@@ -121,7 +121,7 @@ class Function(Operation):
         arguments: dict[str, object] = {**inputs, **values}
         if self.stochastic:
             arguments["rng"] = call.rng
-        result = await self._runner.call(arguments)
+        result = await self._runner.call(**arguments)
         if self._single:
             return {"output": result}
         return cast("Values", result)  # the executor checks it

@@ -12,7 +12,7 @@ import functools
 import inspect
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Literal, TypeVar, get_args
 
@@ -42,7 +42,7 @@ class FunctionRunner:
 
     Example:
         >>> runner = FunctionRunner("double", lambda x: 2 * x)
-        >>> asyncio.run(runner.call({"x": 2}))
+        >>> asyncio.run(runner.call(x=2))
         4
     """
 
@@ -57,17 +57,15 @@ class FunctionRunner:
             getattr(type(function), "__call__", None)  # noqa: B004 - the method, to see whether it is async
         )
 
-    async def call(self, arguments: Mapping[str, object]) -> object:
+    async def call(self, /, *positional: object, **named: object) -> object:
         """Call the function and return its result, awaited if necessary.
 
         Raises:
             CallError: the function tried to end the program.
         """
         with exit_as_error(self._name):
-            if self._runs_inline():
-                result = self._call_inline(arguments)
-            else:
-                result = await run_in_thread(functools.partial(self._function, **arguments), self._name)
+            call = functools.partial(self._function, *positional, **named)
+            result = self._timed(call) if self._runs_inline() else await run_in_thread(call, self._name)
             return await result if inspect.isawaitable(result) else result
 
     def _runs_inline(self) -> bool:
@@ -75,10 +73,10 @@ class FunctionRunner:
             return True
         return self._thread == "auto" and not self._slow and not _ALL_IN_THREADS.get()
 
-    def _call_inline(self, arguments: Mapping[str, object]) -> object:
+    def _timed(self, call: Callable[[], object]) -> object:
         started = time.perf_counter()
         try:
-            return self._function(**arguments)
+            return call()
         finally:
             if time.perf_counter() - started > SLOW:
                 self._slow = True

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, create_model
 
+from compound.concurrency.functions import ThreadUse
 from compound.evaluation.dataset import Split
 from compound.evaluation.metrics.named import METRICS, metric_factory
 from compound.evaluation.metrics.named import installed as installed_metrics
@@ -68,6 +69,9 @@ class CustomMetric(Model):
     """The name in reports; the function's name by default."""
     bounds: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
     """[low, high]: the minimum and maximum possible score. Intervals then stay within them."""
+    thread: ThreadUse = "auto"
+    """Where a synchronous function runs: on the event loop until a call took longer than 10 ms (`auto`), or
+    always or never in threads."""
 
 
 class ClassEngine(Model):

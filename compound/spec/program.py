@@ -435,7 +435,7 @@ def _custom_metric(context: Context, settings: CustomMetric, address: Address) -
     bounds = None if settings.bounds is None else (settings.bounds[0], settings.bounds[1])
     if context.attempt((*address, "call"), functools.partial(custom, function, settings.name)) is None:
         return None
-    make = functools.partial(custom, function, settings.name, bounds)
+    make = functools.partial(custom, function, settings.name, bounds, settings.thread)
     return context.attempt((*address, "bounds"), make)
 
 
@@ -444,9 +444,9 @@ def _own_metric(
 ) -> Metric | None:
     """Return the metric that a user-defined function creates from its settings."""
     assert found.settings is not None
-    for name in ("name", "bounds"):
+    for name in ("name", "bounds", "thread"):
         if name in found.model_fields_set:
-            hint = "pass them to cp.custom in the function: cp.custom(score, name, bounds)"
+            hint = "pass them to cp.custom in the function: cp.custom(score, name, bounds, thread)"
             context.document.report(
                 (*address, name), "cannot be given together with settings", hint, key=True
             )

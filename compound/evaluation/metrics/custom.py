@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import math
+import numbers
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+import numpy as np
+
+from compound.concurrency.functions import FunctionRunner, ThreadUse
 from compound.concurrency.own_thread import exit_as_error
+from compound.errors import CallError
 from compound.evaluation.metrics.bounds import checked_bounds
 from compound.evaluation.metrics.comparison import missing_output
-from compound.evaluation.metrics.scoring import as_score
+from compound.evaluation.metrics.messages import format_value
 from compound.evaluation.statistics import Bounds
 from compound.example import Example, Metric, Score
 from compound.registry.user_code import check_signature
@@ -25,6 +31,11 @@ class Custom:
     function: Scoring
     name: str
     bounds: Bounds | None = None
+    thread: ThreadUse = "auto"
+    _runner: FunctionRunner = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_runner", FunctionRunner(self.name, self.function, self.thread))
 
     def score(self, outputs: Mapping[str, object], example: Example) -> Score | Awaitable[Score]:
         """Call the function and convert its result to a `Score`.
@@ -35,6 +46,10 @@ class Custom:
         with exit_as_error(self.name):
             value = self.function(_Outputs(outputs, self.name, example), example)
         return self._later(value) if inspect.isawaitable(value) else as_score(value, self.name)
+
+    async def score_in_loop(self, outputs: Mapping[str, object], example: Example) -> Score:
+        """Score without blocking the event loop for long, as ``thread`` says; raises like `score`."""
+        return as_score(await self._runner.call(_Outputs(outputs, self.name, example), example), self.name)
 
     async def _later(self, value: Awaitable[object]) -> Score:
         with exit_as_error(self.name):
@@ -53,7 +68,9 @@ class _Outputs(dict[str, object]):
         raise missing_output(f"{self._name}, example {self._example.id!r}", output, self)
 
 
-def custom(function: Scoring, name: str = "", bounds: Bounds | None = None) -> Custom:
+def custom(
+    function: Scoring, name: str = "", bounds: Bounds | None = None, thread: ThreadUse = "auto"
+) -> Custom:
     """Create a metric from a sync or async function of (outputs, example).
 
     Args:
@@ -62,9 +79,12 @@ def custom(function: Scoring, name: str = "", bounds: Bounds | None = None) -> C
         bounds: Minimum and maximum score, such as ``(0, 1)``. Confidence intervals then stay within them, and
             acceptance tests hold for every distribution of scores (`compound.evaluation.paired_tests`). After
             a score outside them they count as unknown, as they do by default.
+        thread: Where a sync function runs, as for `compound.Function`: ``auto`` calls it in threads once a
+            call was slow; ``always`` and ``never`` are for functions that need it. Calls in threads overlap.
 
     Raises:
-        DeclarationError: The bounds are not two finite numbers in ascending order.
+        DeclarationError: The bounds are not two finite numbers in ascending order, or ``thread`` has another
+            value.
         UserCodeError: The function cannot be called with outputs and an example.
 
     >>> metric = custom(lambda outputs, example: len(outputs["answer"]) < 5, "short", bounds=(0, 1))
@@ -73,7 +93,7 @@ def custom(function: Scoring, name: str = "", bounds: Bounds | None = None) -> C
     """
     chosen = name or getattr(function, "__name__", type(function).__name__)
     check_signature(function, f"metric {chosen!r}", "outputs", "example")
-    return Custom(function, chosen, None if bounds is None else checked_bounds(bounds, chosen))
+    return Custom(function, chosen, None if bounds is None else checked_bounds(bounds, chosen), thread)
 
 
 def as_metric(metric: Metric | Scoring) -> Metric:
@@ -83,3 +103,30 @@ def as_metric(metric: Metric | Scoring) -> Metric:
     1.0
     """
     return metric if isinstance(metric, Metric) else custom(metric)
+
+
+def as_score(value: object, name: str) -> Score:
+    """Convert the result of a metric to a `Score` of finite floats.
+
+    >>> as_score(True, "short")
+    Score(value=1.0, feedback='', parts={})
+    """
+    if not isinstance(value, Score):
+        return Score(_finite(value, f"metric {name!r}"))
+    parts = {part: _finite(number, f"{name}, part {part!r}") for part, number in value.parts.items()}
+    return Score(_finite(value.value, f"metric {name!r}"), str(value.feedback), parts)
+
+
+def _finite(value: object, source: str) -> float:
+    if isinstance(value, numbers.Real | np.bool_) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, Metric):
+        raise CallError(
+            f"{source} must return a finite real number, got another metric",
+            hint="if the function returns a metric, call it with its settings: "
+            "custom: {call: …, settings: {…}}, or cp.evaluate(…, metric=function(…)) in Python",
+        )
+    raise CallError(
+        f"{source} must return a finite real number, got {format_value(value)} ({type(value).__name__})",
+        hint="return a number, or cp.Score(number, feedback)",
+    )
