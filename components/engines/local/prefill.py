@@ -2,8 +2,9 @@
 
 The calls of a component share their instruction and demonstrations, and differ in their inputs. Prompts are
 therefore grouped by common prefix, each prefix is computed as a single row and repeated, and the suffixes
-follow in rectangles of similar length. Recent prefixes are cached for later batches. Keys and values depend
-on the adapter, so each cached prefix belongs to the adapter version that computed it.
+follow in rectangles of similar length; on the CPU, long ones follow alone. Recent prefixes are cached for
+later batches. Keys and values depend on the adapter, so each cached prefix belongs to the adapter version
+that computed it.
 
 A sliding window also counts padding, so models with one get no padding between prefix and suffix.
 """
@@ -32,6 +33,9 @@ Part = tuple[list[int], Layers, torch.Tensor]  # indices of prompts, their cache
 
 MIN_PREFIX = 32  # minimum number of tokens of a shared prefix
 GROWTH = 64  # number of tokens by which a cache grows
+ALONE = (
+    128  # number of tokens per thread of the CPU from which one prompt uses the threads as well as several
+)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -107,6 +111,8 @@ class Prefill:
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         self._model = model
         self._windowed = "sliding_attention" in layer_kinds(model.config)
+        on_cpu = model.device.type == "cpu"
+        self._alone = ALONE * torch.get_num_threads() if on_cpu else float("inf")
         self._capacity = capacity
         self._requested = self._computed = 0  # numbers of prompt tokens so far
         self._cached: OrderedDict[tuple[str, Tokens], Layers] = OrderedDict()  # least recently used first
@@ -153,13 +159,17 @@ class Prefill:
     def _rectangles(
         self, prompts: Sequence[Tokens], members: list[int], prefix: Layers, start: int
     ) -> Iterator[Part]:
-        """Compute the tokens from ``start`` on in rectangles of similar length."""
+        """Compute the tokens from ``start`` on in rectangles of similar length; on the CPU, long ones alone.
+
+        A prompt alone needs no padding, and its attention is computed for earlier tokens only.
+        """
         rest = sorted(members, key=lambda i: len(prompts[i]))
         while rest:
             shortest = len(prompts[rest[0]]) - start
             # Up to a quarter of padding, plus 16 tokens, costs less than another forward pass.
             longest = shortest if self._windowed and start else 1.25 * shortest + 16
-            count = sum(len(prompts[i]) - start <= longest for i in rest)
+            several = sum(len(prompts[i]) - start <= longest for i in rest)
+            count = 1 if shortest > self._alone else several
             width = len(prompts[rest[count - 1]]) - 1 - start
             yield self._rectangle(prompts, rest[:count], prefix, start, max(width, not start))
             rest = rest[count:]

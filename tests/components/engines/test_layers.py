@@ -323,3 +323,32 @@ def test_a_model_that_reads_every_prompt_gets_batches_of_that_size() -> None:
     some = group(1000, 64, 8)
     for batch in micro_batches(some, 4096, share_prompts=False):
         assert len(batch) * 1064 <= 4096
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_long_prompts_are_computed_alone_on_the_cpu(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(prefill, "ALONE", 40)
+    model, rng = make(*WINDOWED["mistral"]), random.Random(0)
+    shapes: list[tuple[int, ...]] = []
+    passes = model.base_model.forward
+
+    def forward(*args: Any, **given: Any) -> Any:
+        shapes.append(tuple(given["input_ids"].shape))
+        return passes(*args, **given)
+
+    monkeypatch.setattr(model.base_model, "forward", forward)
+    prompts = [tuple(rng.randrange(5, 90) for _ in range(n)) for n in (60, 10, 64, 12, 61)]
+    reader = Prefill(model, capacity=4096)
+    with torch.inference_mode():
+        order, cache, mask = reader.read(prompts)
+        mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+        last = torch.tensor([[prompts[i][-1]] for i in order])
+        places = (mask.cumsum(-1) - 1)[:, -1:]
+        computed = list(shapes)
+        out = model(input_ids=last, attention_mask=mask, position_ids=places, past_key_values=cache)
+        for row, i in enumerate(order):
+            alone = model(input_ids=torch.tensor([prompts[i]])).logits[0, -1].log_softmax(-1)
+            assert float((out.logits[row, -1].log_softmax(-1) - alone).abs().max()) <= LOGPROBS
+    expected = {1: [(2, 11), (1, 59), (1, 60), (1, 63)], 2: [(2, 11), (3, 63)]}
+    assert computed == expected[threads]
