@@ -31,6 +31,7 @@ SCALARS: Mapping[object, str] = {"string": "str", "integer": "int", "number": "f
 LARGEST = (
     10**18 - 1
 )  # bound of integers without bounds, so that an answer cannot consist of digits without end
+DEEPEST_UNION = 16  # references and unions that follow each other
 WIDTH = 88  # characters of an object on one line
 LIMITS = {  # keywords, and how the prompt states them
     "minimum": "at least {}",
@@ -69,7 +70,7 @@ def is_text(kind: object) -> bool:
 
 
 def takes_any_text(kind: object) -> bool:
-    """Return whether any text is a value of a type.
+    """Return whether any text is a value of a type, and no value is structured.
 
     >>> from pydantic import Field
     >>> takes_any_text(str | None), takes_any_text(Annotated[str, Field(max_length=100)])
@@ -78,16 +79,51 @@ def takes_any_text(kind: object) -> bool:
     if labels_of(kind) or not (is_text(kind) or accepts(kind, "any text")):
         return False
     schema = json_schema_of(kind)
-    return schema is None or _takes_any_text(schema)
+    if schema is None:
+        return True
+    options = _options(schema, _definitions(schema))
+    return any(map(_takes_any_text, options)) and not any(map(_is_structured, options))
 
 
-def _takes_any_text(schema: object) -> bool:
-    if not isinstance(schema, Mapping):
+def mixes_text(kind: object) -> bool:
+    """Return whether a type is a union of text and structured types.
+
+    >>> mixes_text(dict[str, int] | str), mixes_text(str | None)
+    (True, False)
+    """
+    schema = json_schema_of(kind)
+    if schema is None:
         return False
-    if options := schema.get("anyOf", schema.get("oneOf")):
-        return any(map(_takes_any_text, options))
+    options = _options(schema, _definitions(schema))
+    texts = (option.get("type") == "string" and not option.keys() & {"enum", "const"} for option in options)
+    return any(texts) and any(map(_is_structured, options))
+
+
+def _options(schema: object, definitions: Mapping[str, object], depth: int = 0) -> list[Mapping[str, object]]:
+    """Return the alternatives of a schema, with those of unions in it, and without references."""
+    if not isinstance(schema, Mapping) or depth > DEEPEST_UNION:
+        return []
+    if "$ref" in schema:
+        found = definitions.get(str(schema["$ref"]).rpartition("/")[2])
+        return _options(found, definitions, depth + 1)
+    parts = schema.get("anyOf", schema.get("oneOf"))
+    if not parts:
+        return [schema]
+    return [option for part in parts for option in _options(part, definitions, depth + 1)]
+
+
+def _definitions(schema: Mapping[str, Any]) -> dict[str, object]:
+    return {**schema.get("definitions", {}), **schema.get("$defs", {})}
+
+
+def _takes_any_text(schema: Mapping[str, object]) -> bool:
     kind = schema.get("type", "string")
-    return (kind == "string" or "string" in kind) and schema.keys() <= DESCRIPTIVE
+    is_string = kind == "string" or (isinstance(kind, list) and "string" in kind)
+    return is_string and schema.keys() <= {*DESCRIPTIVE, "$defs", "definitions"}
+
+
+def _is_structured(schema: Mapping[str, object]) -> bool:
+    return schema.get("type") in ("object", "array") or "properties" in schema
 
 
 def limits_of(kind: object) -> str:
@@ -224,7 +260,7 @@ class _Notation:
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
-        self._definitions = {**schema.get("definitions", {}), **schema.get("$defs", {})}
+        self._definitions = _definitions(schema)
         self._open: list[str] = []
         self._recursive: list[str] = []
 
@@ -307,7 +343,7 @@ class _Notation:
 def ordered_json(kind: object, value: object) -> str:
     """Return a value as JSON with the properties in the order of the schema, in which models write them."""
     schema = json_schema_of(kind) or {}
-    definitions = {**schema.get("definitions", {}), **schema.get("$defs", {})}
+    definitions = _definitions(schema)
     return json.dumps(_ordered(schema, value, definitions), ensure_ascii=False)
 
 

@@ -8,6 +8,7 @@ import datetime
 import decimal
 import enum
 import json
+import sys
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypedDict
@@ -367,6 +368,65 @@ def test_a_parse_error_names_the_field(kind: Any, text: str, problem: str) -> No
 
 
 # -- re-asks ---------------------------------------------------------------------------------------------
+
+
+MIXED = Person | str
+
+
+@pytest.mark.parametrize("kind", [Person | str, str | Person, Person | str | None])
+def test_a_union_of_text_and_a_structured_type_is_described_and_enforced(kind: Any) -> None:
+    request = run(system(kind), ["Unknown."])[1][0]
+    assert '"name": str (full name)' in request.messages[-1].text
+    assert request.format is not None
+    types = [option.get("type", "ref") for option in json.loads(request.format.schema)["anyOf"]]
+    assert {"ref", "string"} <= set(types)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (MIXED, json.dumps(ADA), Person.model_validate(ADA)),
+        (str | Person, f"```json\n{json.dumps(ADA)}\n```", Person.model_validate(ADA)),
+        (MIXED, f"Here it is: {json.dumps(ADA)}", Person.model_validate(ADA)),
+        (MIXED, "There is nobody {here}.", "There is nobody {here}."),
+        (MIXED, '"nobody"', "nobody"),
+        (MIXED | None, "none", None),
+        (list[int] | str, "[1, 2]", [1, 2]),
+        (list[int] | str, "As said in [1].", "As said in [1]."),
+        (str | dict[str, int], "17", "17"),
+    ],
+)
+def test_an_answer_is_a_structured_value_or_else_text(kind: Any, text: str, value: Any) -> None:
+    assert parse(text, ports(y=kind), "text") == {"y": value}
+
+
+@pytest.mark.parametrize("text", ['{"name": "Ada"}', '{"name": "Ada", "age"', "[3]"])
+def test_json_that_fits_no_type_of_a_union_is_no_text(text: str) -> None:
+    with pytest.raises(ParseError, match="Person"):
+        parse(text, ports(y=MIXED), "text")
+
+
+class Titled(TypedDict):
+    title: str
+
+
+class Described(Titled, total=False):
+    text: str
+
+
+class Section(TypedDict):
+    sections: list[Section]
+
+
+def test_inherited_fields_of_a_typed_dict_stay_required() -> None:
+    assert describe(Described) == '{"title": str, "text" (optional): str}'
+    assert parse('[{"title": "a"}]', ports(y=tuple[Described, ...]), "text") == {"y": ({"title": "a"},)}
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="pydantic accepts it")
+def test_a_recursive_typed_dict_is_rejected_with_the_remedy() -> None:
+    with pytest.raises(DeclarationError, match="'Section' .* `typing_extensions.TypedDict`"):
+        run(system(Section), ["{}"])
 
 
 def test_a_re_ask_shows_the_answer_and_the_error_and_is_charged() -> None:
