@@ -53,10 +53,8 @@ def parse_value(raw: object, kind: object) -> object:
         return _from_json_value(raw, kind, origin)
     if origin in (Union, types.UnionType) and _is_none(raw, get_args(kind)):
         return None
-    if is_text(kind) and kind is not str:
-        return _constrained_text(raw, kind)
-    if kind is not Any and mixes_text(kind):
-        return _structured_or_text(raw, kind)
+    if mixes_text(kind) or (is_text(kind) and kind is not str):
+        return (_structured_or_text if mixes_text(kind) else _constrained_text)(raw, kind)
     if kind is Any or (accepts(kind, raw) and not _has_constrained_text(kind)):
         return raw
     if origin is Annotated and is_plain(kind):
