@@ -41,7 +41,7 @@ from compound.engine import (
     format_bytes,
 )
 from compound.errors import DeclarationError, ParseError
-from compound.execution.tool_text import OVERHEAD
+from compound.execution.tool_text import OVERHEAD, called_tool
 from compound.graph.bounds import CHARACTER, CallBound, Extent, Limits, Reach, extent_of_setting
 from compound.graph.component import CallContext, Operation
 from compound.graph.configuration import digest
@@ -167,6 +167,8 @@ class AgentTurn(Operation):
                 records = self._records(completion, declared, entry(inputs, HISTORY, list))
                 return {MESSAGE: completion.text, TOOL_CALLS: records, **dict.fromkeys(self.model.outputs)}
             try:
+                if last:
+                    self._check_answers(completion, declared)
                 answer = parse(completion.text, self.model.outputs, self.model.layout)
             except ParseError as error:
                 problem = with_cause(error, completion, values["max_tokens"])
@@ -177,6 +179,17 @@ class AgentTurn(Operation):
             else:
                 return {MESSAGE: completion.text, TOOL_CALLS: [], **answer}
         raise AssertionError("the last attempt returns or raises")
+
+    @staticmethod
+    def _check_answers(completion: Completion, declared: Mapping[str, object]) -> None:
+        """Check that the text of the last turn is no tool call, which would pass as an answer of type text.
+
+        Raises:
+            ParseError: it is one.
+        """
+        tool = called_tool(completion.text)
+        if isinstance(tool, str) and tool in declared:
+            raise ParseError(f"the last turn called the tool {tool!r} instead of answering; raise max_turns")
 
     def _records(
         self,

@@ -278,6 +278,12 @@ class TestTexts:
         assert (spec.name, spec.description) == ("lookup", "Find pages.\nUse it often.")
         assert json.loads(spec.parameters)["properties"]["query"]["description"] == "key words only nouns"
 
+    def test_a_line_about_another_argument_is_ignored(self) -> None:
+        spec = tool_spec(self.tool, "find: Find.\n- query: words\n- size: of the page\n  in cm\n- k: number")
+        properties = json.loads(spec.parameters)["properties"]
+        assert [properties[name].get("description") for name in ("query", "k")] == ["words", "number"]
+        assert spec.description == "Find."
+
     @given(st.text())
     def test_any_text_leaves_a_callable_tool(self, text: str) -> None:
         ((shown, (spec, tool)),) = declarations([self.tool], {"find": text}).items()
