@@ -49,7 +49,8 @@ def tool_spec(tool: Tool, text: str) -> ToolSpec:
     """Return the declaration of a tool with the texts of a rewritten one.
 
     Whatever the text is, the tool can be called: a line that is neither a name nor an argument belongs to the
-    description, one about an argument that the tool does not have is ignored, a name that providers would reject is not used, and the schema keeps its types.
+    description, one about an argument that the tool does not have is ignored, a name that providers would
+    reject is not used, and the schema keeps its types.
     """
     lines = text.strip().splitlines() or [""]
     first = _FIRST.match(lines[0])
