@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic_core import ArgsKwargs
 
+from compound.components.function import check_returns
 from compound.components.tools.source import Declaration
 from compound.concurrency.functions import run_in_thread
 from compound.concurrency.own_thread import exit_as_error
@@ -110,6 +111,7 @@ def declare_function(
 ) -> Declaration:
     """Return the parts of the tool of a function; see `Tool.from_function`."""
     shown = name or str(getattr(function, "__name__", ""))
+    check_returns(f"tool {shown!r}", function)
     try:
         schema = _adapter(function).json_schema()
     except (PydanticUserError, NameError, TypeError) as error:

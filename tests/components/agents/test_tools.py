@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import AsyncIterator, Iterator
 from datetime import date
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
 import compound as cp
 from compound.components.agents.tool_texts import declarations, tool_spec, tool_text
@@ -197,6 +198,38 @@ class TestConversion:
         for tool in (langchain.tool(double), dspy.Tool(double)):
             found = self.declared(tool)
             assert (found.name, found.description, answer(found, x=4)) == ("double", "Double a number.", "8")
+
+    def test_descriptions_of_arguments_that_a_library_has_are_kept(self) -> None:
+        langchain = pytest.importorskip("langchain_core.tools")
+        dspy = pytest.importorskip("dspy")
+        schema = create_model("Arguments", x=(int, Field(description="the number")))
+        tool = langchain.StructuredTool.from_function(double, args_schema=schema)
+        for given in (tool, dspy.Tool(double, arg_desc={"x": "the number"})):
+            found = self.declared(given)
+            assert found.parameters["properties"]["x"] == {"type": "integer", "description": "the number"}
+            assert answer(found, x=4) == "8"
+
+    def test_a_langchain_tool_with_an_artifact_is_explained(self) -> None:
+        langchain = pytest.importorskip("langchain_core.tools")
+
+        @langchain.tool(response_format="content_and_artifact")
+        def find(x: int) -> tuple[str, list[int]]:
+            """Find."""
+            return "found", [x]
+
+        with pytest.raises(DeclarationError, match="LangChain tool 'find' returns an artifact"):
+            self.declared(find)
+
+    def test_a_generator_is_explained(self) -> None:
+        def count(x: int) -> Iterator[int]:
+            yield from range(x)
+
+        async def count_later(x: int) -> AsyncIterator[int]:
+            yield x
+
+        for function in (count, count_later):
+            with pytest.raises(DeclarationError, match="is a generator; return a list"):
+                self.declared(function)
 
     def test_a_langchain_tool_with_other_arguments_than_its_function_is_explained(self) -> None:
         langchain = pytest.importorskip("langchain_core.tools")
