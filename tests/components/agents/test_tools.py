@@ -204,8 +204,8 @@ class TestConversion:
         dspy = pytest.importorskip("dspy")
         schema = create_model("Arguments", x=(int, Field(description="the number")))
         tool = langchain.StructuredTool.from_function(double, args_schema=schema)
-        for given in (tool, dspy.Tool(double, arg_desc={"x": "the number"})):
-            found = self.declared(given)
+        for library_tool in (tool, dspy.Tool(double, arg_desc={"x": "the number"})):
+            found = self.declared(library_tool)
             assert found.parameters["properties"]["x"] == {"type": "integer", "description": "the number"}
             assert answer(found, x=4) == "8"
 
