@@ -31,6 +31,7 @@ SCALARS: Mapping[object, str] = {"string": "str", "integer": "int", "number": "f
 LARGEST = (
     10**18 - 1
 )  # bound of integers without bounds, so that an answer cannot consist of digits without end
+STRUCTURED = ("object", "array")  # JSON types
 DEEPEST_UNION = 16  # references and unions that follow each other
 WIDTH = 88  # characters of an object on one line
 LIMITS = {  # keywords, and how the prompt states them
@@ -82,7 +83,7 @@ def takes_any_text(kind: object) -> bool:
     if schema is None:
         return True
     options = _options(schema, _definitions(schema))
-    return any(map(_takes_any_text, options)) and not any(map(_is_structured, options))
+    return any(map(_takes_any_text, options)) and json_forms(kind).isdisjoint(STRUCTURED)
 
 
 def mixes_text(kind: object) -> bool:
@@ -91,12 +92,21 @@ def mixes_text(kind: object) -> bool:
     >>> mixes_text(dict[str, int] | str), mixes_text(str | None)
     (True, False)
     """
-    schema = json_schema_of(kind)
-    if schema is None:
-        return False
+    forms = json_forms(kind)
+    return "string" in forms and not forms.isdisjoint(STRUCTURED)
+
+
+def json_forms(kind: object) -> frozenset[str]:
+    """Return the JSON types of a type's values; ``string`` stands for texts that are no labels.
+
+    >>> sorted(json_forms(dict[str, int] | str)), json_forms(Literal["a"] | None)
+    (['object', 'string'], frozenset({'null'}))
+    """
+    schema = json_schema_of(kind) or {}
     options = _options(schema, _definitions(schema))
-    texts = (option.get("type") == "string" and not option.keys() & {"enum", "const"} for option in options)
-    return any(texts) and any(map(_is_structured, options))
+    forms = {"object" if "properties" in option else option.get("type") for option in options}
+    texts = [o for o in options if o.get("type") == "string" and not o.keys() & {"enum", "const"}]
+    return frozenset(str(form) for form in forms if form and (form != "string" or texts))
 
 
 def _options(schema: object, definitions: Mapping[str, object], depth: int = 0) -> list[Mapping[str, object]]:
@@ -120,10 +130,6 @@ def _takes_any_text(schema: Mapping[str, object]) -> bool:
     kind = schema.get("type", "string")
     is_string = kind == "string" or (isinstance(kind, list) and "string" in kind)
     return is_string and schema.keys() <= {*DESCRIPTIVE, "$defs", "definitions"}
-
-
-def _is_structured(schema: Mapping[str, object]) -> bool:
-    return schema.get("type") in ("object", "array") or "properties" in schema
 
 
 def limits_of(kind: object) -> str:
