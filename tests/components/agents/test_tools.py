@@ -220,6 +220,30 @@ class TestConversion:
         with pytest.raises(DeclarationError, match="LangChain tool 'find' returns an artifact"):
             self.declared(find)
 
+    def test_the_docstring_may_have_the_style_of_numpy(self) -> None:
+        def find(query: str, k: int = 3) -> str:
+            """Search the catalogue.
+
+            Parameters
+            ----------
+            query : str
+                Words to find,
+                in any order.
+            k : int, optional
+                Number of pages.
+
+            Returns
+            -------
+            str
+                The pages.
+            """
+            return query * k
+
+        found = self.declared(find)
+        described = {name: part["description"] for name, part in found.parameters["properties"].items()}
+        assert found.description == "Search the catalogue."
+        assert described == {"query": "Words to find, in any order.", "k": "Number of pages."}
+
     def test_a_generator_is_explained(self) -> None:
         def count(x: int) -> Iterator[int]:
             yield from range(x)
