@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from compound.components.tools.keys import read_key
+from compound.components.tools.openapi_arguments import Place, as_header, as_path_part
 from compound.components.tools.openapi_document import METHODS, OpenAPIDocument
 from compound.components.tools.source import NAME, Declaration, PassingError, unanswered
 from compound.concurrency.sessions import Sessions
@@ -25,7 +24,6 @@ MAX_ERROR = 2_000  # characters of an error that the model is shown
 MAX_PARTS = 20_000  # objects and lists of the schema of the arguments; aliases of YAML can multiply them
 BODY = "body"  # the argument with the JSON body, if that is no object or has the name of a parameter
 JSON = "application/json"
-DELIMITERS = {"spaceDelimited": " ", "pipeDelimited": "|"}  # of lists in the query; others have commas
 CONNECTION_HEADERS = frozenset(
     {
         "accept", "accept-encoding", "authorization", "connection", "content-length", "content-type",
@@ -33,43 +31,6 @@ CONNECTION_HEADERS = frozenset(
     }
 )  # fmt: skip
 """Headers of the connection, of the body and of credentials, which a document cannot make arguments."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an argument is sent.
-
-    Attributes:
-        name: its name there.
-        where: ``path``, ``query``, ``header``, ``body`` for a member of the body, or ``whole`` for the body.
-        style: how a list or an object is written, in the words of OpenAPI; ``json`` as JSON text.
-        explode: whether the items of a list, or the members of an object, are parameters of their own.
-    """
-
-    name: str
-    where: str
-    style: str = "form"
-    explode: bool = True
-
-    @property
-    def identity(self) -> list[object]:
-        """What determines how the argument is sent."""
-        usual = (self.style, self.explode) == ("form", True)
-        return [self.name, self.where, *([] if usual else [self.style, self.explode])]
-
-    def query(self, value: object) -> list[tuple[str, str]]:
-        """Return the names and values in the query of an argument."""
-        if self.style == "json" or not isinstance(value, list | dict):
-            return [(self.name, _plain(value))]
-        if isinstance(value, list):
-            items = [_plain(item) for item in value if item is not None]
-            if self.explode and self.style == "form":
-                return [(self.name, item) for item in items]
-            return [(self.name, DELIMITERS.get(self.style, ",").join(items))] if items else []
-        if self.style == "deepObject":
-            return list(_deep(self.name, value))
-        members = [(str(name), _plain(item)) for name, item in value.items() if item is not None]
-        return members if self.explode else [(self.name, ",".join(part for pair in members for part in pair))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,11 +128,11 @@ class OpenAPISource:
             if value is None and place.where in ("query", "header"):
                 continue  # there is no null in them: the server's default applies
             if place.where == "path":
-                url = url.replace(f"{{{place.name}}}", _path_part(name, value))
+                url = url.replace(f"{{{place.name}}}", as_path_part(name, value))
             elif place.where == "query":
                 query += place.query(value)
             elif place.where == "header":
-                headers[place.name] = _header(name, value)
+                headers[place.name] = as_header(name, value)
             elif place.where == "whole":
                 body = value
             elif place.where == "body":
@@ -419,42 +380,6 @@ def _check_path(path: str, operation: str) -> None:
 def _placeholders(path: str) -> Iterator[str]:
     for part in path.split("{")[1:]:
         yield part.partition("}")[0]
-
-
-def _plain(value: Any) -> str:  # noqa: ANN401 - JSON
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _deep(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield the members of an object as ``name[member]``.
-
-    >>> list(_deep("filter", {"age": {"min": 3}, "tags": ["a", "b"]}))
-    [('filter[age][min]', '3'), ('filter[tags]', 'a'), ('filter[tags]', 'b')]
-    """
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _deep(f"{name}[{key}]", item)
-    elif value is not None:
-        yield from ((name, _plain(item)) for item in (value if isinstance(value, list) else [value]))
-
-
-def _simple(value: object) -> str:
-    """Return the text of an argument in a path or a header, where the items of a list have commas."""
-    return ",".join(map(_plain, value)) if isinstance(value, list) else _plain(value)
-
-
-def _path_part(name: str, value: Any) -> str:  # noqa: ANN401 - JSON
-    text = _simple(value)
-    if value is None or text in ("", ".", ".."):
-        raise CallError(f"{name} must not be {'null' if value is None else repr(text)}")
-    return quote(text, safe="")
-
-
-def _header(name: str, value: Any) -> str:  # noqa: ANN401 - JSON
-    text = _simple(value)
-    if not text.isprintable() or not text.isascii():
-        raise CallError(f"{name} must consist of printable ASCII characters")
-    return text
 
 
 async def _read(response: Any) -> str:  # noqa: ANN401 - an answer of the optional library
