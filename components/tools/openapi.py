@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from compound.components.tools.keys import read_key
 from compound.components.tools.openapi_arguments import Place, as_header, as_path_part
 from compound.components.tools.openapi_document import METHODS, OpenAPIDocument
-from compound.components.tools.source import NAME, Declaration, PassingError, unanswered
+from compound.components.tools.source import Declaration, PassingError, unanswered, usable_name
 from compound.concurrency.sessions import Sessions
 from compound.errors import CallError, DeclarationError, MissingExtra, TransientError, suggest_name
 from compound.graph.configuration import digest
@@ -178,11 +178,7 @@ def declare_operation(
         server,
     )
     description = str(entry.get("description") or entry.get("summary") or "").strip()
-    if not NAME.match(shown):
-        shown = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in shown).strip("_")[
-            :64
-        ]
-    return Declaration(shown, description, schema, source, timeout + 5)
+    return Declaration(usable_name(shown), description, schema, source, timeout + 5)
 
 
 def declare_operations(
