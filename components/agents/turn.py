@@ -20,7 +20,7 @@ from compound.components.agents.conversation import (
 from compound.components.agents.tool_runner import Record
 from compound.components.agents.tool_texts import declarations, setting_name
 from compound.components.answers.type_notes import answer_note
-from compound.components.fields import format_inputs, parse, take_images
+from compound.components.fields import describe_images, format_inputs, parse, take_images
 from compound.components.llm import (
     BLOCK_BYTES,
     LLM,
@@ -132,7 +132,7 @@ class AgentTurn(Operation):
         prompt = entry(values, "prompt", str) if values["prompt"] else ""
         blocks = [prompt.strip(), answer_note(self.model.outputs, self.model.layout)]
         demos = as_demos(values.get("demos") or ())
-        tasks = [*map(format_inputs, map(shown_task, demos)), format_inputs(shown)]
+        tasks = [*(format_inputs(describe_images(shown_task(demo))) for demo in demos), format_inputs(shown)]
         *shots, text = ["\n\n".join(filter(None, [*blocks, tasks[0]])), *tasks[1:]]
         head = [Message("system", self.model.system)] if self.model.system else []
         for shot, demo in zip(shots, demos, strict=True):
@@ -279,7 +279,7 @@ class AgentTurn(Operation):
         value = declared.value if isinstance(declared, Demos) else declared
         start = as_demos(limits.value(f"{self.name}.demos", value) or ())
         own = [
-            len(format_inputs(shown_task(demo)).encode())
+            len(format_inputs(describe_images(shown_task(demo))).encode())
             + sum(message.size + TOOL_OVERHEAD for message in shown_turns(demo))
             for demo in start
         ]

@@ -22,6 +22,7 @@ from compound.concurrency.sessions import Sessions
 from compound.errors import DeclarationError
 from compound.graph.configuration import canonical_json, to_readable_json
 from compound.graph.fingerprint import code_digest
+from compound.image import replace_images
 
 _SECTIONS = (
     "Args", "Arguments", "Parameters", "Other Parameters", "Returns", "Raises", "Yields", "Example",
@@ -98,12 +99,13 @@ def _source_at(place: str) -> object:
 
 
 def to_text(value: object) -> str:
-    """Return a result as text: texts as they are, other values as JSON.
+    """Return a result as text: texts as they are, other values as JSON, in which images are only described.
 
     >>> to_text("Lima"), to_text({"n": 3}), to_text(None)
     ('Lima', '{"n":3}', 'null')
     """
-    return value if isinstance(value, str) else canonical_json(to_readable_json(value))
+    shown = replace_images(value, lambda image: image.label)
+    return shown if isinstance(shown, str) else canonical_json(to_readable_json(shown))
 
 
 def declare_function(
