@@ -39,8 +39,8 @@ class LLM(Operation):
     """A call to a language model.
 
     The connected edges define the inputs, unless ``takes`` declares them. Values of type `Image`, also within
-    collections, pydantic models and dataclasses, are sent as images to models that take them. Each setting may
-    be a plain value, a space to tune, or an edge from another node.
+    collections, pydantic models and dataclasses, are sent as images to models that take them. Each setting
+    may be a plain value, a space to tune, or an edge from another node.
 
     Attributes:
         name: the component's name.
