@@ -224,7 +224,7 @@ def _json_object(text: str, names: Sequence[str]) -> Mapping[str, object]:
 
     Each failed attempt scans the text up to the error, so the total work is bounded.
     """
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(strict=False)
     left = SCAN_FACTOR * len(text) + SCAN_FLOOR
     for match in re.finditer(r"\{", text):
         try:

@@ -90,7 +90,7 @@ def _constrained_text(raw: str, kind: object) -> object:
     """Return a text that fits its type; engines that enforce the type write it as a JSON string."""
     if not takes_any_text(kind):
         try:
-            unquoted = json.loads(raw)
+            unquoted = json.loads(raw, strict=False)
         except (ValueError, RecursionError):
             unquoted = None
         if isinstance(unquoted, str) and accepts(kind, unquoted):
@@ -232,21 +232,24 @@ def _structured_or_text(raw: str, kind: object) -> object:
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text)
+        json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return False
     return True
 
 
 def _json_values(text: str) -> Iterator[object]:
-    """Yield the whole text as JSON, or else the outermost objects and arrays in it, with bounded work."""
+    """Yield the whole text as JSON, or else the outermost objects and arrays in it, with bounded work.
+
+    Texts in it may have line breaks that are not escaped, as models write them.
+    """
     try:
-        yield json.loads(text)
+        yield json.loads(text, strict=False)
     except (ValueError, RecursionError):
         pass
     else:
         return
-    decoder, end = json.JSONDecoder(), 0
+    decoder, end = json.JSONDecoder(strict=False), 0
     left = SCAN_FACTOR * len(text) + SCAN_FLOOR
     for match in re.finditer(r"[{\[]", text):
         if match.start() < end:

@@ -150,7 +150,7 @@ class Tool:
         if len(arguments) > MAX_ARGUMENTS:
             return {}, f"the arguments have more than {MAX_ARGUMENTS:,} characters"
         try:
-            given = json.loads(arguments or "{}")
+            given = json.loads(arguments or "{}", strict=False)
         except (ValueError, RecursionError) as error:
             return {}, f"the arguments are not JSON: {error}"
         if not isinstance(given, dict):

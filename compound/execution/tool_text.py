@@ -248,7 +248,7 @@ def _object(text: str) -> dict[str, Any] | None:
     if start < 0:
         return None
     try:
-        value, _ = json.JSONDecoder().raw_decode(body, start)
+        value, _ = json.JSONDecoder(strict=False).raw_decode(body, start)
     except (ValueError, RecursionError):
         return None
     known = isinstance(value, dict) and (ANSWER in value or TOOL in value)
@@ -257,7 +257,7 @@ def _object(text: str) -> dict[str, Any] | None:
 
 def _value(text: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return text
 

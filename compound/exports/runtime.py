@@ -321,7 +321,7 @@ def format_value(value: Any) -> str:  # noqa: ANN401
 def unwrap(text: str) -> str:
     """Return the answer from the object in which a response format wraps it; other texts are unchanged."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return text
     if not isinstance(value, dict) or value.keys() != {"answer"}:
@@ -386,7 +386,7 @@ def json_object(text: str, names: Sequence[str]) -> dict[str, Any]:
 
 def json_values(text: str, start: str) -> Iterator[Any]:
     """Yield the JSON values in a text, with bounded work."""
-    decoder, left = json.JSONDecoder(), 16 * len(text) + 100_000
+    decoder, left = json.JSONDecoder(strict=False), 16 * len(text) + 100_000
     for match in re.finditer(start, text):
         try:
             value, end = decoder.raw_decode(text, match.start())
@@ -432,7 +432,7 @@ def _union(raw: Any, items: Sequence[Mapping[str, Any]]) -> Any:  # noqa: ANN401
 def whole_json(text: str) -> list[Any]:
     """Return the value of a text that is JSON in a list; otherwise an empty list."""
     try:
-        return [json.loads(text)]
+        return [json.loads(text, strict=False)]
     except (ValueError, RecursionError):
         return []
 

@@ -336,6 +336,8 @@ def test_the_version_of_a_component_with_a_constrained_number_has_not_changed() 
         (Point, '{"x": 1, "y": 2.5}', Point(1.0, 2.5)),
         (list[Point], '[{"x": 1, "y": 2}]', [Point(1.0, 2.0)]),
         (Row, '{"title": "t", "points": [1]}', {"title": "t", "points": [1]}),
+        (Row, 'So:\n{"title": "t\nu", "points": [1]}', {"title": "t\nu", "points": [1]}),
+        (dict[str, str], '{"a": "b\tc"}', {"a": "b\tc"}),
         (Person | None, "null", None),
         (Mood, "It is good.", Mood.GOOD),
         (Annotated[int, Field(ge=1)], "about 3", 3),

@@ -287,6 +287,7 @@ TYPES = [
 @example("2024-01-02")
 @example('So: {"a": 1}, as in [1].')
 @example('{"a"')
+@example('"a\nb"')
 @example('"a"')
 @example("{}")
 @example("Here:\n```json\n[1]\n```")

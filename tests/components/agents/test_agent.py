@@ -256,6 +256,20 @@ class TestOutputs:
         trace = cp.run(system, {"question": "?"}, engines={"m": ScriptedLM([text])})
         assert trace.outputs == {"y": answer}
 
+    def test_line_breaks_in_texts_need_no_escape(self) -> None:
+        @cp.tool
+        def write(text: str) -> str:
+            """Write a text."""
+            return text.upper()
+
+        lm = ScriptedLM(['{"tool": "write", "arguments": {"text": "a\nb"}}', '{"answer": "first\n\tsecond"}'])
+        trace = run(cp.Agent("agent", [write]), lm)
+        assert trace.calls_of("agent_call")[0].outputs["result"] == "A\nB"
+        assert trace.outputs == {"answer": "first\n\tsecond"}
+        calls: list[Any] = [native(("write", '{"text": "a\nb"}')), "done"]
+        trace = run(cp.Agent("agent", [write]), ScriptedLM(calls, native_tools=True))
+        assert trace.calls_of("agent_call")[0].outputs["result"] == "A\nB"
+
     def test_an_answer_that_cannot_be_parsed_is_asked_again(self) -> None:
         agent = cp.Agent("agent", [look_up], output=int, reasks=1)
         lm = ScriptedLM(["many", act("look_up", city="Lima"), final(3)])
