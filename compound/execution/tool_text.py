@@ -13,6 +13,7 @@ answer that is no such object is a final answer.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,8 @@ from compound.errors import ParseError
 TOOL, ARGUMENTS, ANSWER = "tool", "arguments", "answer"
 CALL_ID = "call_1"  # an answer calls one tool
 LITERAL = ("enum", "const", "default", "examples")  # keys of a schema that hold values
+THOUGHTS = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
+MOST_STARTS = 16  # braces of an answer at which its object may start
 OVERHEAD = 512  # bytes of the instructions around the descriptions of the tools
 
 
@@ -240,19 +243,26 @@ def _hoisted(schema: Any, prefix: str, definitions: dict[str, Any]) -> Any:  # n
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """Return the JSON object of an answer, which may be in a code block; ``None`` if there is none."""
-    body = text
+    """Return the JSON object of an answer, which may be in a code block; ``None`` if there is none.
+
+    Thoughts before the answer may contain drafts of it, which do not count.
+    """
+    body = THOUGHTS.sub("", text, count=1) if text.startswith("<think>") else text
+    body = body.strip()
     if body.startswith("```"):
         body = body.partition("\n")[2].rpartition("```")[0] or body
-    start = body.find("{")
-    if start < 0:
-        return None
-    try:
-        value, _ = json.JSONDecoder(strict=False).raw_decode(body, start)
-    except (ValueError, RecursionError):
-        return None
-    known = isinstance(value, dict) and (ANSWER in value or TOOL in value)
-    return value if known else None
+    decoder, start = json.JSONDecoder(strict=False), body.find("{")
+    for _ in range(MOST_STARTS if start > 0 else 1):  # words before the object may have braces, too
+        if start < 0:
+            break
+        try:
+            value, end = decoder.raw_decode(body, start)
+        except (ValueError, RecursionError):
+            value, end = None, start + 1
+        if isinstance(value, dict) and (ANSWER in value or TOOL in value):
+            return value
+        start = body.find("{", end)
+    return None
 
 
 def _value(text: str) -> object:
