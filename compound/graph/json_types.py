@@ -195,11 +195,33 @@ def json_schema_of(kind: object) -> dict[str, Any] | None:
     if given is not None:
         return given.document
     try:
-        return TypeAdapter(cast("Any", portable(kind))).json_schema(
+        schema = TypeAdapter(cast("Any", portable(kind))).json_schema(
             mode="validation", schema_generator=_SchemaGenerator
         )
     except (PydanticUserError, TypeError, ValueError):
         return None
+    _require_tags(schema, schema.get("$defs", {}))
+    return schema
+
+
+def _require_tags(part: object, definitions: Mapping[str, Any]) -> None:
+    """Require the tag of each class of a discriminated union, also if it has a default.
+
+    Pydantic chooses the class by the tag, so that a value without it is invalid.
+    """
+    if isinstance(part, list):
+        for item in part:
+            _require_tags(item, definitions)
+    if not isinstance(part, dict):
+        return
+    tag = part.get("discriminator")
+    if isinstance(tag, dict) and isinstance(name := tag.get("propertyName"), str):
+        for option in part.get("oneOf", ()):
+            found = definitions.get(str(option.get("$ref", "")).rpartition("/")[2], option)
+            if name in found.get("properties", {}) and name not in found.get("required", ()):
+                found["required"] = [name, *found.get("required", ())]
+    for item in part.values():
+        _require_tags(item, definitions)
 
 
 @functools.lru_cache(maxsize=512)

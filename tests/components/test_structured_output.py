@@ -408,6 +408,22 @@ def test_json_that_fits_no_type_of_a_union_is_no_text(text: str) -> None:
         parse(text, ports(y=MIXED), "text")
 
 
+class Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+    lives: int
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"] = "dog"
+
+
+def test_the_tag_of_a_discriminated_union_is_required() -> None:
+    pet = Annotated[Cat | Dog, Field(discriminator="kind")]
+    assert describe(pet) == '{"kind": "cat", "lives": int} | {"kind": "dog"}'
+    assert describe(list[pet]) == '[{"kind": "cat", "lives": int} | {"kind": "dog"}, ...]'  # type: ignore[valid-type]
+    assert describe(Cat) == '{"kind" (optional): "cat", "lives": int}'
+
+
 class Titled(TypedDict):
     title: str
 
@@ -511,9 +527,22 @@ def norm(point: Point) -> float:
     return point.x + point.y
 
 
+class Aliased(BaseModel):
+    name: str = Field(alias="fullName")
+
+
+def named(aliased: Aliased) -> str:
+    assert type(aliased) is Aliased
+    return aliased.name
+
+
 @pytest.mark.parametrize(
     ("kind", "reply", "function", "value"),
-    [(Person, json.dumps(ADA), oldest, 36), (Point, '{"x": 1, "y": 2}', norm, 3.0)],
+    [
+        (Person, json.dumps(ADA), oldest, 36),
+        (Point, '{"x": 1, "y": 2}', norm, 3.0),
+        (Aliased, '{"fullName": "Ada"}', named, "Ada"),
+    ],
 )
 def test_a_function_receives_the_class_also_from_caches_stored_traces_and_forks(
     kind: Any, reply: str, function: Any, value: Any
