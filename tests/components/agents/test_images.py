@@ -20,6 +20,7 @@ from compound.errors import DataError
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.examples import read_examples
 from compound.graph.bounds import extent_of_values
+from compound.graph.space import Demo
 from compound.graph.types import convert, format_type, parse
 from compound.image import MAX_BYTES, SIGNATURES
 from compound.testing import ScriptedLM
@@ -115,7 +116,7 @@ def test_images_of_demonstrations_and_results_of_tools_are_described() -> None:
         """Return a photo."""
         return [DOT]
 
-    demo = {"inputs": {"page": DOT}, "outputs": {"output": "a dot"}}
+    demo: Demo = {"inputs": {"page": DOT}, "outputs": {"output": "a dot"}}
     text = cp.LLM("look", demos=[demo]).messages({"page": "x"}, {"prompt": "", "demos": [demo]})[0].text
     assert text == f"Page: {DOT.label}\nAnswer: a dot\n\nPage: x"
     assert asyncio.run(look.answer("{}", Sessions())) == json.dumps([DOT.label])

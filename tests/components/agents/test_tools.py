@@ -212,7 +212,7 @@ class TestConversion:
     def test_a_langchain_tool_with_an_artifact_is_explained(self) -> None:
         langchain = pytest.importorskip("langchain_core.tools")
 
-        @langchain.tool(response_format="content_and_artifact")
+        @langchain.tool(response_format="content_and_artifact")  # type: ignore[untyped-decorator]
         def find(x: int) -> tuple[str, list[int]]:
             """Find."""
             return "found", [x]
