@@ -20,7 +20,7 @@ from compound.graph.configuration import canonical_json, to_json_types
 from compound.graph.json_values import SCALARS, json_form
 from compound.graph.space import Demo
 from compound.graph.types import Port
-from compound.image import Image
+from compound.image import Image, replace_images
 
 
 def render(
@@ -44,7 +44,7 @@ def render(
     head = [prompt.strip(), format_note(outputs, layout)]
     blocks = [part for part in head if part]
     for demo in demos:
-        shown = format_inputs(_ordered(demo["inputs"], inputs))
+        shown = format_inputs(_ordered(describe_images(demo["inputs"]), inputs))
         written = _ordered(demo["outputs"], outputs)
         blocks.append(f"{shown}\n{format_outputs(written, layout, outputs)}")
     blocks.append(format_inputs(inputs))
@@ -80,7 +80,7 @@ def format_inputs(inputs: Mapping[str, object]) -> str:
 
 
 def take_images(inputs: Mapping[str, object]) -> tuple[dict[str, object], tuple[Image, ...]]:
-    """Return inputs with a numbered mark in place of each image, and the images.
+    """Return inputs with a numbered mark in place of each image, also within their values, and the images.
 
     >>> dot = Image.from_bytes(b"GIF89a-and-so-on")
     >>> take_images({"photo": dot, "others": [dot, dot], "question": "Which?"})[0]
@@ -92,15 +92,19 @@ def take_images(inputs: Mapping[str, object]) -> tuple[dict[str, object], tuple[
         images.append(image)
         return f"[image {len(images)}]"
 
-    shown: dict[str, object] = {}
-    for name, value in inputs.items():
-        if isinstance(value, Image):
-            shown[name] = mark(value)
-        elif isinstance(value, list | tuple) and value and all(isinstance(item, Image) for item in value):
-            shown[name] = " ".join(map(mark, value))
-        else:
-            shown[name] = value
-    return shown, tuple(images)
+    shown = {name: replace_images(value, mark) for name, value in inputs.items()}
+    return {name: _joined(value, inputs[name]) for name, value in shown.items()}, tuple(images)
+
+
+def describe_images(inputs: Mapping[str, object]) -> dict[str, object]:
+    """Return inputs of a demonstration with a description in place of each image, which is not sent."""
+    return {name: replace_images(value, lambda image: image.label) for name, value in inputs.items()}
+
+
+def _joined(shown: object, value: object) -> object:
+    """Return the marks of a list of images in one line."""
+    is_images = isinstance(value, list | tuple) and value and all(isinstance(item, Image) for item in value)
+    return " ".join(map(str, shown)) if is_images and isinstance(shown, list) else shown
 
 
 def format_value(value: object) -> str:
@@ -220,7 +224,7 @@ def _json_object(text: str, names: Sequence[str]) -> Mapping[str, object]:
 
     Each failed attempt scans the text up to the error, so the total work is bounded.
     """
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(strict=False)
     left = SCAN_FACTOR * len(text) + SCAN_FLOOR
     for match in re.finditer(r"\{", text):
         try:

@@ -136,6 +136,7 @@ def _signature(
         parameters = dict(inspect.signature(function).parameters)
     except (NameError, TypeError, ValueError) as error:
         raise DeclarationError(f"function {name!r}: cannot read its annotations: {error}") from error
+    check_returns(f"function {name!r}", target)
     for parameter in parameters.values():
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
             raise DeclarationError(
@@ -143,6 +144,16 @@ def _signature(
                 "*args or **kwargs"
             )
     return hints, parameters
+
+
+def check_returns(what: str, function: Callable[..., object]) -> None:
+    """Check that a function returns its result instead of yielding it.
+
+    Raises:
+        DeclarationError: it is a generator, whose values only its first reader would get.
+    """
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise DeclarationError(f"{what} is a generator", hint="return a list of its values")
 
 
 def typed_signature(name: str, function: Callable[..., object]) -> tuple[dict[str, object], object]:

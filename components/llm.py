@@ -38,9 +38,9 @@ MAX_DEMO_CHARACTERS = 2_000  # of a demonstration in a prompt; searches accept a
 class LLM(Operation):
     """A call to a language model.
 
-    The connected edges define the inputs, unless ``takes`` declares them. Inputs of type `Image`, and lists
-    of them, are sent as images to models that take them. Each setting may be a plain value,
-    a space to tune, or an edge from another node.
+    The connected edges define the inputs, unless ``takes`` declares them. Values of type `Image`, also within
+    collections, pydantic models and dataclasses, are sent as images to models that take them. Each setting
+    may be a plain value, a space to tune, or an edge from another node.
 
     Attributes:
         name: the component's name.

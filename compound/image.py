@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 
 MediaType = Literal["image/png", "image/jpeg", "image/gif", "image/webp"]
 MAX_BYTES = 10 * 2**20
@@ -131,6 +140,65 @@ class Image(BaseModel):
         return f"Image({self.label[1:-1]})"
 
     __str__ = __repr__
+
+
+def images_in(value: object) -> list[Image]:
+    """Return the images in a value, also in collections, pydantic models and dataclasses.
+
+    >>> images_in({"photos": [Image.from_bytes(b"GIF89a-and-so-on")], "title": "a"})
+    [Image(image/gif, 16 bytes, sha256 d04ef6c63d9d)]
+    """
+    found: list[Image] = []
+
+    def keep(image: Image) -> Image:
+        found.append(image)
+        return image
+
+    replace_images(value, keep)
+    return found
+
+
+def replace_images(value: object, replacement: Callable[[Image], object]) -> object:
+    """Return a value with the images in it replaced, also those in their JSON form.
+
+    A model or a dataclass that contains an image becomes a dictionary; a value without images is unchanged.
+    """
+    if (image := _as_image(value)) is not None:
+        return replacement(image)
+    members = _members(value)
+    if isinstance(members, dict):
+        changed: object = {key: replace_images(item, replacement) for key, item in members.items()}
+        pairs = zip(members.values(), cast("dict[object, object]", changed).values(), strict=True)
+    elif isinstance(members, list):
+        changed = [replace_images(item, replacement) for item in members]
+        pairs = zip(members, changed, strict=True)
+    else:
+        return value
+    return value if all(old is new for old, new in pairs) else changed
+
+
+def _as_image(value: object) -> Image | None:
+    if isinstance(value, Image):
+        return value
+    if not (isinstance(value, dict) and value.keys() == {"media_type", "data"}):
+        return None
+    try:
+        return Image.model_validate(value)
+    except ValidationError:
+        return None
+
+
+def _members(value: object) -> object:
+    """Return the members of a value by name or in order; the value itself if it has none."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)
+    if isinstance(value, BaseModel):
+        return {name: getattr(value, name) for name in type(value).model_fields}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return value
 
 
 def _recognized(data: bytes) -> MediaType | None:

@@ -49,7 +49,8 @@ def tool_spec(tool: Tool, text: str) -> ToolSpec:
     """Return the declaration of a tool with the texts of a rewritten one.
 
     Whatever the text is, the tool can be called: a line that is neither a name nor an argument belongs to the
-    description, a name that providers would reject is not used, and the schema keeps its types.
+    description, one about an argument that the tool does not have is ignored, a name that providers would
+    reject is not used, and the schema keeps its types.
     """
     lines = text.strip().splitlines() or [""]
     first = _FIRST.match(lines[0])
@@ -62,6 +63,8 @@ def tool_spec(tool: Tool, text: str) -> ToolSpec:
         found = _ARGUMENT.match(line)
         if found and found["name"] in properties:
             current = arguments[found["name"]] = [found["text"]]
+        elif found and current is not description:
+            current = []  # an argument that the tool does not have, with the lines that continue it
         else:
             current.append(line.strip())
     described = {key: " ".join(filter(None, parts)) for key, parts in arguments.items()}

@@ -20,7 +20,7 @@ from compound.components.agents.conversation import (
 from compound.components.agents.tool_runner import Record
 from compound.components.agents.tool_texts import declarations, setting_name
 from compound.components.answers.type_notes import answer_note
-from compound.components.fields import format_inputs, parse, take_images
+from compound.components.fields import describe_images, format_inputs, parse, take_images
 from compound.components.llm import (
     BLOCK_BYTES,
     LLM,
@@ -41,7 +41,7 @@ from compound.engine import (
     format_bytes,
 )
 from compound.errors import DeclarationError, ParseError
-from compound.execution.tool_text import OVERHEAD
+from compound.execution.tool_text import OVERHEAD, called_tool
 from compound.graph.bounds import CHARACTER, CallBound, Extent, Limits, Reach, extent_of_setting
 from compound.graph.component import CallContext, Operation
 from compound.graph.configuration import digest
@@ -132,7 +132,7 @@ class AgentTurn(Operation):
         prompt = entry(values, "prompt", str) if values["prompt"] else ""
         blocks = [prompt.strip(), answer_note(self.model.outputs, self.model.layout)]
         demos = as_demos(values.get("demos") or ())
-        tasks = [*map(format_inputs, map(shown_task, demos)), format_inputs(shown)]
+        tasks = [*(format_inputs(describe_images(shown_task(demo))) for demo in demos), format_inputs(shown)]
         *shots, text = ["\n\n".join(filter(None, [*blocks, tasks[0]])), *tasks[1:]]
         head = [Message("system", self.model.system)] if self.model.system else []
         for shot, demo in zip(shots, demos, strict=True):
@@ -167,6 +167,8 @@ class AgentTurn(Operation):
                 records = self._records(completion, declared, entry(inputs, HISTORY, list))
                 return {MESSAGE: completion.text, TOOL_CALLS: records, **dict.fromkeys(self.model.outputs)}
             try:
+                if last:
+                    self._check_answers(completion, declared)
                 answer = parse(completion.text, self.model.outputs, self.model.layout)
             except ParseError as error:
                 problem = with_cause(error, completion, values["max_tokens"])
@@ -177,6 +179,17 @@ class AgentTurn(Operation):
             else:
                 return {MESSAGE: completion.text, TOOL_CALLS: [], **answer}
         raise AssertionError("the last attempt returns or raises")
+
+    @staticmethod
+    def _check_answers(completion: Completion, declared: Mapping[str, object]) -> None:
+        """Check that the text of the last turn is no tool call, which would pass as an answer of type text.
+
+        Raises:
+            ParseError: it is one.
+        """
+        tool = called_tool(completion.text)
+        if isinstance(tool, str) and tool in declared:
+            raise ParseError(f"the last turn called the tool {tool!r} instead of answering; raise max_turns")
 
     def _records(
         self,
@@ -266,7 +279,7 @@ class AgentTurn(Operation):
         value = declared.value if isinstance(declared, Demos) else declared
         start = as_demos(limits.value(f"{self.name}.demos", value) or ())
         own = [
-            len(format_inputs(shown_task(demo)).encode())
+            len(format_inputs(describe_images(shown_task(demo))).encode())
             + sum(message.size + TOOL_OVERHEAD for message in shown_turns(demo))
             for demo in start
         ]

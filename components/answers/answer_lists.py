@@ -62,7 +62,7 @@ def _array(text: str) -> list[object] | None:
     if not text.startswith("["):
         return None
     try:
-        value, end = json.JSONDecoder().raw_decode(text)
+        value, end = json.JSONDecoder(strict=False).raw_decode(text)
     except (ValueError, RecursionError):
         return None
     rest = text[end:].lstrip(" \t.`")

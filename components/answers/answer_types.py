@@ -31,6 +31,8 @@ SCALARS: Mapping[object, str] = {"string": "str", "integer": "int", "number": "f
 LARGEST = (
     10**18 - 1
 )  # bound of integers without bounds, so that an answer cannot consist of digits without end
+STRUCTURED = ("object", "array")  # JSON types
+DEEPEST_UNION = 16  # references and unions that follow each other
 WIDTH = 88  # characters of an object on one line
 LIMITS = {  # keywords, and how the prompt states them
     "minimum": "at least {}",
@@ -69,7 +71,7 @@ def is_text(kind: object) -> bool:
 
 
 def takes_any_text(kind: object) -> bool:
-    """Return whether any text is a value of a type.
+    """Return whether any text is a value of a type, and no value is structured.
 
     >>> from pydantic import Field
     >>> takes_any_text(str | None), takes_any_text(Annotated[str, Field(max_length=100)])
@@ -78,16 +80,56 @@ def takes_any_text(kind: object) -> bool:
     if labels_of(kind) or not (is_text(kind) or accepts(kind, "any text")):
         return False
     schema = json_schema_of(kind)
-    return schema is None or _takes_any_text(schema)
+    if schema is None:
+        return True
+    options = _options(schema, _definitions(schema))
+    return any(map(_takes_any_text, options)) and json_forms(kind).isdisjoint(STRUCTURED)
 
 
-def _takes_any_text(schema: object) -> bool:
-    if not isinstance(schema, Mapping):
-        return False
-    if options := schema.get("anyOf", schema.get("oneOf")):
-        return any(map(_takes_any_text, options))
+def mixes_text(kind: object) -> bool:
+    """Return whether a type is a union of text and structured types.
+
+    >>> mixes_text(dict[str, int] | str), mixes_text(str | None)
+    (True, False)
+    """
+    forms = json_forms(kind)
+    return "string" in forms and not forms.isdisjoint(STRUCTURED)
+
+
+def json_forms(kind: object) -> frozenset[str]:
+    """Return the JSON types of a type's values; ``string`` stands for texts that are no labels.
+
+    >>> sorted(json_forms(dict[str, int] | str)), json_forms(Literal["a"] | None)
+    (['object', 'string'], frozenset({'null'}))
+    """
+    schema = json_schema_of(kind) or {}
+    options = _options(schema, _definitions(schema))
+    forms = {"object" if "properties" in option else option.get("type") for option in options}
+    texts = [o for o in options if o.get("type") == "string" and not o.keys() & {"enum", "const"}]
+    return frozenset(str(form) for form in forms if form and (form != "string" or texts))
+
+
+def _options(schema: object, definitions: Mapping[str, object], depth: int = 0) -> list[Mapping[str, object]]:
+    """Return the alternatives of a schema, with those of unions in it, and without references."""
+    if not isinstance(schema, Mapping) or depth > DEEPEST_UNION:
+        return []
+    if "$ref" in schema:
+        found = definitions.get(str(schema["$ref"]).rpartition("/")[2])
+        return _options(found, definitions, depth + 1)
+    parts = schema.get("anyOf", schema.get("oneOf"))
+    if not parts:
+        return [schema]
+    return [option for part in parts for option in _options(part, definitions, depth + 1)]
+
+
+def _definitions(schema: Mapping[str, Any]) -> dict[str, object]:
+    return {**schema.get("definitions", {}), **schema.get("$defs", {})}
+
+
+def _takes_any_text(schema: Mapping[str, object]) -> bool:
     kind = schema.get("type", "string")
-    return (kind == "string" or "string" in kind) and schema.keys() <= DESCRIPTIVE
+    is_string = kind == "string" or (isinstance(kind, list) and "string" in kind)
+    return is_string and schema.keys() <= {*DESCRIPTIVE, "$defs", "definitions"}
 
 
 def limits_of(kind: object) -> str:
@@ -224,7 +266,7 @@ class _Notation:
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
-        self._definitions = {**schema.get("definitions", {}), **schema.get("$defs", {})}
+        self._definitions = _definitions(schema)
         self._open: list[str] = []
         self._recursive: list[str] = []
 
@@ -307,7 +349,7 @@ class _Notation:
 def ordered_json(kind: object, value: object) -> str:
     """Return a value as JSON with the properties in the order of the schema, in which models write them."""
     schema = json_schema_of(kind) or {}
-    definitions = {**schema.get("definitions", {}), **schema.get("$defs", {})}
+    definitions = _definitions(schema)
     return json.dumps(_ordered(schema, value, definitions), ensure_ascii=False)
 
 

@@ -16,6 +16,7 @@ from compound.components.answers.answer_types import (
     is_plain,
     is_text,
     labels_of,
+    mixes_text,
     takes_any_text,
     without_annotation,
 )
@@ -34,6 +35,7 @@ NUMBER = re.compile(
 CONTINUATION = re.compile(
     r"(?:[.:_'’]|,\s?|[ \t]*[-/^*×÷·+=–—xX][-^*/]?[ \t]*|[ \t]+(?:or|to)[ \t]+|[ \t\u00a0\u202f]+)[-+]?\.?\d"
 )
+STRUCTURE_STARTS = ("{", '["', "[{")  # of an answer that is meant as JSON, also if it is incomplete
 # A question that is repeated, or an alternative, before or instead of the decision.
 UNDECIDED = re.compile(r"\s*\?|\s*(?:[/|]|\b(?:or|and)\b)\s*(?:yes|no|true|false|[01])\b", re.IGNORECASE)
 
@@ -51,8 +53,8 @@ def parse_value(raw: object, kind: object) -> object:
         return _from_json_value(raw, kind, origin)
     if origin in (Union, types.UnionType) and _is_none(raw, get_args(kind)):
         return None
-    if is_text(kind) and kind is not str:
-        return _constrained_text(raw, kind)
+    if mixes_text(kind) or (is_text(kind) and kind is not str):
+        return (_structured_or_text if mixes_text(kind) else _constrained_text)(raw, kind)
     if kind is Any or (accepts(kind, raw) and not _has_constrained_text(kind)):
         return raw
     if origin is Annotated and is_plain(kind):
@@ -88,7 +90,7 @@ def _constrained_text(raw: str, kind: object) -> object:
     """Return a text that fits its type; engines that enforce the type write it as a JSON string."""
     if not takes_any_text(kind):
         try:
-            unquoted = json.loads(raw)
+            unquoted = json.loads(raw, strict=False)
         except (ValueError, RecursionError):
             unquoted = None
         if isinstance(unquoted, str) and accepts(kind, unquoted):
@@ -209,15 +211,45 @@ def _from_json(raw: str, kind: object) -> object:
     raise ValueError(problem or f"{raw!r:.100} holds no complete JSON for {format_type(kind)}") from None
 
 
-def _json_values(text: str) -> Iterator[object]:
-    """Yield the whole text as JSON, or else the outermost objects and arrays in it, with bounded work."""
+def _structured_or_text(raw: str, kind: object) -> object:
+    """Convert an answer that is JSON, or has an object that fits the type; any other answer is a text."""
+    text = raw.strip()
+    fenced = re.fullmatch(r"```\w*\n(.*)```", text, re.DOTALL)
+    body = (fenced[1] if fenced else text).strip()
+    values, is_json = list(_json_values(body)), _is_json(body)
+    problem = ""
+    for value in values:
+        if not is_json and isinstance(value, list):
+            continue  # brackets in a text, such as a citation
+        try:
+            return convert(kind, writable(value))
+        except ValueError as error:
+            problem = problem or str(error)
+    if body.startswith(STRUCTURE_STARTS) or (is_json and isinstance(values[0], list)):
+        raise ValueError(problem or f"{raw!r:.100} holds no complete JSON for {format_type(kind)}")
+    return convert(kind, raw)
+
+
+def _is_json(text: str) -> bool:
     try:
-        yield json.loads(text)
+        json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _json_values(text: str) -> Iterator[object]:
+    """Yield the whole text as JSON, or else the outermost objects and arrays in it, with bounded work.
+
+    Texts in it may have line breaks that are not escaped, as models write them.
+    """
+    try:
+        yield json.loads(text, strict=False)
     except (ValueError, RecursionError):
         pass
     else:
         return
-    decoder, end = json.JSONDecoder(), 0
+    decoder, end = json.JSONDecoder(strict=False), 0
     left = SCAN_FACTOR * len(text) + SCAN_FLOOR
     for match in re.finditer(r"[{\[]", text):
         if match.start() < end:

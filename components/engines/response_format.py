@@ -61,7 +61,7 @@ def unwrap(text: str, answer: AnswerFormat) -> str:
     if not is_wrapped(answer):
         return text
     try:
-        value = json.loads(text)
+        value = json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return text
     if not isinstance(value, dict) or value.keys() != {WRAPPED}:

@@ -261,7 +261,7 @@ def _current_run(name: str) -> ProgramRun:
     if not isinstance(run, ProgramRun):
         raise CallError(
             f"the predictor {name!r} was called outside of a run of its system",
-            hint="call the original program; from_dspy works on a copy",
+            hint="use dspy.Parallel in place of threads of forward; elsewhere, call the original program",
         )
     return run
 

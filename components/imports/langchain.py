@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_args, get_origin
+
+import typing_extensions
+from pydantic import BaseModel
+from pydantic.errors import PydanticUserError
 
 from compound.components.imports.black_box import BlackBox, Price, Report, as_text, counted
 from compound.engine import Usage
@@ -38,17 +43,18 @@ class LangChainRunnable(BlackBox):
         config: dict[str, Any] = {"callbacks": [_recorder(reports)], "run_name": self.name}
         if values:
             config["configurable"] = values
-        returned = await self.runnable.ainvoke(given[SINGLE_INPUT] if self._single else given, config=config)
+        given_value = given[SINGLE_INPUT] if self._single else _as_instance(self.runnable, given)
+        returned = await self.runnable.ainvoke(given_value, config=config)
         if list(self.outputs) == [SINGLE_OUTPUT] and not (
             isinstance(returned, Mapping) and set(returned) == {SINGLE_OUTPUT}
         ):
-            return {SINGLE_OUTPUT: as_text(returned)}
+            return {SINGLE_OUTPUT: _as_output(returned, self.outputs[SINGLE_OUTPUT].type)}
         if not isinstance(returned, Mapping):
             returned = returned.model_dump() if hasattr(returned, "model_dump") else vars(returned)
         missing = [field for field in self.outputs if field not in returned]
         if missing:
             raise CallError(f"the runnable returned no {missing[0]!r}, but {', '.join(map(str, returned))}")
-        return {field: as_text(returned[field]) for field in self.outputs}
+        return {field: _as_output(returned[field], port.type) for field, port in self.outputs.items()}
 
 
 @explain_missing("cp.from_langchain")
@@ -67,8 +73,9 @@ def from_langchain(
 ) -> LangChainRunnable:
     """Make a component of a LangChain runnable, such as ``prompt | model | parser`` or a LangGraph graph.
 
-    Inputs and outputs follow from the runnable's schemas; a chat message becomes its text. The requests of
-    its models are charged to the budget as LangChain reports them, after each run.
+    Inputs and outputs follow from the runnable's schemas; those of a graph are the fields of its state, of
+    which any may be left unconnected. A chat message becomes its text, and a list of messages the text of the
+    last one. The requests of the models are charged to the budget as LangChain reports them, after each run.
 
     Args:
         runnable: the runnable.
@@ -103,7 +110,7 @@ def from_langchain(
         )
     ports = {k: Port(kind) for k, kind in inputs.items()} if inputs else _inputs(runnable)
     return LangChainRunnable(
-        own, runnable, single=list(ports) == [SINGLE_INPUT] and not _takes_mapping(runnable), inputs=ports,
+        own, runnable, single=list(ports) == [SINGLE_INPUT] and not _takes_field(runnable), inputs=ports,
         outputs=outputs or _outputs(runnable), version=f"{version}|{_describe(runnable)}", settings=settings,
         price=price, worst=worst, cache=cache, timeout=timeout,
     )  # fmt: skip
@@ -130,25 +137,55 @@ def _recorder(reports: list[Report]) -> BaseCallbackHandler:
     return Recorder()
 
 
-def _takes_mapping(runnable: Any) -> bool:  # noqa: ANN401
-    return SINGLE_INPUT in (getattr(runnable.get_input_schema(), "model_fields", None) or {})
+def _schema_fields(schema: Callable[[], Any]) -> Mapping[str, Any]:
+    """Return the fields of a schema; empty if the value is no object with named fields."""
+    try:
+        fields = getattr(schema(), "model_fields", None) or {}
+    except PydanticUserError:  # before Python 3.12, pydantic rejects `typing.TypedDict`
+        return {}
+    return {} if "root" in fields else fields
+
+
+def _takes_field(runnable: Any) -> bool:  # noqa: ANN401
+    """Return whether ``input`` is a field of the runnable's input, and not the whole of it."""
+    return SINGLE_INPUT in {**_schema_fields(runnable.get_input_schema), **_state_ports(runnable.InputType)}
 
 
 def _inputs(runnable: Any) -> dict[str, Port]:  # noqa: ANN401
-    """Return the fields of the input schema, or a single input."""
-    fields = getattr(runnable.get_input_schema(), "model_fields", None) or {}
-    if not fields or "root" in fields:
-        return {SINGLE_INPUT: Port(_plain(runnable.InputType))}
-    return {
-        name: Port(_plain(field.annotation), optional=not field.is_required(), default=None)
-        for name, field in fields.items()
-    }
+    """Return the fields of the input, or a single input."""
+    if fields := _schema_fields(runnable.get_input_schema):
+        return {
+            name: Port(_plain(field.annotation), optional=not field.is_required(), default=None)
+            for name, field in fields.items()
+        }
+    return _state_ports(runnable.InputType) or {SINGLE_INPUT: Port(_plain(runnable.InputType))}
+
+
+def _state_ports(kind: Any) -> dict[str, Port]:  # noqa: ANN401 - a type
+    """Return the fields of a TypedDict or a dataclass, such as the state of a graph; empty for other types.
+
+    The fields of a TypedDict are optional, since a graph is usually given a part of its state.
+    """
+    if dataclasses.is_dataclass(kind):
+        hints = typing_extensions.get_type_hints(kind)
+        return {
+            field.name: Port(_plain(hints[field.name]), optional=not _is_required(field))
+            for field in dataclasses.fields(kind)
+            if field.init
+        }
+    if not typing_extensions.is_typeddict(kind):
+        return {}
+    hints = typing_extensions.get_type_hints(kind)
+    return {name: Port(_plain(hint), optional=True) for name, hint in hints.items()}
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _outputs(runnable: Any) -> dict[str, object]:  # noqa: ANN401
-    schema = runnable.get_output_schema()
-    fields = getattr(schema, "model_fields", None) or {}
-    if not fields or "root" in fields or _is_message(runnable.OutputType):
+    fields = _schema_fields(runnable.get_output_schema)
+    if not fields or _is_message(runnable.OutputType):
         kind = runnable.OutputType
         return {SINGLE_OUTPUT: str if _is_message(kind) else _plain(kind)}
     return {
@@ -157,8 +194,26 @@ def _outputs(runnable: Any) -> dict[str, object]:  # noqa: ANN401
     }
 
 
+def _as_instance(runnable: Any, given: Mapping[str, Any]) -> object:  # noqa: ANN401
+    """Return the fields of the input as an instance of its class, which functions of the runnable expect."""
+    kind = runnable.InputType
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return kind(**given)
+    is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
+    return kind.model_validate(given) if is_model else given
+
+
+def _as_output(value: object, kind: object) -> object:
+    """Return an output: the text of a chat message, or of the last one of a list, or the value itself."""
+    from langchain_core.messages import BaseMessage
+
+    if kind is str and isinstance(value, list) and value and isinstance(value[-1], BaseMessage):
+        value = value[-1]
+    return as_text(value)
+
+
 def _is_message(kind: object) -> bool:
-    """Return whether a type is a chat message, or a union of kinds of them."""
+    """Return whether a type is a chat message, a union of kinds of them, or a list of them."""
     from langchain_core.messages import BaseMessage
 
     if get_origin(kind) is Annotated:

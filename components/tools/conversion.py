@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeAlias
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias
 
 from compound.components.function import Function
 from compound.components.tools.tool import Tool
@@ -83,5 +84,21 @@ def _from_package(owner: str, given: object, package: str) -> Tool:
             f"{sorted(parameters)}, but the model gives {sorted(expected)}",
             hint="define a function with the arguments of the model that calls it, and pass the function",
         )
+    if getattr(given, "response_format", "content") == "content_and_artifact":
+        raise DeclarationError(
+            f"agent {owner!r}: the {package} tool {name!r} returns an artifact besides its content",
+            hint="define a function that calls it and returns the content, and pass the function",
+        )
     described = getattr(given, DESCRIPTIONS[package])
-    return Tool.from_function(function, name=name, description=described)
+    tool = Tool.from_function(function, name=name, description=described)
+    return _with_descriptions(tool, getattr(given, "args", {}))
+
+
+def _with_descriptions(tool: Tool, arguments: Mapping[str, object]) -> Tool:
+    """Return a tool with the descriptions of arguments that its library has, in place of the function's."""
+    properties: dict[str, Any] = dict(tool.parameters.get("properties", {}))
+    for name, schema in arguments.items():
+        described = schema.get("description") if isinstance(schema, Mapping) else None
+        if isinstance(described, str) and described:
+            properties[name] = {**properties[name], "description": described}
+    return replace(tool, parameters={**tool.parameters, "properties": properties})

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic_core import ArgsKwargs
 
+from compound.components.function import check_returns
 from compound.components.tools.source import Declaration
 from compound.concurrency.functions import run_in_thread
 from compound.concurrency.own_thread import exit_as_error
@@ -21,8 +22,15 @@ from compound.concurrency.sessions import Sessions
 from compound.errors import DeclarationError
 from compound.graph.configuration import canonical_json, to_readable_json
 from compound.graph.fingerprint import code_digest
+from compound.image import replace_images
 
-_SECTION = re.compile(r"(?:Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$")
+_SECTIONS = (
+    "Args", "Arguments", "Parameters", "Other Parameters", "Returns", "Raises", "Yields", "Example",
+    "Examples", "Note", "Notes", "See Also", "Warnings", "References",
+)  # fmt: skip
+_PARAMETERS = ("Args", "Arguments", "Parameters", "Other Parameters")
+_SECTION = re.compile(rf"(?:{'|'.join(_SECTIONS)}):\s*$")
+_UNDERLINE = re.compile(r"-{3,}\s*$")  # of the title of a section in NumPy's style
 _ARGUMENT = re.compile(r"(?P<name>\w+)(?:\s*\([^)]*\))?:\s*(?P<text>.*)$")
 _FIELD = re.compile(r":param\s+(?:[\w\[\], |]+\s+)?(?P<name>\w+):\s*(?P<text>.*)$")
 
@@ -91,12 +99,13 @@ def _source_at(place: str) -> object:
 
 
 def to_text(value: object) -> str:
-    """Return a result as text: texts as they are, other values as JSON.
+    """Return a result as text: texts as they are, other values as JSON, in which images are only described.
 
     >>> to_text("Lima"), to_text({"n": 3}), to_text(None)
     ('Lima', '{"n":3}', 'null')
     """
-    return value if isinstance(value, str) else canonical_json(to_readable_json(value))
+    shown = replace_images(value, lambda image: image.label)
+    return shown if isinstance(shown, str) else canonical_json(to_readable_json(shown))
 
 
 def declare_function(
@@ -110,6 +119,7 @@ def declare_function(
 ) -> Declaration:
     """Return the parts of the tool of a function; see `Tool.from_function`."""
     shown = name or str(getattr(function, "__name__", ""))
+    check_returns(f"tool {shown!r}", function)
     try:
         schema = _adapter(function).json_schema()
     except (PydanticUserError, NameError, TypeError) as error:
@@ -120,7 +130,7 @@ def declare_function(
     _check_parameters(shown, function)
     summary, arguments = read_docstring(function)
     properties = {
-        argument: {**({"description": arguments[argument]} if argument in arguments else {}), **part}
+        argument: {**({"description": arguments[argument]} if arguments.get(argument) else {}), **part}
         for argument, part in schema.get("properties", {}).items()
     }
     parameters = {"type": "object", **schema, "properties": {n: _untitled(p) for n, p in properties.items()}}
@@ -166,7 +176,7 @@ def read_docstring(function: Callable[..., object]) -> tuple[str, dict[str, str]
     summary: list[str] = []
     arguments: dict[str, str] = {}
     section, current, indent = "", "", 0
-    for line in (inspect.getdoc(function) or "").splitlines():
+    for line in _without_underlines((inspect.getdoc(function) or "").splitlines()):
         text = line.strip()
         depth = len(line) - len(line.lstrip())
         if field := _FIELD.match(text):
@@ -176,7 +186,7 @@ def read_docstring(function: Callable[..., object]) -> tuple[str, dict[str, str]
             section, current = text.rstrip(":"), ""
         elif not section:
             summary.append(text)
-        elif section in ("Args", "Arguments", "Parameters", "fields"):
+        elif section in (*_PARAMETERS, "fields"):
             found = _ARGUMENT.match(text)
             if found and section != "fields" and (not current or depth <= indent):
                 current, indent = found["name"], depth
@@ -187,3 +197,24 @@ def read_docstring(function: Callable[..., object]) -> tuple[str, dict[str, str]
                 current = ""
     paragraphs = "\n".join(summary).strip().split("\n\n")
     return "\n\n".join(" ".join(p.split()) for p in paragraphs), arguments
+
+
+def _without_underlines(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a docstring, with sections of NumPy's style as those of Google's.
+
+    >>> list(_without_underlines(["Find.", "Parameters", "----------", "query : str", "    words"]))
+    ['Find.', 'Parameters:', '    query:', '        words']
+    """
+    section = ""
+    for number, line in enumerate(lines):
+        title = line.strip()
+        if title in _SECTIONS and _UNDERLINE.match("".join(lines[number + 1 : number + 2])):
+            section = title
+            yield f"{title}:"
+        elif section and _UNDERLINE.match(line):
+            continue
+        elif section in _PARAMETERS and title:
+            is_name = not line.startswith(" ")
+            yield f"    {line.partition(':')[0].strip()}:" if is_name else f"        {title}"
+        else:
+            yield line

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
 from compound.components.tools.keys import read_key
-from compound.components.tools.source import TIMEOUT, Declaration, unanswered
+from compound.components.tools.source import TIMEOUT, Declaration, unanswered, usable_name
 from compound.concurrency.background import run_in_background
 from compound.concurrency.blocking import run_blocking
 from compound.concurrency.sessions import Sessions
@@ -159,7 +160,7 @@ def _tool(server: MCPServer, entry: Any) -> Declaration:  # noqa: ANN401 - an ob
     hints = entry.annotations
     repeatable = bool(hints is not None and (hints.read_only_hint or hints.idempotent_hint))
     source = MCPSource(server, entry.name, repeatable)
-    return Declaration(entry.name, description, schema, source, 2 * server.timeout + 5)
+    return Declaration(usable_name(entry.name), description, schema, source, 2 * server.timeout + 5)
 
 
 def _mcp() -> ModuleType:
@@ -242,6 +243,8 @@ class Session:
         with self._errors(name):
             result = await session.call_tool(name, dict(arguments), self._server.timeout)
         text = "\n".join(_text(part) for part in result.content)
+        if not result.content and result.structured_content is not None:
+            text = json.dumps(result.structured_content, ensure_ascii=False)
         if result.is_error:
             raise CallError(text or f"{name} failed")
         return text

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from compound.components.tools.keys import read_key
+from compound.components.tools.openapi_arguments import Place, as_header, as_path_part
 from compound.components.tools.openapi_document import METHODS, OpenAPIDocument
-from compound.components.tools.source import NAME, Declaration, PassingError, unanswered
+from compound.components.tools.source import Declaration, PassingError, unanswered, usable_name
 from compound.concurrency.sessions import Sessions
 from compound.errors import CallError, DeclarationError, MissingExtra, TransientError, suggest_name
 from compound.graph.configuration import digest
@@ -34,19 +33,6 @@ CONNECTION_HEADERS = frozenset(
 """Headers of the connection, of the body and of credentials, which a document cannot make arguments."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where an argument is sent.
-
-    Attributes:
-        name: its name there.
-        where: ``path``, ``query``, ``header``, ``body`` for a member of the body, or ``whole`` for the body.
-    """
-
-    name: str
-    where: str
-
-
 @dataclass(frozen=True, eq=False)
 class OpenAPISource:
     """An operation of an HTTP interface.
@@ -58,6 +44,7 @@ class OpenAPISource:
         auth_env: environment variable with the key, if any.
         auth_header: header of the key.
         timeout: time limit of one call in seconds.
+        open_body: whether arguments without a place are members of the body.
         document, operation, base_url: what it was made of; the document is ``""`` if it is no file.
     """
 
@@ -67,6 +54,7 @@ class OpenAPISource:
     auth_env: str | None
     auth_header: str
     timeout: float
+    open_body: bool = False
     document: str = ""
     operation: str = ""
     base_url: str = ""
@@ -76,7 +64,7 @@ class OpenAPISource:
     @property
     def version(self) -> str:
         """Digest of the operation."""
-        places = {name: [place.name, place.where] for name, place in self.places.items()}
+        places = {name: place.identity for name, place in self.places.items()}
         return f"openapi:{digest([self.method, self.url, places])}"
 
     async def call(self, arguments: Mapping[str, Any], sessions: Sessions) -> str:
@@ -136,21 +124,18 @@ class OpenAPISource:
         """Return the address, the query, the headers and the body of a request."""
         url, query, headers, body = self.url, [], {}, None
         for name, value in arguments.items():
-            place = self.places.get(name)
-            if place is None:
-                continue  # an additional member of a schema that allows them
+            place = self.places.get(name) or Place(name, "body" if self.open_body else "")
             if value is None and place.where in ("query", "header"):
                 continue  # there is no null in them: the server's default applies
             if place.where == "path":
-                url = url.replace(f"{{{place.name}}}", _path_part(name, value))
+                url = url.replace(f"{{{place.name}}}", as_path_part(name, value))
             elif place.where == "query":
-                items = value if isinstance(value, list) else [value]
-                query += [(place.name, _plain(item)) for item in items if item is not None]
+                query += place.query(value)
             elif place.where == "header":
-                headers[place.name] = _header(name, value)
+                headers[place.name] = as_header(name, value)
             elif place.where == "whole":
                 body = value
-            else:
+            elif place.where == "body":
                 body = {**(body if isinstance(body, dict) else {}), place.name: value}
         return url, query, headers, body
 
@@ -187,16 +172,13 @@ def declare_operation(
         auth_env,
         auth_header,
         timeout,
+        bool(schema["additionalProperties"]),
         document.file,
         operation,
         server,
     )
     description = str(entry.get("description") or entry.get("summary") or "").strip()
-    if not NAME.match(shown):
-        shown = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in shown).strip("_")[
-            :64
-        ]
-    return Declaration(shown, description, schema, source, timeout + 5)
+    return Declaration(usable_name(shown), description, schema, source, timeout + 5)
 
 
 def declare_operations(
@@ -270,20 +252,41 @@ class _Reader:
                 continue  # cookies
             if where == "header" and name.lower() in CONNECTION_HEADERS | {auth_header.lower()}:
                 continue
-            part = dict(self._resolved(parameter.get("schema", {"type": "string"})))
+            part, place = self._parameter(name, where, parameter)
             if parameter.get("description"):
                 part["description"] = parameter["description"]
-            properties[name], places[name] = part, Place(name, where)
+            properties[name], places[name] = part, place
             if (parameter.get("required") or where == "path") and name not in required:
                 required.append(name)
         body = self._resolved(entry.get("requestBody", {}))
         schema = body.get("content", {}).get(JSON, {}).get("schema")
+        more: Any = False
         if schema is not None:
-            self._add_body(self._resolved(schema), bool(body.get("required")), properties, required, places)
+            given = self._resolved(schema)
+            self._add_body(given, bool(body.get("required")), properties, required, places)
+            if BODY not in places:
+                more = given.get("additionalProperties", False)
+                more = True if more == {} else more
         elif body:
             raise DeclarationError(f"operation {entry.get('operationId')!r} has a body that is not {JSON}")
-        whole = {"type": "object", "properties": properties, "required": required}
+        whole = {
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": more,  # an unknown argument is reported to the model
+        }
         return self._with_definitions(whole), places
+
+    def _parameter(self, name: str, where: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], Place]:
+        """Return the schema of a parameter, and where it is sent."""
+        if "schema" not in given and JSON in given.get("content", {}):
+            schema = given["content"][JSON].get("schema", {})
+            return dict(self._resolved(schema)), Place(name, where, "json")
+        part = dict(self._resolved(given.get("schema", {"type": "string"})))
+        if where != "query":
+            return part, Place(name, where)
+        style = str(given.get("style") or "form")
+        return part, Place(name, where, style, bool(given.get("explode", style == "form")))
 
     def _add_body(
         self,
@@ -375,24 +378,6 @@ def _placeholders(path: str) -> Iterator[str]:
         yield part.partition("}")[0]
 
 
-def _plain(value: Any) -> str:  # noqa: ANN401 - JSON
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _path_part(name: str, value: Any) -> str:  # noqa: ANN401 - JSON
-    text = _plain(value)
-    if value is None or text in ("", ".", ".."):
-        raise CallError(f"{name} must not be {'null' if value is None else repr(text)}")
-    return quote(text, safe="")
-
-
-def _header(name: str, value: Any) -> str:  # noqa: ANN401 - JSON
-    text = _plain(value)
-    if not text.isprintable() or not text.isascii():
-        raise CallError(f"{name} must consist of printable ASCII characters")
-    return text
-
-
 async def _read(response: Any) -> str:  # noqa: ANN401 - an answer of the optional library
     from compound.components.engines.wire import IncompleteAnswer, TooLarge, bounded
 
@@ -404,7 +389,17 @@ async def _read(response: Any) -> str:  # noqa: ANN401 - an answer of the option
         raise CallError(f"the answer is larger than {MAX_ANSWER // 2**20} MiB") from None
     except IncompleteAnswer as error:
         raise CallError(str(error)) from None
-    return data.decode(errors="replace")
+    return _decoded(bytes(data), response.headers.get("content-type", ""), response.charset_encoding)
+
+
+def _decoded(data: bytes, kind: str, charset: str | None) -> str:
+    """Return an answer as text; one that is none is only named."""
+    try:
+        return data.decode(charset or "utf-8")
+    except (LookupError, UnicodeDecodeError):
+        if charset is None and not kind.startswith(("text/", JSON)):
+            return f"[{kind.partition(';')[0] or 'binary data'}, {len(data):,} bytes, omitted]"
+        return data.decode(errors="replace")
 
 
 def _httpx() -> Any:  # noqa: ANN401 - the optional library

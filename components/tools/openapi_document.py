@@ -49,7 +49,8 @@ class OpenAPIDocument:
 
     def _first_server(self) -> str:
         servers = self.content.get("servers") or [{}]
-        url = servers[0].get("url") if isinstance(servers[0], Mapping) else None
+        first = servers[0] if isinstance(servers[0], Mapping) else {}
+        url = _with_defaults(first.get("url"), first.get("variables") or {})
         if self.url:
             url = urljoin(self.url, url if isinstance(url, str) else "/")
         if not isinstance(url, str) or "://" not in url:
@@ -64,6 +65,15 @@ class OpenAPIDocument:
             for method in METHODS
             if isinstance(entry := item.get(method) if isinstance(item, Mapping) else None, Mapping)
         ]
+
+
+def _with_defaults(url: object, variables: Mapping[str, Any]) -> object:
+    """Return the address of a server with the defaults of its variables."""
+    for name, variable in variables.items():
+        default = variable.get("default") if isinstance(variable, Mapping) else None
+        if isinstance(url, str) and default is not None:
+            url = url.replace(f"{{{name}}}", str(default))
+    return url
 
 
 def open_document(document: str | Path | Mapping[str, Any], hosts: Sequence[str] = ()) -> OpenAPIDocument:

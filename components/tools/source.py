@@ -15,6 +15,15 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 TIMEOUT = 60.0
 
 
+def usable_name(name: str) -> str:
+    """Return a name that all providers accept, made of another one.
+
+    >>> usable_name("files.read"), usable_name("post pet!")
+    ('files_read', 'post_pet')
+    """
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name).strip("_")[:64] if not NAME.match(name) else name
+
+
 class PassingError(TransientError):
     """An error that a server answered and that may pass, such as an overload; the call may be repeated.
 

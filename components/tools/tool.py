@@ -150,7 +150,7 @@ class Tool:
         if len(arguments) > MAX_ARGUMENTS:
             return {}, f"the arguments have more than {MAX_ARGUMENTS:,} characters"
         try:
-            given = json.loads(arguments or "{}")
+            given = json.loads(arguments or "{}", strict=False)
         except (ValueError, RecursionError) as error:
             return {}, f"the arguments are not JSON: {error}"
         if not isinstance(given, dict):
@@ -171,7 +171,8 @@ class Tool:
         """Return a tool that calls a typed Python function.
 
         The schema of the arguments comes from the annotations. The description, and those of the arguments,
-        come from the docstring (Google style or ``:param x:``) or from pydantic's ``Field(description=…)``.
+        come from the docstring (Google's or NumPy's style, or ``:param x:``) or from pydantic's
+        ``Field(description=…)``.
 
         Args:
             function: the function, sync or async. Sync functions run in a thread.

@@ -13,6 +13,7 @@ answer that is no such object is a final answer.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,8 @@ from compound.errors import ParseError
 TOOL, ARGUMENTS, ANSWER = "tool", "arguments", "answer"
 CALL_ID = "call_1"  # an answer calls one tool
 LITERAL = ("enum", "const", "default", "examples")  # keys of a schema that hold values
+THOUGHTS = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
+MOST_STARTS = 16  # braces of an answer at which its object may start
 OVERHEAD = 512  # bytes of the instructions around the descriptions of the tools
 
 
@@ -66,6 +69,8 @@ def from_text(request: Request, completion: Completion) -> Completion:
     """
     text = completion.text.strip()
     found = _object(text)
+    if found is not None and _is_value(found, request):
+        return completion
     if found is None:
         if completion.finish_reason == "length" and text.startswith(("{", "```")):
             raise ParseError(f"the answer was cut at max_tokens={request.max_tokens}: {text!r:.300}")
@@ -80,14 +85,40 @@ def from_text(request: Request, completion: Completion) -> Completion:
     return replace(completion, finish_reason="tool_calls", tool_calls=(call,))
 
 
+def _is_value(found: Mapping[str, Any], request: Request) -> bool:
+    """Return whether an object is the final answer itself, whose type has a field ``answer`` or ``tool``."""
+    schema = json.loads(request.format.schema) if request.format and request.format.schema else {}
+    if "$ref" in schema:
+        schema = schema.get("$defs", {}).get(schema["$ref"].rpartition("/")[2], {})
+    fields, required = schema.get("properties", {}), set(schema.get("required", ()))
+    if TOOL in found:
+        return (
+            TOOL in fields and ARGUMENTS not in found and found[TOOL] not in {t.name for t in request.tools}
+        )
+    if ANSWER not in fields:
+        return False
+    inner = found[ANSWER]
+    is_wrapped = isinstance(inner, dict) and required <= inner.keys()
+    return len(found) > 1 or (required <= {ANSWER} and not is_wrapped)
+
+
 def is_call(text: str) -> bool:
     """Return whether an answer is a tool call in text.
 
     >>> is_call('{"tool": "now", "arguments": {}}'), is_call("The tool is new.")
     (True, False)
     """
+    return called_tool(text) is not None
+
+
+def called_tool(text: str) -> object:
+    """Return the name in an answer that is a tool call in text, or ``None``.
+
+    >>> called_tool('{"tool": "now", "arguments": {}}')
+    'now'
+    """
     found = _object(text.strip())
-    return found is not None and TOOL in found
+    return None if found is None else found.get(TOOL)
 
 
 def _instructions(tools: tuple[ToolSpec, ...]) -> str:
@@ -125,9 +156,10 @@ def _plain(message: Message, request: Request) -> Message:
         name = names.get(message.tool_call_id, "the tool")
         return Message("user", f"Result of {name}:\n{message.text}")
     if message.tool_calls:
-        first = message.tool_calls[0]
-        shown = message.text or _json({TOOL: first.name, ARGUMENTS: _value(first.arguments)})
-        return Message("assistant", shown)
+        if is_call(message.text):  # the model's own text
+            return Message("assistant", message.text)
+        calls = [_json({TOOL: c.name, ARGUMENTS: _value(c.arguments)}) for c in message.tool_calls]
+        return Message("assistant", "\n".join(filter(None, [message.text, *calls])))
     if message.role == "assistant":
         is_json = request.format is not None and bool(request.format.schema)
         return replace(message, content=_json({ANSWER: _value(message.text) if is_json else message.text}))
@@ -211,24 +243,31 @@ def _hoisted(schema: Any, prefix: str, definitions: dict[str, Any]) -> Any:  # n
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """Return the JSON object of an answer, which may be in a code block; ``None`` if there is none."""
-    body = text
+    """Return the JSON object of an answer, which may be in a code block; ``None`` if there is none.
+
+    Thoughts before the answer may contain drafts of it, which do not count.
+    """
+    body = THOUGHTS.sub("", text, count=1) if text.startswith("<think>") else text
+    body = body.strip()
     if body.startswith("```"):
         body = body.partition("\n")[2].rpartition("```")[0] or body
-    start = body.find("{")
-    if start < 0:
-        return None
-    try:
-        value, _ = json.JSONDecoder().raw_decode(body, start)
-    except (ValueError, RecursionError):
-        return None
-    known = isinstance(value, dict) and (ANSWER in value or TOOL in value)
-    return value if known else None
+    decoder, start = json.JSONDecoder(strict=False), body.find("{")
+    for _ in range(MOST_STARTS if start > 0 else 1):  # words before the object may have braces, too
+        if start < 0:
+            break
+        try:
+            value, end = decoder.raw_decode(body, start)
+        except (ValueError, RecursionError):
+            value, end = None, start + 1
+        if isinstance(value, dict) and (ANSWER in value or TOOL in value):
+            return value
+        start = body.find("{", end)
+    return None
 
 
 def _value(text: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return text
 

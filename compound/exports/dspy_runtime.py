@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Union
 
 import dspy
 
@@ -22,6 +22,8 @@ def type_of(kind: Mapping[str, Any]) -> Any:  # noqa: ANN401
         return list.__class_getitem__(type_of(kind["item"]))
     if kind["type"] == "optional":
         return type_of(kind["item"]) | None
+    if kind["type"] == "union":
+        return Union[tuple(map(type_of, kind["items"]))]  # noqa: UP007
     return TYPES.get(kind["type"], Any)
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any, Union, get_args, get_origin
 
 from compound.components.agents.agent import Agent
-from compound.components.answers.answer_types import is_plain, labels_of, without_annotation
+from compound.components.answers.answer_types import (
+    is_plain,
+    json_forms,
+    labels_of,
+    takes_any_text,
+    without_annotation,
+)
 from compound.components.engines.response_format import is_wrapped, response_format
 from compound.components.fields import answer_cue, render
 from compound.components.flow import Loop, Map
@@ -179,16 +186,28 @@ def describe_type(kind: object) -> Data:
     if kind is Any or kind is str:
         return {"type": "any" if kind is Any else "str"}
     if labels := labels_of(kind):
-        return {"type": "labels", "options": list(labels)}
+        return {"type": "labels", "options": list(labels), **_member_names(kind)}
     if kind in (int, float, bool):
         return {"type": format_type(kind)}
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType) and type(None) in arguments and len(arguments) == 2:
-        inner = next(argument for argument in arguments if argument is not type(None))
-        return {"type": "optional", "item": describe_type(inner)}
+    if origin in (Union, types.UnionType):
+        options = tuple(argument for argument in arguments if argument is not type(None))
+        if len(options) < len(arguments):
+            return {"type": "optional", "item": describe_type(Union[options])}  # noqa: UP007
+        if takes_any_text(kind):
+            return {"type": "str"}
+        if is_plain(kind):
+            return {"type": "union", "items": [describe_type(option) for option in options]}
     if (origin is list or kind is list) and is_plain(kind):
         return {"type": "list", "item": describe_type((arguments or (Any,))[0])}
-    return {"type": "json"}
+    return {"type": "json", "forms": sorted(json_forms(kind))}
+
+
+def _member_names(kind: object) -> Data:
+    """Return the names of an Enum's members whose values are no texts: an answer may name them."""
+    members = kind if isinstance(kind, type) and issubclass(kind, enum.Enum) else ()
+    names = {member.name: member.value for member in members if not isinstance(member.value, str)}
+    return {"names": names} if names else {}
 
 
 def plain(value: object) -> Any:  # noqa: ANN401 - JSON types

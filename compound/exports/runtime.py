@@ -156,6 +156,7 @@ TRIES, WAIT = 4, 1.0  # attempts of a request, and seconds before the second one
 NUMBER = re.compile(
     r"(?:(?<!\w)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|(?<!\w)\.\d+)(?:[eE][-+]?\d+)?"
 )
+JSON_TYPES: dict[str, type] = {"object": dict, "array": list, "string": str}
 TRUE, FALSE = {"yes", "true", "1"}, {"no", "false", "0"}
 # What makes a number a part of something longer: a decimal comma, a fraction, a date, a range, an equation.
 CONTINUATION = re.compile(
@@ -320,7 +321,7 @@ def format_value(value: Any) -> str:  # noqa: ANN401
 def unwrap(text: str) -> str:
     """Return the answer from the object in which a response format wraps it; other texts are unchanged."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return text
     if not isinstance(value, dict) or value.keys() != {"answer"}:
@@ -385,7 +386,7 @@ def json_object(text: str, names: Sequence[str]) -> dict[str, Any]:
 
 def json_values(text: str, start: str) -> Iterator[Any]:
     """Yield the JSON values in a text, with bounded work."""
-    decoder, left = json.JSONDecoder(), 16 * len(text) + 100_000
+    decoder, left = json.JSONDecoder(strict=False), 16 * len(text) + 100_000
     for match in re.finditer(start, text):
         try:
             value, end = decoder.raw_decode(text, match.start())
@@ -409,20 +410,54 @@ def parse_value(raw: Any, kind: Mapping[str, Any]) -> Any:  # noqa: ANN401
     if name in ("str", "any"):
         return raw
     if name == "labels":
-        return _label(raw, kind["options"])
+        return _member(raw, kind)
     if name == "bool":
         return _bool(raw)
     if name in ("int", "float"):
         return _number(raw, name)
     if name == "list":
         return _list(raw, kind["item"])
-    for value in json_values(raw, r"[{\[]"):
-        return value
+    return _union(raw, kind["items"]) if name == "union" else _json(raw, kind["forms"])
+
+
+def _union(raw: Any, items: Sequence[Mapping[str, Any]]) -> Any:  # noqa: ANN401
+    for item in items:
+        try:
+            return parse_value(raw, item)
+        except ValueError:
+            continue
+    raise ValueError(f"{raw!r:.100} has none of the types of the answer")
+
+
+def whole_json(text: str) -> list[Any]:
+    """Return the value of a text that is JSON in a list; otherwise an empty list."""
+    try:
+        return [json.loads(text, strict=False)]
+    except (ValueError, RecursionError):
+        return []
+
+
+def _json(raw: str, forms: Sequence[str]) -> Any:  # noqa: ANN401
+    """Return the first value of a text in a form of its type; a text without one, if texts are values."""
+    fits = {JSON_TYPES[form] for form in forms if form in JSON_TYPES} or {dict, list}
+    fenced = re.fullmatch(r"```\w*\n(.*)```", raw.strip(), re.DOTALL)
+    body = (fenced[1] if fenced else raw).strip()
+    # in a text, brackets may be something else, such as a citation
+    start = r"\{" if "string" in forms or "array" not in forms else r"[{\[]"
+    for value in whole_json(body) or json_values(raw, start):
+        if type(value) in fits:
+            return value
+        if type(value) is list:
+            raise ValueError(f"{raw!r:.100} is none of {', '.join(forms)}")
+    if "string" in forms and not body.startswith(("{", '["', "[{")):
+        return raw
     raise ValueError(f"{raw!r:.100} holds no complete JSON")
 
 
 def _from_json_value(raw: Any, kind: Mapping[str, Any]) -> Any:  # noqa: ANN401
     name = kind["type"]
+    if name == "union":
+        return _union(raw, kind["items"])
     if isinstance(raw, float) and not math.isfinite(raw):
         raise ValueError(f"{raw!r} is not a finite number")
     if name == "list" and isinstance(raw, list):
@@ -435,6 +470,16 @@ def _from_json_value(raw: Any, kind: Mapping[str, Any]) -> Any:  # noqa: ANN401
     if name == "int" and isinstance(raw, float) and raw.is_integer():
         return int(raw)
     raise ValueError(f"{raw!r:.100} is not {name}")
+
+
+def _member(raw: str, kind: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """Return a label, or the value of the member of an Enum that is named."""
+    try:
+        return _label(raw, kind["options"])
+    except ValueError:
+        if not (names := kind.get("names")):
+            raise
+        return names[_label(raw, list(names))]
 
 
 def _label(raw: str, options: Sequence[Any]) -> Any:  # noqa: ANN401

@@ -103,14 +103,14 @@ class _ResponsesEvents:
             "model": str(exchange.document.get("model", "")), "status": "in_progress", "tools": [],
             "tool_choice": "auto", "parallel_tool_calls": True,
         }  # fmt: skip
-        self._text = ""
+        self._text, self._is_open = "", False
 
     def start(self) -> Iterator[str]:
         yield self._event("response.created", response=self._response)
 
     def text(self, piece: str) -> str:
-        opening = "" if self._text else "".join(self._open_item())
-        self._text += piece
+        opening = "" if self._is_open else "".join(self._open_item())
+        self._text, self._is_open = self._text + piece, True
         return opening + self._event("response.output_text.delta", **self._place(), delta=piece, logprobs=[])
 
     def end(self, document: Document, *, text_sent: bool) -> Iterator[str]:
@@ -119,7 +119,7 @@ class _ResponsesEvents:
             is_text = item.get("type") == "message"
             if is_text and not text_sent:
                 yield self.text(_text_of(item))
-            if is_text and self._text:
+            if is_text:
                 part = {"type": "output_text", "text": self._text, "annotations": [], "logprobs": []}
                 yield self._event("response.output_text.done", **self._place(), text=self._text, logprobs=[])
                 yield self._event("response.content_part.done", **self._place(), part=part)
@@ -129,7 +129,8 @@ class _ResponsesEvents:
                 opened = {**item, "status": "in_progress"}
                 yield self._event("response.output_item.added", output_index=index, item=opened)
             yield self._event("response.output_item.done", output_index=index, item=done)
-        yield self._event("response.completed", response=document)
+        ended = "incomplete" if document.get("status") == "incomplete" else "completed"
+        yield self._event(f"response.{ended}", response=document)
 
     def _open_item(self) -> Iterator[str]:
         item = {

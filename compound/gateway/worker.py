@@ -1,13 +1,14 @@
 """Program that imports an agent's function once, and calls it for one run after the other.
 
-Started by `compound.gateway.workers` as a script, with nothing but the standard library. It reads one JSON
-object with the inputs per line of stdin, and writes one with the result per line to its original stdout; what
-the agent prints goes to stderr.
+Started by `compound.gateway.workers` as a script, with nothing but the standard library, and pydantic where
+an annotation names a class. It reads one JSON object with the inputs per line of stdin, and writes one with
+the result per line to its original stdout; what the agent prints goes to stderr.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime
 import decimal
@@ -18,8 +19,11 @@ import json
 import os
 import sys
 import traceback
+import typing
 import uuid
 from collections.abc import Callable
+
+PLAIN = (str, int, float, bool, list, dict, object, type(None))
 
 
 def main() -> None:
@@ -58,7 +62,7 @@ def _load(place: str) -> Callable[..., object]:
 
 def _call(runner: asyncio.Runner, function: Callable[..., object], inputs: dict[str, object]) -> object:
     """Call a function; coroutines of all runs share one event loop, as clients at module level require."""
-    result = function(**inputs)
+    result = function(**_as_annotated(function, inputs))
     if not inspect.isawaitable(result):
         return result
 
@@ -66,6 +70,30 @@ def _call(runner: asyncio.Runner, function: Callable[..., object], inputs: dict[
         return await result
 
     return runner.run(finish())
+
+
+def _as_annotated(function: Callable[..., object], inputs: dict[str, object]) -> dict[str, object]:
+    """Return inputs whose parameters are annotated with classes, such as dates, as instances of them."""
+    try:
+        hints = typing.get_type_hints(function)
+    except Exception:  # noqa: BLE001 - annotations may be anything
+        return inputs
+    named = [name for name in inputs if name in hints and _names_class(hints[name])]
+    if not named:
+        return inputs
+    from pydantic import TypeAdapter
+
+    found = dict(inputs)
+    for name in named:
+        with contextlib.suppress(Exception):  # the function gets the JSON form, and judges it
+            found[name] = TypeAdapter(hints[name]).validate_python(inputs[name])
+    return found
+
+
+def _names_class(hint: object) -> bool:
+    if isinstance(hint, type) and not typing.get_args(hint):
+        return hint not in PLAIN
+    return any(map(_names_class, typing.get_args(hint)))
 
 
 def _plain(value: object) -> object:

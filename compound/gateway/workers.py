@@ -26,6 +26,8 @@ from compound.gateway.sessions import Session
 from compound.graph.json_values import dumps
 from compound.security.sanitize import sanitize_text
 
+END_SECONDS = 5.0  # to wait for the status of a process that closed its output
+
 
 @dataclass(frozen=True)
 class WorkerCommand:
@@ -84,12 +86,16 @@ class WorkerPool:
         Raises:
             CallError: the function failed, or its process ended.
         """
+        try:
+            given = dumps(inputs).encode() + b"\n"
+        except (TypeError, ValueError) as error:
+            raise CallError(f"an input of the agent cannot be written as JSON: {error}") from None
         async with self._worker(session, keep=not fresh) as worker:
             process = worker.process
             assert process.stdin is not None
             assert process.stdout is not None
             try:
-                process.stdin.write(dumps(inputs).encode() + b"\n")
+                process.stdin.write(given)
                 await process.stdin.drain()
                 line = await process.stdout.readline()
             except (ConnectionError, BrokenPipeError):
@@ -97,14 +103,23 @@ class WorkerPool:
             except ValueError:
                 worker.usable = False  # the rest of the line would be the next result
                 raise CallError(f"the agent returned more than {MAX_OUTPUT:,} bytes") from None
+            if not line:
+                raise await self._ended(worker)
             return self._result(line, worker)
 
+    async def _ended(self, worker: _Worker) -> CallError:
+        """Return the error of a process that ended, or closed its output, during a call."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                await worker.process.wait()
+        shown = worker.written.decode(errors="replace").replace(worker.key, "[key removed]").strip()
+        written, status = sanitize_text(shown)[-2000:], worker.process.returncode
+        how = "closed its output" if status is None else f"exited with status {status}"
+        if status is not None and status < 0:
+            how = f"was ended by signal {-status}"
+        return CallError(f"the agent's process {how}{f': {written}' if written else ''}")
+
     def _result(self, line: bytes, worker: _Worker) -> object:
-        if not line:
-            shown = worker.written.decode(errors="replace").replace(worker.key, "[key removed]").strip()
-            raise CallError(
-                f"the agent's process ended: {sanitize_text(shown)[-2000:] or 'without a message'}"
-            )
         answer = json.loads(line)
         if "error" in answer:
             place = f" ({answer['place']})" if answer["place"] else ""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args, get_origin
 
 from compound.engine import MAX_IMAGE_TOKENS
 from compound.graph.configuration import canonical_json, to_readable_json
-from compound.image import Image
+from compound.image import Image, replace_images
 
 if TYPE_CHECKING:
     from compound.graph.space import Text
@@ -102,21 +102,25 @@ def extent_of_values(values: Iterable[object]) -> Extent:
     (3, 2)
     """
     found = list(values)
-    if images := [_images(value) for value in found if _images(value)]:
-        return Extent(MAX_IMAGE_TOKENS * max(images), items=max(images))
-    texts = (value if isinstance(value, str) else canonical_json(to_readable_json(value)) for value in found)
-    lengths = [len(text.encode(errors="replace")) for text in texts]
+    lengths = list(map(_length, found))
     items = [len(value) if isinstance(value, list | tuple) else 1 for value in found]
     margin = 8 * max(items, default=0)  # numbers and line breaks between the items of a list
     listed = any(isinstance(value, list | tuple | Mapping) for value in found)
     return Extent(max(lengths, default=0) + (margin if listed else 0), items=max(items, default=0))
 
 
-def _images(value: object) -> int:
-    """Return the number of images that a value consists of."""
-    if isinstance(value, list | tuple):
-        return sum(map(_images, value))
-    return int(isinstance(value, Image))
+def _length(value: object) -> int:
+    """Return the bytes of a value as text, with the most that its images take."""
+    images: list[Image] = []
+
+    def mark(image: Image) -> str:
+        images.append(image)
+        return f"[image {len(images)}]"
+
+    shown = replace_images(value, mark)
+    text = shown if isinstance(shown, str) else canonical_json(to_readable_json(shown))
+    described = sum(len(image.label) + 1 for image in images)  # after the text
+    return len(text.encode(errors="replace")) + described + MAX_IMAGE_TOKENS * len(images)
 
 
 def extent_of_setting(setting: object) -> Extent:

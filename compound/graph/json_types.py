@@ -49,6 +49,7 @@ KEYS: Mapping[str, dict[str, Any]] = {  # schemas of the names of properties, by
     "bool": {"enum": ["true", "false"]},
 }
 MOST_ERRORS = 3
+MARKERS = (typing.Required, typing.NotRequired)
 NAMED_PARTS = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})  # mappings by name
 LONGEST_SCHEMA = 100_000  # characters
 
@@ -194,33 +195,76 @@ def json_schema_of(kind: object) -> dict[str, Any] | None:
     if given is not None:
         return given.document
     try:
-        return TypeAdapter(cast("Any", portable(kind))).json_schema(
+        schema = TypeAdapter(cast("Any", portable(kind))).json_schema(
             mode="validation", schema_generator=_SchemaGenerator
         )
     except (PydanticUserError, TypeError, ValueError):
         return None
+    _require_tags(schema, schema.get("$defs", {}))
+    return schema
+
+
+def _require_tags(part: object, definitions: Mapping[str, Any]) -> None:
+    """Require the tag of each class of a discriminated union, also if it has a default.
+
+    Pydantic chooses the class by the tag, so that a value without it is invalid.
+    """
+    if isinstance(part, list):
+        for item in part:
+            _require_tags(item, definitions)
+    if not isinstance(part, dict):
+        return
+    tag = part.get("discriminator")
+    if isinstance(tag, dict) and isinstance(name := tag.get("propertyName"), str):
+        for option in part.get("oneOf", ()):
+            found = definitions.get(str(option.get("$ref", "")).rpartition("/")[2], option)
+            if name in found.get("properties", {}) and name not in found.get("required", ()):
+                found["required"] = [name, *found.get("required", ())]
+    for item in part.values():
+        _require_tags(item, definitions)
 
 
 @functools.lru_cache(maxsize=512)
 def portable(kind: object) -> object:
     """Return a type in which a `typing.TypedDict` is replaced by that of typing_extensions.
 
-    On Python 3.11 pydantic accepts only the latter.
+    On Python 3.11 pydantic accepts only the latter. One that refers to itself is not replaced.
     """
     if sys.version_info >= (3, 12):
         return kind
     if typing.is_typeddict(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind, include_extras=True)
-        fields = {name: portable(hint) for name, hint in hints.items()}
-        total = getattr(kind, "__total__", True)
-        return typing_extensions.TypedDict(kind.__name__, fields, total=total)  # type: ignore[operator]
+        return kind if _is_recursive(kind) else _portable_record(kind)
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (list, dict, Union, types.UnionType):
-        inner = tuple(map(portable, arguments))
-        if inner == arguments:
+    if origin is Annotated:
+        inner = portable(arguments[0])
+        return kind if inner == arguments[0] else Annotated[(inner, *arguments[1:])]
+    if origin in (list, dict, tuple, Union, types.UnionType):
+        parts = tuple(map(portable, arguments))
+        if parts == arguments:
             return kind
-        return Union[inner] if origin in (Union, types.UnionType) else origin[inner]  # noqa: UP007
+        return Union[parts] if origin in (Union, types.UnionType) else origin[parts]  # noqa: UP007
     return kind
+
+
+def _portable_record(kind: type) -> object:
+    """Return a TypedDict of typing_extensions with the fields of another one."""
+    fields: dict[str, object] = {}
+    required: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        # without a marker of its own, a field is as the class that declares it, which may be a base class
+        marker = get_origin(hint) if get_origin(hint) in MARKERS else MARKERS[name not in required]
+        inner = get_args(hint)[0] if get_origin(hint) in MARKERS else hint
+        fields[name] = marker[portable(inner)]
+    return typing_extensions.TypedDict(kind.__name__, fields)  # type: ignore[operator]
+
+
+def _is_recursive(kind: object, enclosing: tuple[object, ...] = ()) -> bool:
+    """Return whether a TypedDict refers to itself, or has a field that does."""
+    if kind in enclosing:
+        return True
+    is_record = typing.is_typeddict(kind)
+    parts = typing.get_type_hints(kind).values() if is_record else get_args(kind)
+    return any(_is_recursive(part, (*enclosing, kind) if is_record else enclosing) for part in parts)
 
 
 @functools.lru_cache(maxsize=256)

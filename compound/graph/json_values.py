@@ -77,6 +77,10 @@ def dumps(value: object, *, sort_keys: bool = False, compact: bool = False, allo
         return write(value)
     except TypeError:
         return write(_with_json_keys(value))  # `default` is not asked about keys
+    except ValueError as error:
+        if "Out of range float" not in str(error):
+            raise
+        raise ValueError("nan and inf are numbers without a JSON form") from None
 
 
 def is_json(value: object) -> bool:

@@ -243,7 +243,8 @@ def accepts(kind: object, value: object) -> bool:
 def convert(kind: object, value: object) -> object:
     """Convert text or JSON leniently to ``kind`` (``"3"`` to 3), or raise `ValueError`."""
     try:
-        return _lenient_adapter(kind).validate_python(value, strict=False)
+        # models write the aliases of fields, and stored values have their names
+        return _lenient_adapter(kind).validate_python(value, strict=False, by_alias=True, by_name=True)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)[:MOST_ERRORS]
         # an error of a whole value, such as one of a model's validator, has no place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import time
@@ -190,8 +191,25 @@ def test_an_error_of_the_agent_fails_the_run_without_its_key() -> None:
 def test_a_process_that_ends_is_replaced_for_the_next_run() -> None:
     found = system(external_agents.ending, prompts=[])
     for _ in range(2):
-        with pytest.raises(RunFailed, match="the agent's process ended: the last words"):
+        with pytest.raises(RunFailed, match="the agent's process exited with status 3: the last words"):
             run(found)
+
+
+def test_a_function_receives_instances_of_the_classes_that_it_annotates() -> None:
+    agent = ExternalAgent("agent", call=external_agents.typed)
+    made = agent(place=cp.Input("place", external_agents.Place), day=cp.Input("day", date))
+    found = cp.System("typed", {"answer": made}, lm="lm")
+    inputs = {"place": external_agents.Place(name="Lima"), "day": date(2024, 1, 2)}
+    assert cp.run(found, inputs, engines={"lm": echo()}).outputs == {
+        "answer": "Place Lima, date 2024-01-02, 3"
+    }
+
+
+def test_an_input_without_a_json_form_is_named() -> None:
+    agent = ExternalAgent("agent", call=external_agents.repeating)
+    found = cp.System("s", {"answer": agent(question=cp.Input("question", float))}, lm="lm")
+    with pytest.raises(RunFailed, match="an input of the agent cannot be written as JSON: nan and inf"):
+        cp.run(found, {"question": math.nan}, engines={"lm": echo()})
 
 
 def test_an_agent_is_ended_with_its_children_at_its_time_limit(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import datetime
 import decimal
 import enum
 import json
+import sys
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypedDict
@@ -335,6 +336,8 @@ def test_the_version_of_a_component_with_a_constrained_number_has_not_changed() 
         (Point, '{"x": 1, "y": 2.5}', Point(1.0, 2.5)),
         (list[Point], '[{"x": 1, "y": 2}]', [Point(1.0, 2.0)]),
         (Row, '{"title": "t", "points": [1]}', {"title": "t", "points": [1]}),
+        (Row, 'So:\n{"title": "t\nu", "points": [1]}', {"title": "t\nu", "points": [1]}),
+        (dict[str, str], '{"a": "b\tc"}', {"a": "b\tc"}),
         (Person | None, "null", None),
         (Mood, "It is good.", Mood.GOOD),
         (Annotated[int, Field(ge=1)], "about 3", 3),
@@ -367,6 +370,81 @@ def test_a_parse_error_names_the_field(kind: Any, text: str, problem: str) -> No
 
 
 # -- re-asks ---------------------------------------------------------------------------------------------
+
+
+MIXED = Person | str
+
+
+@pytest.mark.parametrize("kind", [Person | str, str | Person, Person | str | None])
+def test_a_union_of_text_and_a_structured_type_is_described_and_enforced(kind: Any) -> None:
+    request = run(system(kind), ["Unknown."])[1][0]
+    assert '"name": str (full name)' in request.messages[-1].text
+    assert request.format is not None
+    types = [option.get("type", "ref") for option in json.loads(request.format.schema)["anyOf"]]
+    assert {"ref", "string"} <= set(types)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (MIXED, json.dumps(ADA), Person.model_validate(ADA)),
+        (str | Person, f"```json\n{json.dumps(ADA)}\n```", Person.model_validate(ADA)),
+        (MIXED, f"Here it is: {json.dumps(ADA)}", Person.model_validate(ADA)),
+        (MIXED, "There is nobody {here}.", "There is nobody {here}."),
+        (MIXED, '"nobody"', "nobody"),
+        (MIXED | None, "none", None),
+        (list[int] | str, "[1, 2]", [1, 2]),
+        (list[int] | str, "As said in [1].", "As said in [1]."),
+        (str | dict[str, int], "17", "17"),
+    ],
+)
+def test_an_answer_is_a_structured_value_or_else_text(kind: Any, text: str, value: Any) -> None:
+    assert parse(text, ports(y=kind), "text") == {"y": value}
+
+
+@pytest.mark.parametrize("text", ['{"name": "Ada"}', '{"name": "Ada", "age"', "[3]"])
+def test_json_that_fits_no_type_of_a_union_is_no_text(text: str) -> None:
+    with pytest.raises(ParseError, match="Person"):
+        parse(text, ports(y=MIXED), "text")
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+    lives: int
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"] = "dog"
+
+
+def test_the_tag_of_a_discriminated_union_is_required() -> None:
+    pet = Annotated[Cat | Dog, Field(discriminator="kind")]
+    assert describe(pet) == '{"kind": "cat", "lives": int} | {"kind": "dog"}'
+    assert describe(list[pet]) == '[{"kind": "cat", "lives": int} | {"kind": "dog"}, ...]'
+    assert describe(Cat) == '{"kind" (optional): "cat", "lives": int}'
+
+
+class Titled(TypedDict):
+    title: str
+
+
+class Described(Titled, total=False):
+    text: str
+
+
+class Section(TypedDict):
+    sections: list[Section]
+
+
+def test_inherited_fields_of_a_typed_dict_stay_required() -> None:
+    assert describe(Described) == '{"title": str, "text" (optional): str}'
+    assert parse('[{"title": "a"}]', ports(y=tuple[Described, ...]), "text") == {"y": ({"title": "a"},)}
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="pydantic accepts it")
+def test_a_recursive_typed_dict_is_rejected_with_the_remedy() -> None:
+    with pytest.raises(DeclarationError, match="'Section' .* `typing_extensions.TypedDict`"):
+        run(system(Section), ["{}"])
 
 
 def test_a_re_ask_shows_the_answer_and_the_error_and_is_charged() -> None:
@@ -449,9 +527,22 @@ def norm(point: Point) -> float:
     return point.x + point.y
 
 
+class Aliased(BaseModel):
+    name: str = Field(alias="fullName")
+
+
+def named(aliased: Aliased) -> str:
+    assert type(aliased) is Aliased
+    return aliased.name
+
+
 @pytest.mark.parametrize(
     ("kind", "reply", "function", "value"),
-    [(Person, json.dumps(ADA), oldest, 36), (Point, '{"x": 1, "y": 2}', norm, 3.0)],
+    [
+        (Person, json.dumps(ADA), oldest, 36),
+        (Point, '{"x": 1, "y": 2}', norm, 3.0),
+        (Aliased, '{"fullName": "Ada"}', named, "Ada"),
+    ],
 )
 def test_a_function_receives_the_class_also_from_caches_stored_traces_and_forks(
     kind: Any, reply: str, function: Any, value: Any

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import datetime
+import enum
 import json
 import os
 import subprocess
@@ -245,6 +247,12 @@ def test_errors_of_the_module_name_the_step(tmp_path: Path) -> None:
 
 # -- the copies of the runtime agree with the package -----------------------------------------------------------
 
+
+class Size(enum.IntEnum):
+    SMALL = 1
+    LARGE = 2
+
+
 TYPES = [
     str,
     int,
@@ -255,6 +263,12 @@ TYPES = [
     list[str],
     list[int],
     int | None,
+    Size,
+    int | Literal["a", "no"],
+    str | int,
+    datetime.date | str,
+    dict[str, int] | str,
+    list[Any] | str | None,
 ]
 
 
@@ -269,6 +283,13 @@ TYPES = [
     ).map("".join)
 )
 @example("isn't a yes")
+@example("LARGE")
+@example("2024-01-02")
+@example('So: {"a": 1}, as in [1].')
+@example('{"a"')
+@example('"a\nb"')
+@example('"a"')
+@example("{}")
 @example("Here:\n```json\n[1]\n```")
 @example("Here:\n1. a\n   b\n\nThe end")
 def test_values_are_read_as_by_the_package(text: str) -> None:

@@ -113,6 +113,22 @@ def test_a_stream_has_the_call_and_not_its_text() -> None:
     assert json.loads(str(run(agent, ScriptedLM([CALL])).outputs["answer"])) == ["", "double", '{"a": 4}']
 
 
+@pytest.mark.parametrize(
+    ("text", "limit", "ended"),
+    [("", 9, "completed"), ("It is 8.", 9, "completed"), ("It is 8.", 2, "incomplete")],
+)
+def test_a_stream_of_responses_has_one_message(text: str, limit: int, ended: str) -> None:
+    def agent(client: Any) -> str:
+        stream = client.responses.create(model="x", input="?", stream=True, max_output_tokens=limit)
+        events = [event.type.removeprefix("response.") for event in stream]
+        return " ".join(dict.fromkeys(events)) + f" {events.count('output_item.added')}"
+
+    assert run(agent, ScriptedLM([text])).outputs["answer"] == (
+        "created output_item.added content_part.added output_text.delta output_text.done content_part.done "
+        f"output_item.done {ended} 1"
+    )
+
+
 def ask_about_image(client: Any, url: str = DOT) -> str:
     parts = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": url}}]
     try:

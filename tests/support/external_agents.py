@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 import openai
+from pydantic import BaseModel
 
 SYSTEM = "You are a geographer of {place}. Answer with one word."
 
@@ -55,6 +56,15 @@ def later(day: str, cost: str) -> dict[str, object]:
         "cost": 2 * Decimal(cost),
         "days": {date.fromisoformat(day)},
     }
+
+
+class Place(BaseModel):
+    name: str
+
+
+def typed(place: Place, day: date | None, count: int = 3) -> str:
+    """Name the classes of the arguments."""
+    return f"{type(place).__name__} {place.name}, {type(day).__name__} {day}, {count}"
 
 
 def environment_of(question: str) -> str:

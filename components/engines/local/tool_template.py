@@ -66,7 +66,7 @@ def read_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
 
 def _call(text: str, number: int) -> ToolCall | None:
     try:
-        found = json.loads(text)
+        found = json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return None
     if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
@@ -78,6 +78,6 @@ def _call(text: str, number: int) -> ToolCall | None:
 
 def _arguments(text: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return text

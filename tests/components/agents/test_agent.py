@@ -106,6 +106,11 @@ class TestTurns:
         assert lm.requests[1].format is not None
         assert json.loads(lm.requests[1].format.schema)["required"] == ["answer"]
 
+    def test_a_tool_call_in_the_last_turn_is_no_answer(self) -> None:
+        lm = ScriptedLM([act("add", a=1, b=2), act("add", a=1, b=2)])
+        with pytest.raises(RunFailed, match="last turn called the tool 'add'.* raise max_turns"):
+            run(cp.Agent("agent", [add], max_turns=2), lm)
+
     def test_results_are_cut(self) -> None:
         @cp.tool
         def long() -> str:
@@ -206,6 +211,16 @@ class City(BaseModel):
     people: int
 
 
+class Reply(BaseModel):
+    answer: int
+    why: str = ""
+
+
+class Part(BaseModel):
+    tool: str
+    price: int
+
+
 class TestOutputs:
     def test_structured_output(self) -> None:
         lm = ScriptedLM([act("look_up", city="Lima"), final({"name": "Lima", "people": 10})])
@@ -222,6 +237,38 @@ class TestOutputs:
         trace = cp.run(system, {"question": "?"}, engines={"m": lm})
         assert trace.outputs == {"city": "Lima", "sure": "yes"}
         assert "The final answer must be one JSON object" in lm.requests[0].messages[0].text
+
+    @pytest.mark.parametrize(
+        ("kind", "text", "answer"),
+        [
+            ({"answer": int, "why": str}, '{"answer": 3, "why": "x"}', 3),
+            ({"answer": int, "why": str}, final({"answer": 3, "why": "x"}), 3),
+            (Reply, '{"answer": 3}', Reply(answer=3)),
+            (Reply, final({"answer": 3}), Reply(answer=3)),
+            (Part, '{"tool": "saw", "price": 3}', Part(tool="saw", price=3)),
+        ],
+    )
+    def test_an_answer_may_have_the_fields_of_the_text_protocol(
+        self, kind: Any, text: str, answer: object
+    ) -> None:
+        outputs = cp.Agent("agent", [add], output=kind, reasks=0)(question=cp.Input("question"))
+        system = cp.System("s", {"y": outputs.answer if isinstance(kind, dict) else outputs}, lm="m")
+        trace = cp.run(system, {"question": "?"}, engines={"m": ScriptedLM([text])})
+        assert trace.outputs == {"y": answer}
+
+    def test_line_breaks_in_texts_need_no_escape(self) -> None:
+        @cp.tool
+        def write(text: str) -> str:
+            """Write a text."""
+            return text.upper()
+
+        lm = ScriptedLM(['{"tool": "write", "arguments": {"text": "a\nb"}}', '{"answer": "first\n\tsecond"}'])
+        trace = run(cp.Agent("agent", [write]), lm)
+        assert trace.calls_of("agent_call")[0].outputs["result"] == "A\nB"
+        assert trace.outputs == {"answer": "first\n\tsecond"}
+        calls: list[Any] = [native(("write", '{"text": "a\nb"}')), "done"]
+        trace = run(cp.Agent("agent", [write]), ScriptedLM(calls, native_tools=True))
+        assert trace.calls_of("agent_call")[0].outputs["result"] == "A\nB"
 
     def test_an_answer_that_cannot_be_parsed_is_asked_again(self) -> None:
         agent = cp.Agent("agent", [look_up], output=int, reasks=1)

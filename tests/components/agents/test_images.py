@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,14 +12,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 import compound as cp
+from compound.concurrency.sessions import Sessions
 from compound.errors import DataError
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.examples import read_examples
+from compound.graph.bounds import extent_of_values
+from compound.graph.space import Demo
 from compound.graph.types import convert, format_type, parse
 from compound.image import MAX_BYTES, SIGNATURES
+from compound.testing import ScriptedLM
 
 FILES = {
     "image/png": b"\x89PNG\r\n\x1a\n..",
@@ -71,6 +77,49 @@ def test_the_type_has_a_spelling() -> None:
 
 def test_the_repr_is_short() -> None:
     assert len(repr(cp.Image.from_bytes(b"GIF89a" + bytes(10_000)))) < 100
+
+
+class Page(BaseModel):
+    title: str
+    photo: cp.Image
+
+
+@dataclasses.dataclass
+class Album:
+    photos: list[cp.Image]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (Page(title="t", photo=DOT), '{"photo":"[image 1]","title":"t"}'),
+        (Album([DOT, DOT]), '{"photos":["[image 1]","[image 2]"]}'),
+        ({"a": DOT}, '{"a":"[image 1]"}'),
+        ({"a": DOT.model_dump(mode="json")}, '{"a":"[image 1]"}'),
+        ((DOT, "text"), "\n[1] [image 1]\n[2] text"),
+    ],
+)
+def test_images_within_values_are_sent_as_images(value: Any, shown: str) -> None:
+    lm = ScriptedLM(["yes"], takes_images=True)
+    node = cp.LLM("look", prompt="Look.")(page=cp.Input("page", type(value)))
+    cp.run(cp.System("s", {"y": node}, lm="m"), {"page": value}, engines={"m": lm})
+    (message,) = lm.requests[0].messages
+    space = "" if shown.startswith("\n") else " "
+    assert message.content == (f"Look.\n\nPage:{space}{shown}", *message.images)
+    assert set(message.images) == {DOT}
+    assert extent_of_values([value]).bytes >= message.size - len("Look.\n\nPage: ")
+
+
+def test_images_of_demonstrations_and_results_of_tools_are_described() -> None:
+    @cp.tool
+    def look() -> list[cp.Image]:
+        """Return a photo."""
+        return [DOT]
+
+    demo: Demo = {"inputs": {"page": DOT}, "outputs": {"output": "a dot"}}
+    text = cp.LLM("look", demos=[demo]).messages({"page": "x"}, {"prompt": "", "demos": [demo]})[0].text
+    assert text == f"Page: {DOT.label}\nAnswer: a dot\n\nPage: x"
+    assert asyncio.run(look.answer("{}", Sessions())) == json.dumps([DOT.label])
 
 
 class TestData:

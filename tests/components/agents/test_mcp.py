@@ -30,7 +30,7 @@ SEARCH = (sys.executable, "-m", "compound.benchmarks.agents.search_server")
 PROGRAM = '''
 import os, sys, time
 from mcp.server import MCPServer
-from mcp.types import ToolAnnotations
+from mcp.types import CallToolResult, ToolAnnotations
 from mcp.server.mcpserver.exceptions import ToolError
 server = MCPServer("odd", log_level="ERROR")
 print("ready", file=sys.stderr, flush=True)
@@ -64,6 +64,16 @@ def fail() -> str:
 def secret() -> str:
     """Return two variables."""
     return f"{os.environ.get('MCP_TEST_ONE')} {os.environ.get('MCP_TEST_TWO')}"
+
+@server.tool(name="files.read")
+def read() -> str:
+    """Read."""
+    return "a file"
+
+@server.tool(structured_output=False)
+def only_structure() -> CallToolResult:
+    """Return structured content only."""
+    return CallToolResult(content=[], structured_content={"n": 1})
 
 server.run("stdio")
 '''
@@ -113,6 +123,19 @@ class TestServers:
         assert wrong.startswith("error: ")
         assert "'expression' is a required property" in misspelled
         assert f"costs {products()['brass lamp']} dollars" in page
+
+    def test_a_name_is_made_usable_and_structured_content_is_shown(self, odd: MCPServer) -> None:
+        tools = cp.Tool.from_mcp(odd, only=["files.read", "only_structure"])
+        assert [tool.name for tool in tools] == ["files_read", "only_structure"]
+
+        async def ask() -> list[str]:
+            sessions = Sessions()
+            try:
+                return [await tool.answer("{}", sessions) for tool in tools]
+            finally:
+                await sessions.aclose()
+
+        assert asyncio.run(ask()) == ["a file", '{"n": 1}']
 
     def test_unknown_tools_and_settings(self) -> None:
         with pytest.raises(DeclarationError, match="has no tool 'calculat'.*did you mean 'calculate'"):

@@ -88,6 +88,33 @@ class TestRecords:
         assert 'halve({"a": 8})' in str(exchange)
 
 
+class TestText:
+    @pytest.mark.parametrize("said", ["", "Two halves."])
+    def test_all_calls_of_a_turn_are_shown_after_its_text(self, said: str) -> None:
+        turn = Message("assistant", said, (CALL, ToolCall("call_8", "halve", '{"a": 6}')))
+        results = (Message("tool", "4", (), "call_7"), Message("tool", "3", (), "call_8"))
+        shown = to_text(Request((TURNS[0], turn, *results), tools=(HALVE,))).messages
+        calls = ['{"tool": "halve", "arguments": {"a": 8}}', '{"tool": "halve", "arguments": {"a": 6}}']
+        assert shown[1].text == "\n".join(filter(None, [said, *calls]))
+
+    @pytest.mark.parametrize(
+        ("text", "name"),
+        [
+            ('I halve {a}: {"tool": "halve", "arguments": {"a": 8}}', "halve"),
+            ('<think>{"tool": "double"}?</think>\n{"tool": "halve", "arguments": {"a": 8}}', "halve"),
+            ('{"steps": [{"tool": "halve"}]}', None),
+            ('{"steps": [{"tool": "halve"}', None),
+        ],
+    )
+    def test_a_call_is_found_after_words_and_thoughts(self, text: str, name: str | None) -> None:
+        found = from_text(Request(TURNS[:1], tools=(HALVE,)), Completion(text)).tool_calls
+        assert [call.name for call in found] == ([name] if name else [])
+
+    def test_the_own_text_of_a_call_is_shown_verbatim(self) -> None:
+        turn = Message("assistant", 'So: {"tool":"halve","arguments":{"a":8}}', (CALL,))
+        assert to_text(Request((TURNS[0], turn, TURNS[2]), tools=(HALVE,))).messages[1].text == turn.text
+
+
 class TestWire:
     def test_tool_calls_and_images(self) -> None:
         user, assistant, tool = messages_to_json([Message("user", ("Look.", DOT)), *TURNS[1:]])

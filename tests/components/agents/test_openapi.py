@@ -96,6 +96,76 @@ def test_parameters_are_sent_where_they_belong(server: RecordingServer) -> None:
     assert dict(headers)["x-trace"] == "t"
 
 
+def operation(parameters: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
+    """Return a document with one operation."""
+    entry = {"operationId": "find", "parameters": parameters or [], **more}
+    return {"openapi": "3.0.3", "paths": {"/found/{at}": {"post" if "requestBody" in more else "get": entry}}}
+
+
+AT = {"name": "at", "in": "path", "required": True, "schema": {"type": "array", "items": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    ("declared", "value", "query"),
+    [
+        ({}, ["a", "b"], "p=a&p=b"),
+        ({"explode": False}, ["a", "b"], "p=a%2Cb"),
+        ({"style": "pipeDelimited"}, ["a", "b"], "p=a%7Cb"),
+        ({"style": "spaceDelimited"}, ["a", "b"], "p=a+b"),
+        ({"explode": False}, [], ""),
+        ({}, {"a": 1, "b": None}, "a=1"),
+        ({"explode": False}, {"a": 1, "b": "x"}, "p=a%2C1%2Cb%2Cx"),
+        (
+            {"style": "deepObject"},
+            {"a": {"min": 1}, "b": ["x", "y"]},
+            "p%5Ba%5D%5Bmin%5D=1&p%5Bb%5D=x&p%5Bb%5D=y",
+        ),
+        ({"content": {"application/json": {"schema": {}}}}, {"a": [1]}, "p=%7B%22a%22%3A+%5B1%5D%7D"),
+    ],
+)
+def test_lists_and_objects_have_the_style_of_the_document(
+    server: RecordingServer, declared: dict[str, Any], value: Any, query: str
+) -> None:
+    parameter = {"name": "p", "in": "query", **({} if "content" in declared else {"schema": {}}), **declared}
+    tool = cp.Tool.from_openapi(operation([AT, parameter]), "find", base_url=server.url)
+    call(tool, at=["x", "y"], p=value)
+    assert server.received[0][1] == "/found/x%2Cy" + (f"?{query}" if query else "")
+
+
+def test_an_unknown_argument_is_reported_unless_the_body_takes_it(server: RecordingServer) -> None:
+    tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
+    assert "('field' was unexpected)" in call(tool, id="1", field="x")
+    assert not server.received
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    for more in ({}, True, {"type": "string"}):
+        body = {"content": {"application/json": {"schema": {**schema, "additionalProperties": more}}}}
+        tool = cp.Tool.from_openapi(operation([AT], requestBody=body), "find", base_url=server.url)
+        call(tool, at=["x"], a=1, b="y")
+        assert json.loads(server.received[-1].body) == {"a": 1, "b": "y"}
+
+
+def test_variables_of_the_server_have_their_defaults(server: RecordingServer) -> None:
+    variables = {"stage": {"default": "v1"}}
+    document = {**operation([AT]), "servers": [{"url": server.url + "/{stage}", "variables": variables}]}
+    call(cp.Tool.from_openapi(document, "find"), at=["x"])
+    assert server.received[0][1] == "/v1/found/x"
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "text"),
+    [
+        ("text/plain; charset=latin-1", b"\xe9", "é"),
+        ("image/png", b"\x89PNG", "[image/png, 4 bytes, omitted]"),
+        ("text/plain", b"\xe9", "\ufffd"),
+        ("application/json", b'"\xc3\xa9"', '"é"'),
+    ],
+)
+def test_an_answer_is_read_by_its_type(server: RecordingServer, kind: str, data: bytes, text: str) -> None:
+    tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
+    server.headers, server.body = {"content-type": kind}, data
+    assert call(tool, id="1") == text
+
+
 def test_null_is_not_sent_as_text(server: RecordingServer) -> None:
     tool = cp.Tool.from_openapi(DOCUMENT, "getItem", base_url=server.url)
     call(tool, id="1", page=None, **{"X-Trace": None})

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import AsyncIterator, Iterator
 from datetime import date
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
 import compound as cp
 from compound.components.agents.tool_texts import declarations, tool_spec, tool_text
@@ -198,6 +199,62 @@ class TestConversion:
             found = self.declared(tool)
             assert (found.name, found.description, answer(found, x=4)) == ("double", "Double a number.", "8")
 
+    def test_descriptions_of_arguments_that_a_library_has_are_kept(self) -> None:
+        langchain = pytest.importorskip("langchain_core.tools")
+        dspy = pytest.importorskip("dspy")
+        schema = create_model("Arguments", x=(int, Field(description="the number")))
+        tool = langchain.StructuredTool.from_function(double, args_schema=schema)
+        for library_tool in (tool, dspy.Tool(double, arg_desc={"x": "the number"})):
+            found = self.declared(library_tool)
+            assert found.parameters["properties"]["x"] == {"type": "integer", "description": "the number"}
+            assert answer(found, x=4) == "8"
+
+    def test_a_langchain_tool_with_an_artifact_is_explained(self) -> None:
+        langchain = pytest.importorskip("langchain_core.tools")
+
+        @langchain.tool(response_format="content_and_artifact")  # type: ignore[untyped-decorator]
+        def find(x: int) -> tuple[str, list[int]]:
+            """Find."""
+            return "found", [x]
+
+        with pytest.raises(DeclarationError, match="LangChain tool 'find' returns an artifact"):
+            self.declared(find)
+
+    def test_the_docstring_may_have_the_style_of_numpy(self) -> None:
+        def find(query: str, k: int = 3) -> str:
+            """Search the catalogue.
+
+            Parameters
+            ----------
+            query : str
+                Words to find,
+                in any order.
+            k : int, optional
+                Number of pages.
+
+            Returns
+            -------
+            str
+                The pages.
+            """
+            return query * k
+
+        found = self.declared(find)
+        described = {name: part["description"] for name, part in found.parameters["properties"].items()}
+        assert found.description == "Search the catalogue."
+        assert described == {"query": "Words to find, in any order.", "k": "Number of pages."}
+
+    def test_a_generator_is_explained(self) -> None:
+        def count(x: int) -> Iterator[int]:
+            yield from range(x)
+
+        async def count_later(x: int) -> AsyncIterator[int]:
+            yield x
+
+        for function in (count, count_later):
+            with pytest.raises(DeclarationError, match="is a generator; return a list"):
+                self.declared(function)
+
     def test_a_langchain_tool_with_other_arguments_than_its_function_is_explained(self) -> None:
         langchain = pytest.importorskip("langchain_core.tools")
 
@@ -277,6 +334,12 @@ class TestTexts:
         )
         assert (spec.name, spec.description) == ("lookup", "Find pages.\nUse it often.")
         assert json.loads(spec.parameters)["properties"]["query"]["description"] == "key words only nouns"
+
+    def test_a_line_about_another_argument_is_ignored(self) -> None:
+        spec = tool_spec(self.tool, "find: Find.\n- query: words\n- size: of the page\n  in cm\n- k: number")
+        properties = json.loads(spec.parameters)["properties"]
+        assert [properties[name].get("description") for name in ("query", "k")] == ["words", "number"]
+        assert spec.description == "Find."
 
     @given(st.text())
     def test_any_text_leaves_a_callable_tool(self, text: str) -> None:

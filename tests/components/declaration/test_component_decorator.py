@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,7 @@ def test_yaml_names_the_decorated_function(tmp_path: Path) -> None:
     [
         (lambda: cp.component(_untyped), "'_untyped': parameter 'x' has no type; write `x: str`"),
         (lambda: cp.component(missing=1)(_typed), "function '_typed' has no parameter 'missing'"),
+        (lambda: cp.component(_count), "function '_count' is a generator; return a list of its values"),
         (lambda: cp.component(_no_return), "'_no_return' has no return type"),
     ],
 )
@@ -109,6 +111,10 @@ def _untyped(x):  # type: ignore[no-untyped-def]
 
 def _typed(x: int) -> int:
     return x
+
+
+def _count(x: int) -> Iterator[int]:
+    yield from range(x)
 
 
 def _no_return(x: int):  # type: ignore[no-untyped-def]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import operator
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import dspy
 import haystack
@@ -111,6 +113,73 @@ def test_branches_are_counted_together() -> None:
     trace = cp.run(one_node(component), QUESTION)
     assert trace.outputs == {"first": "Lima", "second": "Lima"}
     assert (trace.usage.calls, trace.usage.prompt_tokens) == (2, 14)
+
+
+def graph(state: Any, answer: Any, **schemas: Any) -> Any:
+    """Return a graph of one node."""
+    from langgraph.graph import END, START, StateGraph
+
+    builder = StateGraph(state, **schemas)
+    builder.add_node("answer", answer)
+    builder.add_edge(START, "answer")
+    builder.add_edge("answer", END)
+    return builder.compile()
+
+
+class State(TypedDict):
+    question: str
+    answer: str
+    steps: Annotated[list[str], operator.add]
+
+
+@dataclasses.dataclass
+class DataState:
+    question: str
+    answer: str = ""
+
+
+class ModelState(BaseModel):
+    question: str
+    answer: str = ""
+
+
+def test_a_graph_has_the_fields_of_its_state() -> None:
+    pytest.importorskip("langgraph")
+    answering = graph(State, lambda state: {"answer": state["question"].upper(), "steps": ["answer"]})
+    component = cp.from_langchain(answering)
+    assert {name: (port.type, port.optional) for name, port in component.inputs.items()} == {
+        "question": (str, True), "answer": (str, True), "steps": (list[str], True),
+    }  # fmt: skip
+    trace = cp.run(one_node(component, "question"), QUESTION)
+    assert trace.outputs == {"question": "capital?", "answer": "CAPITAL?", "steps": ["answer"]}
+
+
+@pytest.mark.parametrize("state", [DataState, ModelState])
+def test_a_graph_and_a_function_take_instances_of_classes(state: Any) -> None:
+    pytest.importorskip("langgraph")
+    expected = {"question": "capital?", "answer": "CAPITAL?"}
+    answering = graph(state, lambda given: {"answer": given.question.upper()})
+    assert cp.run(one_node(cp.from_langchain(answering), "question"), QUESTION).outputs == expected
+
+    def answer(given: Any) -> str:
+        return str(given.question.upper())
+
+    answer.__annotations__["given"] = state
+    component = cp.from_langchain(RunnableLambda(answer))
+    assert cp.run(one_node(component, "question"), QUESTION).outputs == {"output": "CAPITAL?"}
+
+
+def test_the_messages_of_a_graph_become_the_text_of_the_last_one() -> None:
+    pytest.importorskip("langgraph")
+    from langgraph.graph import MessagesState
+
+    component = cp.from_langchain(
+        graph(MessagesState, lambda state: {"messages": [model().invoke(state["messages"])]}),
+        price=(1.0, 10.0),
+    )
+    trace = cp.run(one_node(component), {"messages": "capital?"})
+    assert trace.outputs == {"messages": "Lima"}
+    assert (trace.usage.calls, trace.usage.prompt_tokens) == (1, 7)
 
 
 def test_a_function_takes_one_value() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -232,6 +233,22 @@ def test_concurrent_predictors_belong_to_the_run(program: Any) -> None:
     trace = cp.run(system, {"question": "a b c"}, engines={"lm": lm})
     assert trace.outputs == {"answer": "A B C"}
     assert len(trace.calls) == 3
+
+
+class Threads(dspy.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = dspy.Predict("part -> answer")
+
+    def forward(self, question: str) -> Any:
+        with ThreadPoolExecutor(2) as pool:
+            return pool.submit(self.step, part=question).result()
+
+
+def test_predictors_in_own_threads_are_rejected_with_the_remedy() -> None:
+    system = cp.from_dspy(Threads(), lm="lm", inputs={"question": str})
+    with pytest.raises(RunFailed, match=r"use dspy\.Parallel in place of threads"):
+        cp.run(system, {"question": "a"}, engines={"lm": ScriptedLM([])})
 
 
 def test_an_agent_with_tools_runs() -> None:
