@@ -79,26 +79,39 @@ class Service:
         self._places = asyncio.Semaphore(settings.concurrency)
         metrics.watch(lambda: self.running, lambda: self.waiting)
         metrics.deployed(deployments.current.digest)
+        deployments.prepare = self.open_engines
 
     async def warm_up(self) -> None:
-        """Open the engines that the configuration names, and check their keys.
+        """Open the engines of the current configuration, unless they are open.
 
         Raises:
             CompoundError: an engine cannot be opened, or its key is missing.
         """
+        if self.ready:
+            return
         remember_environment()
-        for lm in sorted(models(self.deployments.current.system)):
+        await self.open_engines(self.deployments.current.system)
+        self.ready = True
+
+    async def open_engines(self, system: System) -> None:
+        """Open the engines that the configuration of a system names, and check their keys.
+
+        Raises:
+            CompoundError: an engine cannot be opened, or its key is missing.
+        """
+        for lm in sorted(models(system)):
             engine = self._executor.engine(lm)
             if require_key := getattr(engine, "require_key", None):
                 await asyncio.to_thread(require_key)
             if warm_up := getattr(engine, "warm_up", None):
                 await warm_up()
-        self.ready = True
 
     async def aclose(self) -> None:
-        """Close the engines."""
+        """Close the engines, and write the feedback."""
         self.ready = False
         await self._executor.aclose()
+        if self.store is not None:
+            await asyncio.to_thread(self.store.close)
 
     def ticket(self, seed: int | None = None) -> Ticket:
         """Return the identity of a new run, on the current deployment."""
