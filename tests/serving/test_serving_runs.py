@@ -163,6 +163,19 @@ def test_typed_inputs_are_validated_and_typed_outputs_returned() -> None:
             assert field in [detail["field"] for detail in error["details"]]
 
 
+def test_openapi_describes_the_answers_of_all_routes_without_a_body() -> None:
+    with served(qa(), ScriptedLM([])) as running, running.client() as client:
+        document = client.get("/openapi.json").json()
+        described = {path: item["get"] for path, item in document["paths"].items() if "get" in item}
+        assert set(described) == {"/health", "/ready", "/metrics", "/v1/models"}
+        for path, operation in described.items():
+            ((media, content),) = operation["responses"]["200"]["content"].items()
+            answer = client.get(path)
+            jsonschema.validate(
+                answer.json() if media == "application/json" else answer.text, content["schema"]
+            )
+
+
 def test_openapi_describes_what_the_server_accepts_and_returns() -> None:
     with served(typed()) as running, running.client() as client:
         document = client.get("/openapi.json").json()
