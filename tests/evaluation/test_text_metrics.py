@@ -38,10 +38,23 @@ def example(**gold: Any) -> cp.Example:
         ("in 2020, 7 of 9", 9.0), ("Answer: 7 (not 9)", 7.0), ("version 1.2.3", None), ("", None), ("x1", None),
         (True, None), (float("nan"), None), (7, 7.0), ("1" * 400, None), ("12.", 12.0), ("$5.00.", 5.0),
         ("1,250.", 1250.0), ("1,250", 1250.0), ("1, 250", 250.0), ("3-4", 4.0), ("50%", 50.0),
+        ("-$1,250", -1250.0), ("from $3-$5", 5.0), ("a loss of −€2.5", -2.5),
     ],
 )  # fmt: skip
 def test_the_number_of_a_text(text: object, number: float | None) -> None:
     assert find_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("found", "gold", "equal"),
+    [
+        ("-5", "5", 0), ("3.5", "35", 0), ("3.5", 35, 0), ("-5", 5, 0), ("1,5", 15, 0), ("5.", "5", 1), ("$5", "5", 1),
+        ("$5", 5, 1), ("1,000", "1000", 1), ("1-5", "15", 1),
+    ],
+)  # fmt: skip
+def test_different_numbers_are_not_equal(found: str, gold: object, equal: int) -> None:
+    for metric in (cp.exact_match("y"), cp.token_f1("y"), cp.regex_match("y", "(?s).+", gold="y")):
+        assert metric.score({"y": found}, example(y=gold)).value == equal
 
 
 @given(st.floats(-1e9, 1e9), st.floats(0, 10), st.floats(0, 1), st.floats(-1e9, 1e9))

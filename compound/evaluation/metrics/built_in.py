@@ -12,7 +12,7 @@ from typing import ClassVar
 from compound.errors import CallError, DataError, DeclarationError
 from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.messages import format_value, format_values
-from compound.evaluation.metrics.text import find_label, normalize
+from compound.evaluation.metrics.text import are_different_numbers, equal_answers, find_label, normalize
 from compound.evaluation.metrics.verdicts import text_of, verdict
 from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example, Score
@@ -29,7 +29,7 @@ class ExactMatch(Comparison):
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return 1 or 0."""
         text = text_of(found, where)
-        return verdict(any(_equal(text, answer) for answer in accepted), accepted, found)
+        return verdict(any(equal_answers(text, answer) for answer in accepted), accepted, found)
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,9 @@ class RecallAtK(Comparison):
 def exact_match(output: str, gold: str | None = None) -> ExactMatch:
     """Score 1 if the output equals an acceptable answer after SQuAD's normalisation, else 0.
 
+    Different numbers are never equal, although the normalisation removes signs and decimal points: 3.5 is
+    not 35.
+
     Args:
         output: The system output to read.
         gold: The field of `Example.gold` to compare with; default: the output's name.
@@ -207,19 +210,12 @@ def recall_at_k(output: str, gold: str | None = None, k: int = 5, key: str | Non
     return RecallAtK(f"recall_at_{k}", output, gold or output, k, key)
 
 
-def _equal(text: str, answer: object) -> bool:
-    if isinstance(answer, bool) or not isinstance(answer, numbers.Real):
-        return normalize(text) == normalize(str(answer))
-    try:
-        return math.isclose(float(text.strip().rstrip(".").replace(",", "")), answer, rel_tol=1e-9)
-    except ValueError:
-        return False
-
-
 def _overlap(text: str, answer: object) -> tuple[float, float, float]:
     """Return F1, precision and recall of the words of two texts."""
     if isinstance(answer, numbers.Real):
-        return (float(_equal(text, answer)),) * 3
+        return (float(equal_answers(text, answer)),) * 3
+    if are_different_numbers(text, str(answer)):
+        return (0.0,) * 3
     found, wanted = normalize(text).split(), normalize(str(answer)).split()
     if not found or not wanted:
         return (float(found == wanted),) * 3

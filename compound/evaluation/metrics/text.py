@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import re
 import string
 from collections.abc import Sequence
@@ -14,6 +16,8 @@ _DENIAL = re.compile(
     r"(?:\b(?:not|never|nor|non|neither)|n['’]t)(?:\s+(?:a|an|the|very))?[\s\-\"'`*]*$", re.IGNORECASE
 )
 _LONGEST = 24  # maximum length of a negation before a label
+DIGITS = r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
+_BARE_NUMBER = re.compile(rf"[^\w.+−-]*([-+−]?)[^\w.+−-]*({DIGITS})\W*")
 
 
 def normalize(text: str) -> str:
@@ -26,6 +30,39 @@ def normalize(text: str) -> str:
     """
     lowered = text.lower()
     return " ".join(_ARTICLES.sub(" ", lowered.translate(_PUNCTUATION)).split()) or " ".join(lowered.split())
+
+
+def bare_number(text: str) -> float | None:
+    """Return the number that a text consists of, apart from punctuation around it; else None.
+
+    >>> bare_number("-$1,250.50"), bare_number("42%."), bare_number("3,5"), bare_number("42 km")
+    (-1250.5, 42.0, None, None)
+    """
+    match = _BARE_NUMBER.fullmatch(text)
+    return float(f"{match[1]}{match[2]}".replace("−", "-").replace(",", "")) if match else None
+
+
+def are_different_numbers(one: str, other: str) -> bool:
+    """Return whether two texts are numbers with different values; `normalize` may make them equal.
+
+    >>> are_different_numbers("3.5", "35"), are_different_numbers("1,000", "1000"), normalize("-3.5")
+    (True, False, '35')
+    """
+    values = bare_number(one), bare_number(other)
+    return None not in values and values[0] != values[1]
+
+
+def equal_answers(text: str, answer: object) -> bool:
+    """Return whether a text equals an answer: a number by its value, other answers as normalised texts.
+
+    >>> equal_answers("The Rímac.", "rímac"), equal_answers("3.5", "35"), equal_answers("5.0", 5)
+    (True, False, True)
+    """
+    if isinstance(answer, numbers.Real) and not isinstance(answer, bool):
+        found = bare_number(text)
+        return found is not None and math.isclose(found, answer, rel_tol=1e-9)
+    wanted = str(answer)
+    return normalize(text) == normalize(wanted) and not are_different_numbers(text, wanted)
 
 
 def find_label(text: str, choices: Sequence[str]) -> str | None:
