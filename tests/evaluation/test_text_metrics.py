@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
@@ -145,6 +146,16 @@ def test_pass_at_k_is_the_mean_over_all_subsets(passed: list[bool], k: int) -> N
     subsets = list(itertools.combinations(passed, k))
     expected = sum(any(subset) for subset in subsets) / len(subsets)
     assert PassAt(k).estimate([float(p) for p in passed]) == pytest.approx(expected)
+
+
+def test_pass_at_k_of_a_function_and_of_what_is_no_metric() -> None:
+    metric = cp.pass_at_k(lambda outputs, example: outputs["y"] == "3", k=2)
+    assert asyncio.run(metric.score({"y": "3"}, example())).value == 1
+    for wrong in (2, "exact_match"):
+        with pytest.raises(
+            DeclarationError, match=r"a metric must be a function of \(outputs, example\), but"
+        ):
+            cp.pass_at_k(wrong, k=2)  # type: ignore[arg-type]
 
 
 def test_an_evaluation_by_pass_at_k_needs_k_repeats_and_survives_storage() -> None:
