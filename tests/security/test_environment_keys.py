@@ -73,9 +73,11 @@ def test_a_cache_has_no_key_and_repeats_completions(tmp_path: Path, monkeypatch:
     assert not holds_key(tmp_path)
 
 
-def test_a_result_with_a_key_is_not_stored(tmp_path: Path) -> None:
+def test_a_result_with_a_key_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sanitize.remember_environment()
     cache = DiskCache(tmp_path / "cache.sqlite")
     cache.put("k", {"outputs": {"a": KEY}})
-    assert cache.get("k") is None
+    monkeypatch.setattr(sanitize, "_SECRETS", {'pass"word'})
+    cache.put("l", {"outputs": {"a": ['pass"word']}})
+    assert (cache.get("k"), cache.get("l")) == (None, None)
     cache.close()

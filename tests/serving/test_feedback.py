@@ -119,11 +119,20 @@ def test_runs_of_an_earlier_server_can_be_rated_and_two_servers_cannot_share_a_f
 def test_records_hold_neither_messages_nor_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from compound.security import sanitize
 
-    monkeypatch.setattr(sanitize, "_SECRETS", {"sk-of-the-provider"})
+    keys = ["sk-of-the-provider", 'pass"word\\of-the-sörver']
+    monkeypatch.setattr(sanitize, "_SECRETS", set(keys))
+    text = f"are {' and '.join(keys)} keys?"
     with serving(tmp_path) as running, running.client() as client:
-        run_of(client, {"inputs": {"question": "is sk-of-the-provider a key?"}})
+        run = run_of(client, {"inputs": {"question": text}})
+        assert rate(client, run_id=run, comment=text, correction={"answer": text}) == 201
     (document,) = map(json.loads, (tmp_path / "runs.jsonl").read_text().splitlines())
-    assert "sk-of-the-provider" not in json.dumps(document)
+    (feedback,) = map(json.loads, (tmp_path / "feedback.jsonl").read_text().splitlines())
+    assert (
+        document["trace"]["inputs"]["question"]
+        == feedback["comment"]
+        == "are [key removed] and [key removed] keys?"
+    )
+    assert feedback["correction"]["answer"] == feedback["comment"]
     assert "exchanges" not in document["trace"]["calls"][0]
 
 
