@@ -58,6 +58,23 @@ def test_different_numbers_are_not_equal(found: str, gold: object, equal: int) -
         assert metric.score({"y": found}, example(y=gold)).value == equal
 
 
+@pytest.mark.parametrize(
+    ("found", "gold", "equal"),
+    [
+        (2.5, "2.50", 1),
+        (5, "5.0", 1),
+        (1, "01", 1),
+        (-5, "5", 0),
+        (5, "five", 0),
+        (10**400, str(10**400), 1),
+        (0, "no", 0),
+    ],
+)
+def test_a_number_equals_the_text_of_a_csv_cell_with_its_value(found: float, gold: str, equal: int) -> None:
+    for metric in (cp.exact_match("y"), cp.token_f1("y"), cp.accuracy("y")):
+        assert metric.score({"y": found}, example(y=gold)).value == equal
+
+
 @given(st.floats(-1e9, 1e9), st.floats(0, 10), st.floats(0, 1), st.floats(-1e9, 1e9))
 def test_a_number_is_close_by_either_tolerance(
     gold: float, absolute: float, relative: float, found: float

@@ -52,17 +52,24 @@ def are_different_numbers(one: str, other: str) -> bool:
     return None not in values and values[0] != values[1]
 
 
-def equal_answers(text: str, answer: object) -> bool:
-    """Return whether a text equals an answer: a number by its value, other answers as normalised texts.
+def is_number(value: object) -> bool:
+    """Return whether a value is a number; a text or a bool is none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
-    >>> equal_answers("The Rímac.", "rímac"), equal_answers("3.5", "35"), equal_answers("5.0", 5)
+
+def equal_answers(found: object, answer: object) -> bool:
+    """Return whether an output equals an answer: by value if one is a number, else as normalised texts.
+
+    >>> equal_answers("The Rímac.", "rímac"), equal_answers("3.5", "35"), equal_answers(2.5, "2.50")
     (True, False, True)
     """
-    if isinstance(answer, numbers.Real) and not isinstance(answer, bool):
-        found = bare_number(text)
-        return found is not None and math.isclose(found, answer, rel_tol=1e-9)
-    wanted = str(answer)
-    return normalize(text) == normalize(wanted) and not are_different_numbers(text, wanted)
+    text, wanted = str(found), str(answer)
+    if not (is_number(found) or is_number(answer)):
+        return normalize(text) == normalize(wanted) and not are_different_numbers(text, wanted)
+    one, other = bare_number(text), bare_number(wanted)
+    if one is None or other is None or math.inf in (one, other):
+        return text == wanted
+    return math.isclose(one, other, rel_tol=1e-9)
 
 
 def find_label(text: str, choices: Sequence[str]) -> str | None:
