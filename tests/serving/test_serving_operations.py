@@ -326,6 +326,21 @@ def test_a_key_that_is_not_set_prevents_the_start(monkeypatch: pytest.MonkeyPatc
         asyncio.run(start())
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("timeout", float("nan")),
+        ("timeout", 0),
+        ("drain", float("inf")),
+        ("reload", float("nan")),
+        ("queue", -1),
+    ],
+)
+def test_limits_that_are_no_numbers_in_their_range_are_refused(name: str, value: float) -> None:
+    with pytest.raises(CompoundError, match=f"^{name} must be"):
+        ServerSettings(**{name: value})
+
+
 def test_the_server_raises_the_error_that_prevents_its_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
