@@ -75,7 +75,7 @@ class Service:
         self.draining, self.ready = False, False
         self.running = self.waiting = 0
         system = deployments.current.system
-        self._executor = Executor(for_system(find, system), on_notice=_log_notice)
+        self._executor = Executor(for_system(find, system), on_call=metrics.called, on_notice=_log_notice)
         self._places = asyncio.Semaphore(settings.concurrency)
         metrics.watch(lambda: self.running, lambda: self.waiting)
         metrics.deployed(deployments.current.digest)
@@ -177,7 +177,7 @@ class Service:
     ) -> Trace:
         """Wait for a place, run the system within the time limit, and count and record the run."""
         arrived = started = time.perf_counter()
-        outcome, trace = "cancelled", None
+        outcome = "cancelled"
         try:
             async with asyncio.timeout(self.settings.timeout), self._admitted(queued):
                 started = time.perf_counter()
@@ -211,7 +211,7 @@ class Service:
             raise Problem(500, outcome, INTERNAL, ticket.run) from None
         finally:
             if outcome != "overloaded":
-                self.metrics.ran(trace, time.perf_counter() - started, started - arrived, outcome)
+                self.metrics.ran(time.perf_counter() - started, started - arrived, outcome)
         return trace
 
     @staticmethod
