@@ -71,7 +71,7 @@ class Metrics:
         self._waits.observe(waited)
 
     def called(self, call: Call) -> None:
-        """Count a finished call and its usage, also of a run that does not end, such as one that times out."""
+        """Count a finished call and its usage, also of a run that times out."""
         self._calls.labels(call.component, call.failure.kind if call.failure else "ok").inc()
         if call.reused:
             return

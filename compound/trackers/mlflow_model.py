@@ -103,8 +103,8 @@ def _loaded(
             problem = error.problems[0].removeprefix(f"{folder / SYSTEM}:")
             raise DeclarationError(
                 f"system {given.name!r} cannot be logged: line {problem} in the file that stores it",
-                hint="engines that are passed in Python are not stored: set lm to the name of a model, such as "
-                "'openai/gpt-4o-mini', or pass system=, a file with `engines:`",
+                hint="engines that are passed in Python are not stored: set lm to the name of a model, such "
+                "as 'openai/gpt-4o-mini', or pass system=, a file with `engines:`",
             ) from None
         if may_import:
             raise
