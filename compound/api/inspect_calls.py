@@ -72,16 +72,16 @@ def inspect_calls(
     print(sanitize_for_terminal("\n\n".join(texts) or "no system run matches"))
 
 
-def _traces(source: Trace | Iterable[Trace]) -> list[Trace]:
+def _traces(source: object) -> list[Trace]:
     """Return the given traces as a list."""
-    found: object = [source] if isinstance(source, Trace) else source
-    traces = list(found) if isinstance(found, Iterable) else [found]
-    for trace in traces:
-        if not isinstance(trace, Trace):
-            raise DeclarationError(
-                f"inspect_calls prints traces, but got {type(trace).__name__} {short_repr(trace)}",
-                hint="pass the trace that cp.run returns, the result of cp.optimize, or a run directory",
-            )
+    found: list[object] = list(source) if isinstance(source, Iterable) else [source]
+    traces = [trace for trace in found if isinstance(trace, Trace)]
+    if len(traces) < len(found):
+        other = next(item for item in found if not isinstance(item, Trace))
+        raise DeclarationError(
+            f"inspect_calls prints traces, but got {type(other).__name__} {short_repr(other)}",
+            hint="pass the trace that cp.run returns, the result of cp.optimize, or a run directory",
+        )
     return traces
 
 

@@ -14,8 +14,10 @@ def copy_containers(value: Copied) -> Copied:
     >>> copy_containers(row)["tags"].append("b"), row
     (None, {'tags': ['a']})
     """
-    if type(value) is dict:
+    if isinstance(value, dict) and type(value) is dict:  # subclasses may copy otherwise
         return cast("Copied", {key: copy_containers(item) for key, item in value.items()})
-    if type(value) is list:
+    if isinstance(value, list) and type(value) is list:
         return cast("Copied", [copy_containers(item) for item in value])
-    return cast("Copied", set(value)) if type(value) is set else value
+    if isinstance(value, set) and type(value) is set:
+        return cast("Copied", set(value))
+    return value

@@ -696,8 +696,8 @@ def test_a_metric_may_modify_its_arguments() -> None:
         return sorted(words)
 
     def match(outputs: Mapping[str, Any], example: Example) -> float:
-        found, gold, given = outputs["items"], example.gold["items"], example.inputs["words"]
-        right = 0
+        gold, given = entry(example.gold, "items", list), entry(example.inputs, "words", list)
+        found, right = outputs["items"], 0
         while found and gold and given:
             right += found.pop() == gold.pop() == given.pop()
         return right / 2

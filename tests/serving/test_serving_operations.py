@@ -336,7 +336,7 @@ def test_a_key_that_is_not_set_prevents_the_start(monkeypatch: pytest.MonkeyPatc
         ("queue", -1),
     ],
 )
-def test_limits_that_are_no_numbers_in_their_range_are_refused(name: str, value: float) -> None:
+def test_limits_that_are_no_numbers_in_their_range_are_refused(name: str, value: Any) -> None:
     with pytest.raises(CompoundError, match=f"^{name} must be"):
         ServerSettings(**{name: value})
 
