@@ -21,6 +21,7 @@ import numpy as np
 
 from compound.concurrency.own_thread import exit_as_error
 from compound.concurrency.sessions import Sessions
+from compound.containers import copy_containers
 from compound.engine import (
     NO_USAGE,
     Completion,
@@ -47,7 +48,6 @@ from compound.execution.trace import Call, Failure
 from compound.extras import raise_missing_extra
 from compound.graph.component import Component, Operation
 from compound.graph.configuration import digest
-from compound.graph.containers import copy_containers
 from compound.graph.types import accepts, format_type
 from compound.registry.engine_checks import check_images
 from compound.registry.policies import score

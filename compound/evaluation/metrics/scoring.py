@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from compound.containers import copy_containers
 from compound.evaluation.metrics.bounds import bounds_of
 from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.custom import Custom, as_score
 from compound.evaluation.metrics.models import MetricCalls, ModelMetric
 from compound.evaluation.statistics import ROUNDING
 from compound.example import Example, Metric, Score
-from compound.graph.containers import copy_containers
 
 
 def check_rows(metric: Metric, outputs: Collection[str], examples: Iterable[Example]) -> None:
