@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from compound.api.result import Result
 from compound.errors import DeclarationError, suggest_name
 from compound.execution.trace import Trace, as_text, from_json
 from compound.formatting import short_repr
@@ -21,7 +22,7 @@ LIMIT = 3
 
 
 def inspect_calls(
-    source: Trace | Iterable[Trace] | str | Path,
+    source: Trace | Iterable[Trace] | Result | str | Path,
     *,
     component: str = "",
     example: str = "",
@@ -32,7 +33,7 @@ def inspect_calls(
     """Print the calls of a trace, of several traces, or of the recorded system runs of a run directory.
 
     Args:
-        source: a trace, traces, or the path of a run directory.
+        source: a trace, traces, the result of an optimization, or the path of a run directory.
         component: only calls of this component; default: all.
         example: only system runs on the example with this id; default: all.
         split: only system runs on this split of a run directory, ``valid`` or ``test``.
@@ -40,7 +41,8 @@ def inspect_calls(
         limit: maximum number of system runs; the last ones are printed.
 
     Raises:
-        DeclarationError: the split or the component is unknown.
+        DeclarationError: the split or the component is unknown, ``source`` has no traces, or ``limit`` is
+            below 1.
         RunDirectoryError: the path is not a run directory, or one of its files is damaged.
 
     Example:
@@ -53,17 +55,34 @@ def inspect_calls(
         x <- 4
         output -> 8
     """
+    if limit < 1:
+        raise DeclarationError(f"limit >= 1 must hold, got {limit}")
+    if isinstance(source, Result):
+        source = source.path
     if isinstance(source, str | Path):
         found = select_recorded(
             source, example=example, component=component, split=split, failed=failed, limit=limit
         )
         texts = [format_recorded(recorded) for recorded in found]
     else:
-        traces = [source] if isinstance(source, Trace) else list(source)
+        traces = _traces(source)
         chosen = [t for t in traces if example in ("", t.example) and (not failed or t.failure is not None)]
         _check_component(component, chosen)
         texts = [as_text(_only(trace, component)) for trace in chosen[-limit:]]
     print(sanitize_for_terminal("\n\n".join(texts) or "no system run matches"))
+
+
+def _traces(source: object) -> list[Trace]:
+    """Return the given traces as a list."""
+    found: list[object] = list(source) if isinstance(source, Iterable) else [source]
+    traces = [trace for trace in found if isinstance(trace, Trace)]
+    if len(traces) < len(found):
+        other = next(item for item in found if not isinstance(item, Trace))
+        raise DeclarationError(
+            f"inspect_calls prints traces, but got {type(other).__name__} {short_repr(other)}",
+            hint="pass the trace that cp.run returns, the result of cp.optimize, or a run directory",
+        )
+    return traces
 
 
 def select_recorded(

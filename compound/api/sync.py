@@ -248,8 +248,8 @@ def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:
     """Parse ``NAME=VALUE`` arguments as the system's inputs.
 
     Raises:
-        DeclarationError: an argument is malformed, its name is unknown, its value has the wrong type, or an
-            input is missing.
+        DeclarationError: an argument is malformed, its name is unknown or repeated, its value has the wrong
+            type, or an input is missing.
     """
     values: dict[str, Any] = {}
     for argument in arguments:
@@ -260,6 +260,8 @@ def read_inputs(system: System, arguments: Sequence[str]) -> dict[str, Any]:
             )
         if name not in system.inputs:
             raise DeclarationError(f"unknown input {name!r}; {suggest_name(name, system.inputs)}")
+        if name in values:
+            raise DeclarationError(f"input {name!r} is given twice", hint="give one value for each input")
         kind = system.inputs[name]
         try:
             values[name] = from_text(kind, text)

@@ -76,9 +76,14 @@ def _beside(configuration: Path, sets: list[str] | None, trust: list[str] | None
     """Load the system beside a configuration; both may come from someone else, so that no code is imported.
 
     Raises:
-        ExportError: there is none.
+        ConfigurationError: the configuration is a folder.
+        ExportError: there is no system.
         SpecError: the file cannot be used, or it names code.
     """
+    from compound.graph.configuration import load
+
+    if configuration.is_dir():
+        load(configuration)  # raises an error that names the file in the folder
     file = configuration.parent / SYSTEM
     if UntrustedFolder(configuration.parent, error=ExportError).kind(SYSTEM) != "file":
         raise ExportError(

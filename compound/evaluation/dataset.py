@@ -6,6 +6,7 @@ an invalid row raises a `DataError` with ``file:line``. Only blank lines are ski
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from compound.errors import DataError, DeclarationError, suggest_name
-from compound.evaluation.feedback import is_feedback_folder, read_feedback
+from compound.evaluation.feedback import IDENTITY, is_feedback_folder, read_feedback
 from compound.evaluation.hub import HUB, hub_rows, missing_path_error
 from compound.evaluation.rows import (
     DataFile,
@@ -257,7 +258,7 @@ class Dataset:
 
     def _identity(self, row: DataRow, split: str, place: str, line: int) -> str:
         # Only the default column may be missing: an explicitly configured id column must exist.
-        identity = row.get("id") if self.id == "id" else _value(row, self.id, "id", place)
+        identity = row.get(self._default_id) if self.id == "id" else _value(row, self.id, "id", place)
         if identity is None:
             # With shares the split follows from the id, so the id cannot name the split.
             start = Path(self.path).name if isinstance(self.split_by, Mapping) else split
@@ -265,6 +266,10 @@ class Dataset:
         if not isinstance(identity, str | int | float) or identity == "":
             raise DataError(f"{place}: id column {self.id!r} must hold text or a number, got {identity!r}")
         return str(identity)
+
+    @functools.cached_property
+    def _default_id(self) -> str:
+        return "id" if self._feedback() is None else IDENTITY
 
     def _split(self, row: DataRow, identity: str, default: str, place: str) -> str:
         """Return the split of a row; ``default`` if the whole source is one split."""

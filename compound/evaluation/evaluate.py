@@ -28,7 +28,7 @@ from compound.errors import (
 from compound.evaluation.metrics.bounds import bounds_of, bounds_violation
 from compound.evaluation.metrics.models import MetricCalls
 from compound.evaluation.metrics.repeated import PassAt, pass_at_of
-from compound.evaluation.metrics.scoring import apply_metric
+from compound.evaluation.metrics.scoring import apply_metric, copy_arguments
 from compound.evaluation.statistics import (
     Bounds,
     Interval,
@@ -436,7 +436,7 @@ async def _scored(
     trace: Trace, metric: Metric, example: Example, rules: EvaluationRules, models: MetricCalls
 ) -> Trace:
     try:
-        found = await apply_metric(metric, trace.outputs, example, models)
+        found = await apply_metric(metric, *copy_arguments(trace.outputs, example), models)
     except (TransientError, ConnectionError, TimeoutError) as error:
         return _metric_failed(trace, Failure(TransientError.kind, f"metric: {error}"), rules)
     except CallError as error:

@@ -55,6 +55,9 @@ def check_types(
 ) -> list[Example]:
     """Check the values of examples against the types of the inputs, converting CSV cells.
 
+    Whole floats become integers where an input is one: a data frame stores a column of integers with missing
+    values as floats. An empty CSV cell is ``None`` where an input is optional and not a text.
+
     Args:
         examples: the raw examples.
         inputs: types of the inputs by name.
@@ -74,7 +77,8 @@ def check_types(
         problems = [n for n, kind in inputs.items() if not accepts(kind, as_declared(kind, values[n]))]
         if problems:
             wrong.append((example, problems[0]))
-        found.append(replace(example, inputs=MappingProxyType(values)) if text else example)
+        converted = any(value is not example.inputs[name] for name, value in values.items())
+        found.append(replace(example, inputs=MappingProxyType(values)) if converted else example)
     if wrong:
         example, name = wrong[0]
         kind, value = inputs[name], example.inputs[name]
@@ -124,9 +128,13 @@ def _read_images(value: object, folder: UntrustedFolder) -> object:
 
 
 def _fitting(kind: object, value: object, text: bool) -> object:
-    """Return a value, converting a CSV cell of another type if possible."""
+    """Return a value, converting a CSV cell or a whole float of another type if possible."""
+    if isinstance(value, float) and value.is_integer() and not accepts(kind, value):
+        return int(value) if accepts(kind, int(value)) else value
     if not text or not isinstance(value, str) or accepts(kind, value):
         return value
+    if not value and accepts(kind, None):
+        return None
     try:
         return from_text(kind, value)
     except ValueError:

@@ -24,6 +24,7 @@ from compound.storage.records import Damaged, parse
 
 RUNS, FEEDBACK = "runs.jsonl", "feedback.jsonl"
 CONFIRMED = 1.0  # a run with this score confirms its own answer
+IDENTITY = "feedback_id"  # column that identifies an example; the system may have an input named "id"
 
 
 class RunDocument(TypedDict):
@@ -61,7 +62,7 @@ class FeedbackLog:
 
     Attributes:
         runs: the traces of the runs, by id.
-        about: what was said about each run.
+        about: what was said about each run, in the order of the last scores and corrections.
         preferences: pairs of run ids, the better one first.
     """
 
@@ -73,17 +74,21 @@ class FeedbackLog:
         """Return an example for each input with a corrected or confirmed answer.
 
         A row has the inputs, the right outputs under their names and under ``gold``, and the latest comment.
-        Its id depends only on the inputs, so that equal inputs are one example, in one split.
+        Its id depends only on the inputs, so that equal inputs are one example, in one split. Of several runs
+        with equal inputs, the one rated last counts. A failed run has no answer to confirm.
         """
         rows: dict[str, DataRow] = {}
         for run, said in self.about.items():
             trace = self.runs.get(run)
-            if trace is None or (said.correction is None and said.score != CONFIRMED):
+            if trace is None:
+                continue
+            if not said.correction and (said.score != CONFIRMED or trace.failure is not None):
                 continue
             gold = {**trace.outputs, **(said.correction or {})}
             identity = f"feedback-{digest(dict(trace.inputs))[:16]}"
             comment = {"comment": said.comment} if said.comment else {}
-            rows[identity] = {**comment, **gold, **trace.inputs, "gold": gold, "id": identity}
+            named = {"id": identity, "gold": gold, **comment}
+            rows[identity] = {**named, **gold, **trace.inputs, IDENTITY: identity}
         return list(rows.values())
 
 
@@ -133,7 +138,10 @@ def _add(
         preferences.pop((worse, better), None)
         preferences[better, worse] = None
         return
-    said = about.setdefault(entry(document, "run", str), RunFeedback())
+    run = entry(document, "run", str)
+    said = about.setdefault(run, RunFeedback())
+    if "score" in document or "correction" in document:
+        about[run] = about.pop(run)  # to the end
     if "score" in document:
         said.score = float(entry(document, "score", (int, float)))
     if "correction" in document:

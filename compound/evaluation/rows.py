@@ -25,6 +25,10 @@ from compound.security.untrusted import CHUNK, UntrustedFolder, os_errors_as
 from compound.storage.records import Damaged, parse
 
 DataRow = Mapping[str, object]
+CSV_HINTS = {  # by a part of the message of Python's reader
+    "field limit": "write rows with longer texts as JSON Lines (.jsonl)",
+    "new-line character": "save the file with the line ends of Unix or Windows",
+}
 BATCH = 1_000  # rows of a Parquet file that are decoded at once
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".json", ".json.gz", ".parquet")
 
@@ -233,7 +237,8 @@ def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
         except StopIteration:
             return
         except csv.Error as error:
-            raise DataError(f"{path}:{number}: not CSV ({error})") from error
+            hint = next((hint for part, hint in CSV_HINTS.items() if part in str(error)), "")
+            raise DataError(f"{path}:{number}: not CSV ({error})", hint=hint) from error
         if not "".join(cells).strip() and len(cells) < 2:
             continue
         if not header:

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from compound.errors import RunDirectoryError
 from compound.security.limits import LINE
-from compound.security.sanitize import redact_secrets
+from compound.security.sanitize import redact_values
 from compound.security.untrusted import UntrustedFolder, os_errors_as
 from compound.storage.records import Damaged, parse
 
@@ -163,9 +163,10 @@ class DiskCache:
         Raises:
             RunDirectoryError: the file cannot be written.
         """
-        value = json.dumps(result, ensure_ascii=False)
-        if redact_secrets(value) != value:
+        plain = dict(result)
+        if redact_values(plain) is not plain:
             return
+        value = json.dumps(result, ensure_ascii=False)
         with self._report_errors():
             try:
                 stored = self._db.execute(

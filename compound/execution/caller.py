@@ -15,12 +15,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Self, TypedDict, TypeVar, cast
+from typing import Self, TypedDict, cast
 
 import numpy as np
 
 from compound.concurrency.own_thread import exit_as_error
 from compound.concurrency.sessions import Sessions
+from compound.containers import copy_containers
 from compound.engine import (
     NO_USAGE,
     Completion,
@@ -56,9 +57,6 @@ from compound.storage.artifacts import Reference, without_path
 
 RUN = "run(self, inputs, values, call)"
 ASK_RETRIES, ASK_SECONDS = 3, 120.0  # for requests outside of nodes
-
-
-Copied = TypeVar("Copied")
 
 
 class AnswerRow(TypedDict):
@@ -550,9 +548,7 @@ def _relays(attempt: Attempt, tries: int) -> Callable[[], TextRelay] | None:
 def _running(attempt: Attempt, context: Context) -> Awaitable[Mapping[str, object]]:
     """Start a component; reject one that does not run asynchronously."""
     component = attempt.component
-    started: object = component.run(
-        _copy_containers(attempt.inputs), _copy_containers(attempt.values), context
-    )
+    started: object = component.run(copy_containers(attempt.inputs), copy_containers(attempt.values), context)
     if not inspect.isawaitable(started):
         raise OutputTypeError(
             f"run of {attempt.address} returned {type(started).__name__}, which cannot be awaited"
@@ -582,12 +578,3 @@ def _check_outputs(component: Operation, address: str, outputs: object) -> None:
                 f"{_place(component)}",
                 outputs=kept,
             )
-
-
-def _copy_containers(value: Copied) -> Copied:
-    """Copy mappings and lists, so that components can modify their arguments without side effects."""
-    if isinstance(value, dict) and type(value) is dict:
-        return cast("Copied", {key: _copy_containers(item) for key, item in value.items()})
-    if isinstance(value, list) and type(value) is list:
-        return cast("Copied", [_copy_containers(item) for item in value])
-    return value

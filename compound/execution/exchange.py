@@ -2,21 +2,27 @@
 
 Long texts are truncated to keep traces readable, and known keys are removed. ``COMPOUND_RECORD_MESSAGES``
 limits the recording: with ``memory``, messages are in the traces that functions return, but not in files;
-with ``0``, they are recorded nowhere. The inputs and outputs of components are always recorded.
+with ``0`` or ``false``, they are recorded nowhere. The inputs and outputs of components are always recorded.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from compound.engine import Completion, Message, Request, Role, ToolCall
+from compound.errors import DeclarationError
 from compound.security.sanitize import redact_secrets
 
 MAX_CHARACTERS = 20_000  # maximum characters per text
 SWITCH = "COMPOUND_RECORD_MESSAGES"
-NOWHERE, IN_MEMORY = "0", "memory"  # values of the variable; any other value records messages in files, too
+Recording = Literal["files", "memory", "nowhere"]
+_RECORDINGS: dict[str, Recording] = {
+    **dict.fromkeys(("", "1", "true", "yes", "on"), "files"),
+    "memory": "memory",
+    **dict.fromkeys(("0", "false", "no", "off"), "nowhere"),
+}
 
 
 class ToolCallDocument(TypedDict):
@@ -103,9 +109,22 @@ class Exchange:
         return f"{sent}\n[{self.model}: {self.finish_reason}]\n{answer}"
 
 
+def recording() -> Recording:
+    """Return where messages are recorded; with ``files``, they are in memory, too.
+
+    Raises:
+        DeclarationError: the variable has another value, which may have been meant to disable the recording.
+    """
+    value = os.environ.get(SWITCH, "")
+    found = _RECORDINGS.get(value.strip().lower())
+    if found is None:
+        raise DeclarationError(f"{SWITCH}={value} is not supported", hint="possible: 1, memory, 0")
+    return found
+
+
 def record_exchange(model: str, request: Request, completion: Completion) -> tuple[Exchange, ...]:
     """Return the exchange to record; empty if recording is disabled."""
-    if os.environ.get(SWITCH) == NOWHERE:
+    if recording() == "nowhere":
         return ()
     messages = tuple(
         Message(m.role, truncate_text(m.text), _recorded(m.tool_calls), m.tool_call_id) for m in request.cued
@@ -118,7 +137,7 @@ def record_exchange(model: str, request: Request, completion: Completion) -> tup
 
 def is_stored() -> bool:
     """Return whether messages may be written to files."""
-    return os.environ.get(SWITCH) not in (NOWHERE, IN_MEMORY)
+    return recording() == "files"
 
 
 def truncate_text(text: str) -> str:

@@ -22,6 +22,7 @@ from compound.example import Values
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
 from compound.execution.caller import Attempt, Caller
+from compound.execution.exchange import recording
 from compound.execution.graph_run import ComponentSettings, GraphRun, RunState, make_fork
 from compound.execution.observers.events import RunListener
 from compound.execution.observers.spans import RunFacts, active_tracer, within
@@ -70,6 +71,7 @@ class Executor:
         on_notice: Callable[[str], object] | None = None,
     ) -> None:
         remember_environment()  # so that no trace or cache holds a key named in the environment
+        recording()  # rejects an unknown value before the first call
         self.seed = seed
         self.meter = meter or Meter()
         self._caller = Caller(engines, cache, self.meter, sleep, folder, on_notice)

@@ -249,6 +249,11 @@ def load(path: str | Path) -> Configuration:
     folder = UntrustedFolder(target.parent, error=ConfigurationError)
     if not target.name or folder.kind(target.name) is None:
         raise ConfigurationError(f"{path} does not exist", hint="`compound optimize` writes best.json")
+    if folder.kind(target.name) == "folder":
+        raise ConfigurationError(
+            f"{path} is a folder, but must be a file",
+            hint=f"the configuration of a run directory is {target / 'best.json'}",
+        )
     try:
         document = parse(folder.read(target.name), parse_constant=_no_constant)
     except Damaged as error:

@@ -16,6 +16,7 @@ from compound.execution.exchange import is_stored
 from compound.execution.trace import Call, Trace, to_json, without_messages
 from compound.runs.directory import RunDirectory
 from compound.runs.state import RunState
+from compound.security.sanitize import redact_values
 
 Listener = Callable[[Mapping[str, Any]], None]
 MEMORY, MEMORY_FOLDER, CACHE, STOP = "memory.jsonl", "memory", "cache.sqlite", "STOP"
@@ -139,7 +140,7 @@ class Recorder:
                 if isinstance(v, str | int | float) and len(str(v)) <= 300
             }
             row = to_json(trace if is_stored() else without_messages(trace))
-            self.run.append("traces.jsonl", {**kind, "gold": gold, **row})
+            self.run.append("traces.jsonl", {**kind, "gold": redact_values(gold), **row})
 
         return record
 

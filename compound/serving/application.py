@@ -114,8 +114,6 @@ def _lifespan(service: Service) -> Any:  # noqa: ANN401 - FastAPI's type is not 
             for task in tasks:
                 task.cancel()
             await service.aclose()
-            if service.store is not None:
-                await asyncio.to_thread(service.store.close)
 
     return lifespan
 

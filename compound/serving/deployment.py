@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +50,11 @@ class Deployments:
         config: the configuration file; ``None`` serves the system as it is.
         on_reload: called after each attempt with whether it succeeded.
 
+    Attributes:
+        current: the deployment in use.
+        problem: why the last file was rejected, or ``""``.
+        prepare: called with a system bound to a new file before it is used; an error rejects the file.
+
     Raises:
         ConfigurationError: the file cannot be used.
     """
@@ -64,6 +69,8 @@ class Deployments:
         self._seen = self._signature()
         self.current = self._load()
         self.problem = ""
+        self.prepare: Callable[[System], Awaitable[object]] | None = None
+        self._reloading = asyncio.Lock()  # the later of two files must not be replaced by the earlier one
 
     def _load(self) -> Deployment:
         system = self._base if self._config is None else self._base.bind(load(self._config))
@@ -81,9 +88,15 @@ class Deployments:
 
     async def reload(self) -> bool:
         """Read the file again, and return whether it is in use now."""
+        async with self._reloading:
+            return await self._reload()
+
+    async def _reload(self) -> bool:
         self._seen = await asyncio.to_thread(self._signature)
         try:
             found = await asyncio.to_thread(self._load)
+            if self.prepare is not None and found.digest != self.current.digest:
+                await self.prepare(found.system)
         except Exception as error:  # noqa: BLE001 - a damaged file must not end the server, or its watch
             self.problem = sanitize_text(str(error))
             LOG.warning("the configuration stays %s: %s", self.current.digest[:12], self.problem)

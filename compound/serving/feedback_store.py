@@ -22,7 +22,7 @@ from compound.errors import CompoundError
 from compound.evaluation.feedback import FEEDBACK, RUNS
 from compound.execution.trace import Trace, to_json
 from compound.graph.configuration import digest
-from compound.security.sanitize import sanitize_text
+from compound.security.sanitize import redact_values, sanitize_text
 from compound.security.untrusted import UntrustedFolder
 from compound.storage.locking import Lock
 from compound.storage.records import to_encodable_json
@@ -112,7 +112,7 @@ class FeedbackStore:
         self._lock.release()
 
     def _put(self, name: str, document: Mapping[str, object], done: Future[None] | None = None) -> None:
-        text = to_encodable_json(dict(document))
+        text = to_encodable_json(redact_values(dict(document)))  # keys may be escaped in the text
         self._lines.put(_Line(name, sanitize_text(text).encode() + b"\n", done))
 
     def _work(self) -> None:

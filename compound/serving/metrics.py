@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from starlette.types import Scope
 
-from compound.execution.trace import Trace
+from compound.execution.trace import Call
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
@@ -65,18 +65,19 @@ class Metrics:
         path = scope["path"]
         self._requests.labels(path if path in self.paths else "other", str(status)).inc()
 
-    def ran(self, trace: Trace | None, seconds: float, waited: float, outcome: str) -> None:
-        """Count a run with its calls and usage; without a trace it was cancelled or timed out."""
+    def ran(self, seconds: float, waited: float, outcome: str) -> None:
+        """Count a run."""
         self._runs.labels(outcome).observe(seconds)
         self._waits.observe(waited)
-        if trace is None:
+
+    def called(self, call: Call) -> None:
+        """Count a finished call and its usage, also of a run that times out."""
+        self._calls.labels(call.component, call.failure.kind if call.failure else "ok").inc()
+        if call.reused:
             return
-        for call in trace.calls:
-            self._calls.labels(call.component, call.failure.kind if call.failure else "ok").inc()
-        usage = trace.usage
-        self._tokens.labels("prompt").inc(usage.prompt_tokens)
-        self._tokens.labels("completion").inc(usage.completion_tokens)
-        self._cost.inc(usage.cost)
+        self._tokens.labels("prompt").inc(call.usage.prompt_tokens)
+        self._tokens.labels("completion").inc(call.usage.completion_tokens)
+        self._cost.inc(call.usage.cost)
 
     def reloaded(self, succeeded: bool) -> None:
         """Count a reading of the configuration file."""

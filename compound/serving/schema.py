@@ -36,7 +36,7 @@ class Route:
         path: the path.
         summary: what it does.
         body: the model of the body.
-        answer: the model of a success; ``None`` for another media type.
+        answer: the model of a success; ``None`` for any object, or a text of another media type.
         media: the media type of a success.
         status: the status of a success.
         description: more about it.
@@ -84,7 +84,8 @@ def openapi(system: System, routes: list[Route], *, keyed: bool) -> dict[str, ob
 
 def _operation(route: Route) -> dict[str, object]:
     success: dict[str, object] = {"description": route.description or route.summary}
-    schema = _reference(route.answer) if route.answer is not None else {"type": "string"}
+    kind = "object" if route.media == "application/json" else "string"
+    schema = _reference(route.answer) if route.answer is not None else {"type": kind}
     success["content"] = {route.media: {"schema": schema}}
     operation: dict[str, object] = {
         "summary": route.summary,

@@ -51,6 +51,8 @@ def serve(
         server.run([listening])
     finally:
         listening.close()
+    if server.failure is not None:
+        raise server.failure
     if not server.started:
         raise CompoundError("the server could not be started", hint="the log above has the reason")
 
@@ -94,15 +96,26 @@ def _listen(settings: ServerSettings) -> socket.socket:
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that reports that it drains before it closes its socket, and exits with 0."""
+    """A uvicorn server that reports that it drains before it closes its socket, and exits with 0.
+
+    Attributes:
+        failure: the error that prevented the start.
+    """
 
     def __init__(self, config: uvicorn.Config, built: Built, name: str) -> None:
         super().__init__(config)
         self._service, self._name = built.service, name
         self._closing: asyncio.TimerHandle | None = None
+        self.failure: CompoundError | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and print the address."""
+        """Open the engines, start, and print the address."""
+        try:
+            await self._service.warm_up()  # uvicorn would log an error in the lifespan with its traceback
+        except CompoundError as error:
+            self.failure, self.should_exit = error, True
+            await self._service.aclose()
+            return
         await super().startup(sockets)
         if not self.started:
             return

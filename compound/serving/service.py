@@ -75,30 +75,43 @@ class Service:
         self.draining, self.ready = False, False
         self.running = self.waiting = 0
         system = deployments.current.system
-        self._executor = Executor(for_system(find, system), on_notice=_log_notice)
+        self._executor = Executor(for_system(find, system), on_call=metrics.called, on_notice=_log_notice)
         self._places = asyncio.Semaphore(settings.concurrency)
         metrics.watch(lambda: self.running, lambda: self.waiting)
         metrics.deployed(deployments.current.digest)
+        deployments.prepare = self.open_engines
 
     async def warm_up(self) -> None:
-        """Open the engines that the configuration names, and check their keys.
+        """Open the engines of the current configuration, unless they are open.
 
         Raises:
             CompoundError: an engine cannot be opened, or its key is missing.
         """
+        if self.ready:
+            return
         remember_environment()
-        for lm in sorted(models(self.deployments.current.system)):
+        await self.open_engines(self.deployments.current.system)
+        self.ready = True
+
+    async def open_engines(self, system: System) -> None:
+        """Open the engines that the configuration of a system names, and check their keys.
+
+        Raises:
+            CompoundError: an engine cannot be opened, or its key is missing.
+        """
+        for lm in sorted(models(system)):
             engine = self._executor.engine(lm)
             if require_key := getattr(engine, "require_key", None):
                 await asyncio.to_thread(require_key)
             if warm_up := getattr(engine, "warm_up", None):
                 await warm_up()
-        self.ready = True
 
     async def aclose(self) -> None:
-        """Close the engines."""
+        """Close the engines, and write the feedback."""
         self.ready = False
         await self._executor.aclose()
+        if self.store is not None:
+            await asyncio.to_thread(self.store.close)
 
     def ticket(self, seed: int | None = None) -> Ticket:
         """Return the identity of a new run, on the current deployment."""
@@ -164,7 +177,7 @@ class Service:
     ) -> Trace:
         """Wait for a place, run the system within the time limit, and count and record the run."""
         arrived = started = time.perf_counter()
-        outcome, trace = "cancelled", None
+        outcome = "cancelled"
         try:
             async with asyncio.timeout(self.settings.timeout), self._admitted(queued):
                 started = time.perf_counter()
@@ -198,7 +211,7 @@ class Service:
             raise Problem(500, outcome, INTERNAL, ticket.run) from None
         finally:
             if outcome != "overloaded":
-                self.metrics.ran(trace, time.perf_counter() - started, started - arrived, outcome)
+                self.metrics.ran(time.perf_counter() - started, started - arrived, outcome)
         return trace
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,10 +66,10 @@ class ServerSettings:
             "reload": 0,
         }  # fmt: skip
         for name, minimum in least.items():
-            if getattr(self, name) < minimum:
+            if not minimum <= getattr(self, name) < math.inf:  # also refuses nan
                 raise DeclarationError(f"{name} must be at least {minimum}, but is {getattr(self, name)}")
         for name in ("timeout", "body_timeout"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise DeclarationError(f"{name} must be above 0, but is {getattr(self, name)}")
         for origin in self.allow_origins:
             if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:

@@ -79,7 +79,7 @@ def log_model(
         folder = Path(place) / "system"
         folder.mkdir()
         _fill(folder, Path(run), system, files)
-        loaded = _loaded(folder, trust, may_import=system is not None or bool(files))
+        loaded = _loaded(folder, trust, system, may_import=system is not None or bool(files))
         requirements = pip_requirements if pip_requirements is not None else _requirements()
         return mlflow.pyfunc.log_model(
             name=name,
@@ -93,10 +93,19 @@ def log_model(
         )
 
 
-def _loaded(folder: Path, trust: Collection[str], *, may_import: bool) -> System:
+def _loaded(
+    folder: Path, trust: Collection[str], given: System | str | Path | None, *, may_import: bool
+) -> System:
     try:
         program = load_program(folder / SYSTEM, trust=trust, allow_import=may_import)
     except SpecError as error:
+        if isinstance(given, System):
+            problem = error.problems[0].removeprefix(f"{folder / SYSTEM}:")
+            raise DeclarationError(
+                f"system {given.name!r} cannot be logged: line {problem} in the file that stores it",
+                hint="engines that are passed in Python are not stored: set lm to the name of a model, such "
+                "as 'openai/gpt-4o-mini', or pass system=, a file with `engines:`",
+            ) from None
         if may_import:
             raise
         raise DeclarationError(

@@ -98,6 +98,26 @@ def test_mistakes_are_named(finished: Path, tmp_path: Path) -> None:
         cp.inspect_calls(tmp_path)
 
 
+def test_the_result_of_an_optimization_is_inspected_by_its_path(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cp.inspect_calls(cp.load_result(finished), limit=1)
+    shown = capsys.readouterr().out
+    cp.inspect_calls(finished, limit=1)
+    assert shown == capsys.readouterr().out != ""
+
+
+def test_what_has_no_traces_is_refused() -> None:
+    evaluation = cp.evaluate(
+        system(), ROWS[:1], "exact_match", engines={"lm": ScriptedLM(reply)}, cache=False
+    )
+    for source in (evaluation, None, [1]):
+        with pytest.raises(DeclarationError, match="inspect_calls prints traces, but got"):
+            cp.inspect_calls(source)  # type: ignore[arg-type]
+    with pytest.raises(DeclarationError, match="limit >= 1 must hold, got 0"):
+        cp.inspect_calls([], limit=0)
+
+
 def test_the_command_prints_text_or_json(finished: Path, cli: Any) -> None:
     ran = cli("trace", str(finished), "--example", "17", "--split", "test", "--limit", "1")
     assert ran.code == 0

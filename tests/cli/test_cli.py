@@ -149,6 +149,7 @@ def test_a_failed_run_exits_1_and_says_where(game: Path, cli: Any) -> None:
     ("arguments", "message"),
     [
         (["x"], "'x' must be NAME=VALUE"),
+        (["x=1", "x=2"], "input 'x' is given twice"),
         (["z=1"], "error: unknown input 'z'; possible: x\n"),
         (["xx=1"], "error: unknown input 'xx'; did you mean 'x'?\n"),
         (["x=one"], "input 'x' must be int, but got 'one'"),

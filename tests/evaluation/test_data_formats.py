@@ -14,6 +14,7 @@ import pytest
 import compound as cp
 from compound.api.arguments import to_dataset
 from compound.errors import DataError, DeclarationError
+from compound.evaluation.examples import read_examples
 from compound.evaluation.rows import read_rows
 from compound.testing import ScriptedLM
 
@@ -178,3 +179,22 @@ def test_a_time_of_a_data_frame_within_a_day_is_no_date() -> None:
     system = cp.System("s", {"y": cp.LLM("a")(day=cp.Input("day", datetime.date))}, lm="lm")
     with pytest.raises(DataError, match="input 'day' must be date"):
         cp.evaluate(system, frame, "exact_match", engines={"lm": ScriptedLM([])})
+
+
+def test_integers_of_a_data_frame_column_with_missing_values_are_integers() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame([{"n": 3, "answer": "3"}, {"n": None, "answer": "none"}])
+    node = cp.LLM("answerer", prompt="Say the number.")(n=cp.Input("n", int | None))
+    system = cp.System("s", {"answer": node}, lm="lm")
+    lm = ScriptedLM(lambda message: "3" if message.endswith("N: 3\nAnswer:") else "none")
+    assert cp.evaluate(system, frame, "exact_match", engines={"lm": lm}, cache=False).mean == 1
+    halves = pandas.DataFrame([{"n": 0.5, "answer": "3"}])
+    with pytest.raises(DataError, match=r"input 'n' must be int \| None, but got 0.5"):
+        cp.evaluate(system, halves, "exact_match", engines={"lm": lm}, cache=False)
+
+
+def test_an_empty_cell_of_an_optional_input_is_none(tmp_path: Path) -> None:
+    (tmp_path / "dev.csv").write_text("n,text\n3,\n,x\n")
+    inputs = {"n": int | None, "text": str | None}
+    found = read_examples(cp.Dataset(tmp_path), "valid", inputs)
+    assert [dict(example.inputs) for example in found] == [{"n": 3, "text": ""}, {"n": None, "text": "x"}]

@@ -201,12 +201,14 @@ def test_a_damaged_gzip_file_is_an_error_not_a_short_data_set(tmp_path: Path) ->
         ('a,b\n"x\ny",2\n1\n', "4: 1 cells, but the header names 2 columns"),
         ("a,a\n1,2\n", "1: two columns have the same name: a, a"),
         ('a,b\n1,"2\n', r"2: not CSV \(unexpected end of data\)"),
+        (f"a\n{'x' * 200_000}\n", r"2: not CSV \(field larger .* as JSON Lines \(.jsonl\)"),
+        ("a,b\r1,2\r", r"1: not CSV \(new-line .* the line ends of Unix or Windows"),
     ],
 )
 def test_an_unusable_csv_row_is_named_by_the_line_it_starts_on(
     tmp_path: Path, text: str, message: str
 ) -> None:
-    (tmp_path / "train.csv").write_text(text, encoding="utf-8")
+    (tmp_path / "train.csv").write_text(text, encoding="utf-8", newline="")
     with pytest.raises(DataError, match=rf"train.csv:{message}"):
         ids(Dataset(tmp_path))
 

@@ -687,3 +687,31 @@ class TestFailuresOfOneBatch:
         found = self.spent(1, 0.0)
         assert found[0] == 9 + 2 * 6 + 3  # … and those that failed once more in the next batch
         assert self.spent(64, 0.005) == self.spent(3, 0.001) == found
+
+
+def test_a_metric_may_modify_its_arguments() -> None:
+    """Matching removes items from lists: neither traces nor the rows of later evaluations lose them."""
+
+    def split(words: list[str]) -> list[str]:
+        return sorted(words)
+
+    def match(outputs: Mapping[str, Any], example: Example) -> float:
+        gold, given = entry(example.gold, "items", list), entry(example.inputs, "words", list)
+        found, right = outputs["items"], 0
+        while found and gold and given:
+            right += found.pop() == gold.pop() == given.pop()
+        return right / 2
+
+    system = System("s", {"items": Function("split", split)(words=Input("words", list[str]))})
+    example = Example("e", {"words": ["a", "b"]}, {"items": ["a", "b"]})
+    traces: list[Trace] = []
+
+    async def score() -> float:
+        found = await evaluate(
+            Executor(), system, [example], custom(match), on_trace=lambda _, trace: traces.append(trace)
+        )
+        return found.mean
+
+    assert [asyncio.run(score()) for _ in range(2)] == [1.0, 1.0]
+    assert [trace.outputs["items"] for trace in traces] == [["a", "b"]] * 2
+    assert traces[0].calls[0].inputs["words"] == traces[0].calls[0].outputs["output"] == ["a", "b"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
@@ -38,10 +39,40 @@ def example(**gold: Any) -> cp.Example:
         ("in 2020, 7 of 9", 9.0), ("Answer: 7 (not 9)", 7.0), ("version 1.2.3", None), ("", None), ("x1", None),
         (True, None), (float("nan"), None), (7, 7.0), ("1" * 400, None), ("12.", 12.0), ("$5.00.", 5.0),
         ("1,250.", 1250.0), ("1,250", 1250.0), ("1, 250", 250.0), ("3-4", 4.0), ("50%", 50.0),
+        ("-$1,250", -1250.0), ("from $3-$5", 5.0), ("a loss of −€2.5", -2.5),
     ],
 )  # fmt: skip
 def test_the_number_of_a_text(text: object, number: float | None) -> None:
     assert find_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("found", "gold", "equal"),
+    [
+        ("-5", "5", 0), ("3.5", "35", 0), ("3.5", 35, 0), ("-5", 5, 0), ("1,5", 15, 0), ("5.", "5", 1), ("$5", "5", 1),
+        ("$5", 5, 1), ("1,000", "1000", 1), ("1-5", "15", 1),
+    ],
+)  # fmt: skip
+def test_different_numbers_are_not_equal(found: str, gold: object, equal: int) -> None:
+    for metric in (cp.exact_match("y"), cp.token_f1("y"), cp.regex_match("y", "(?s).+", gold="y")):
+        assert metric.score({"y": found}, example(y=gold)).value == equal
+
+
+@pytest.mark.parametrize(
+    ("found", "gold", "equal"),
+    [
+        (2.5, "2.50", 1),
+        (5, "5.0", 1),
+        (1, "01", 1),
+        (-5, "5", 0),
+        (5, "five", 0),
+        (10**400, str(10**400), 1),
+        (0, "no", 0),
+    ],
+)
+def test_a_number_equals_the_text_of_a_csv_cell_with_its_value(found: float, gold: str, equal: int) -> None:
+    for metric in (cp.exact_match("y"), cp.token_f1("y"), cp.accuracy("y")):
+        assert metric.score({"y": found}, example(y=gold)).value == equal
 
 
 @given(st.floats(-1e9, 1e9), st.floats(0, 10), st.floats(0, 1), st.floats(-1e9, 1e9))
@@ -132,6 +163,16 @@ def test_pass_at_k_is_the_mean_over_all_subsets(passed: list[bool], k: int) -> N
     subsets = list(itertools.combinations(passed, k))
     expected = sum(any(subset) for subset in subsets) / len(subsets)
     assert PassAt(k).estimate([float(p) for p in passed]) == pytest.approx(expected)
+
+
+def test_pass_at_k_of_a_function_and_of_what_is_no_metric() -> None:
+    metric = cp.pass_at_k(lambda outputs, example: outputs["y"] == "3", k=2)
+    assert asyncio.run(metric.score({"y": "3"}, example())).value == 1
+    for wrong in (2, "exact_match"):
+        with pytest.raises(
+            DeclarationError, match=r"a metric must be a function of \(outputs, example\), but"
+        ):
+            cp.pass_at_k(wrong, k=2)  # type: ignore[arg-type]
 
 
 def test_an_evaluation_by_pass_at_k_needs_k_repeats_and_survives_storage() -> None:

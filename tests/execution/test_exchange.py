@@ -11,6 +11,7 @@ import pytest
 
 import compound as cp
 from compound.engine import Message, Usage
+from compound.errors import DeclarationError
 from compound.evaluation.evaluate import Evaluation
 from compound.execution.cache import DiskCache, MemoryCache
 from compound.execution.exchange import MAX_CHARACTERS, SWITCH
@@ -110,11 +111,18 @@ def test_half_characters_do_not_reach_a_file() -> None:
     assert json.dumps(exchange.to_json(), ensure_ascii=False).encode()
 
 
-def test_recording_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWITCH, "0")
+@pytest.mark.parametrize("value", ["0", "false", "Off", " no "])
+def test_recording_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(SWITCH, value)
     cache = MemoryCache()
     assert run(["7"], cache).calls[0].exchanges == ()
     assert "Be brief." not in json.dumps(cache._rows)
+
+
+def test_an_unknown_value_does_not_record_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "never")
+    with pytest.raises(DeclarationError, match=f"{SWITCH}=never is not supported; possible: 1, memory, 0"):
+        run(["7"])
 
 
 def test_run_shows_the_messages_of_every_call(

@@ -651,6 +651,11 @@ def test_the_command_exports_a_run(cli: Any, tmp_path: Path) -> None:
     ran = cli("export", str(tmp_path / "best.json"), "--to", "tensorflow")
     assert ran.code == 2
     assert "possible: dspy, langchain, messages, openai, python" in ran.err
+    ran = cli("export", str(tmp_path), "--to", "messages")
+    assert (ran.code, f"the configuration of a run directory is {tmp_path / 'best.json'}" in ran.err) == (
+        2,
+        True,
+    )
     (tmp_path / "alone").mkdir()
     (tmp_path / "best.json").rename(tmp_path / "alone" / "best.json")
     ran = cli("export", str(tmp_path / "alone" / "best.json"), "--to", "python")

@@ -51,10 +51,12 @@ def test_a_run_shows_no_key() -> None:
         assert KEY not in shown
 
 
-def test_an_optimization_records_no_key(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gold", ["x", KEY])
+def test_an_optimization_records_no_key(tmp_path: Path, gold: str) -> None:
     folder = tmp_path / "run"
+    rows = [{**row, "answer": gold} for row in ROWS]
     cp.optimize(
-        system(), {"train": ROWS[:4], "valid": ROWS[4:]}, cp.exact_match("answer"), method="random",
+        system(), {"train": rows[:4], "valid": rows[4:]}, cp.exact_match("answer"), method="random",
         budget=30, engines=engines(), run_dir=folder, progress=False,
     )  # fmt: skip
     assert "[key removed]" in (folder / "traces.jsonl").read_text()
@@ -71,9 +73,11 @@ def test_a_cache_has_no_key_and_repeats_completions(tmp_path: Path, monkeypatch:
     assert not holds_key(tmp_path)
 
 
-def test_a_result_with_a_key_is_not_stored(tmp_path: Path) -> None:
+def test_a_result_with_a_key_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sanitize.remember_environment()
     cache = DiskCache(tmp_path / "cache.sqlite")
     cache.put("k", {"outputs": {"a": KEY}})
-    assert cache.get("k") is None
+    monkeypatch.setattr(sanitize, "_SECRETS", {'pass"word'})
+    cache.put("l", {"outputs": {"a": ['pass"word']}})
+    assert (cache.get("k"), cache.get("l")) == (None, None)
     cache.close()

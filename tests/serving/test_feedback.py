@@ -18,7 +18,7 @@ import compound as cp
 from compound.errors import DataError
 from compound.evaluation.feedback import read_feedback
 from compound.execution.executor import Executor
-from compound.execution.trace import Trace
+from compound.execution.trace import Failure, Trace
 from compound.rewards.feedback.draws import draws_from_feedback
 from compound.rewards.pairs import ordered_pairs
 from compound.rewards.sampling.candidates import Sampling
@@ -80,6 +80,7 @@ def test_ids_of_streams_and_chats_can_be_rated(tmp_path: Path) -> None:
         ({"run_id": "RUN", "score": "nan"}, 422),
         ({"run_id": "RUN", "correction": {"answr": "x"}}, 422),
         ({"run_id": "RUN", "correction": {"answer": 5}}, 422),
+        ({"run_id": "RUN", "score": 1, "correction": {}}, 422),
         ({"run_id": "RUN", "score": 1, "better": "RUN", "worse": "OTHER"}, 422),
         ({"better": "RUN", "worse": "RUN"}, 422),
         ({"better": "RUN"}, 422),
@@ -118,11 +119,20 @@ def test_runs_of_an_earlier_server_can_be_rated_and_two_servers_cannot_share_a_f
 def test_records_hold_neither_messages_nor_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from compound.security import sanitize
 
-    monkeypatch.setattr(sanitize, "_SECRETS", {"sk-of-the-provider"})
+    keys = ["sk-of-the-provider", 'pass"word\\of-the-sörver']
+    monkeypatch.setattr(sanitize, "_SECRETS", set(keys))
+    text = f"are {' and '.join(keys)} keys?"
     with serving(tmp_path) as running, running.client() as client:
-        run_of(client, {"inputs": {"question": "is sk-of-the-provider a key?"}})
+        run = run_of(client, {"inputs": {"question": text}})
+        assert rate(client, run_id=run, comment=text, correction={"answer": text}) == 201
     (document,) = map(json.loads, (tmp_path / "runs.jsonl").read_text().splitlines())
-    assert "sk-of-the-provider" not in json.dumps(document)
+    (feedback,) = map(json.loads, (tmp_path / "feedback.jsonl").read_text().splitlines())
+    assert (
+        document["trace"]["inputs"]["question"]
+        == feedback["comment"]
+        == "are [key removed] and [key removed] keys?"
+    )
+    assert feedback["correction"]["answer"] == feedback["comment"]
     assert "exchanges" not in document["trace"]["calls"][0]
 
 
@@ -242,6 +252,50 @@ def test_corrected_and_confirmed_answers_are_examples(tmp_path: Path) -> None:
         for example in _or_none(data, role)
     }
     assert found == {"q0": "new", "q1": "the Rímac"}
+
+
+def _examples(folder: Path, inputs: list[str]) -> list[cp.Example]:
+    return cp.Dataset(folder, split_by={"train": 1.0}).examples("train", inputs)
+
+
+def test_of_runs_with_equal_inputs_the_one_rated_last_is_the_example(tmp_path: Path) -> None:
+    store = FeedbackStore(tmp_path)
+    for run in ("run-0", "run-1"):
+        store.add_run(run, trace_of())
+    store.add_feedback({"run": "run-0", "score": 0.2})
+    store.add_feedback({"run": "run-1", "correction": {"answer": "early"}})
+    store.add_feedback({"run": "run-0", "correction": {"answer": "late"}})
+    store.add_feedback({"run": "run-1", "comment": "thanks"})
+    store.close()
+    (example,) = _examples(tmp_path, ["question"])
+    assert example.gold["answer"] == "late"
+
+
+def test_an_empty_correction_and_a_failed_run_confirm_no_answer(tmp_path: Path) -> None:
+    store = FeedbackStore(tmp_path)
+    store.add_run("run-0", trace_of(question="empty"))
+    store.add_run("run-1", replace(trace_of(question="failed"), failure=Failure("transient", "busy")))
+    store.add_run("run-2", trace_of(question="right"))
+    store.add_feedback({"run": "run-0", "correction": {}})
+    store.add_feedback({"run": "run-1", "score": 1.0})
+    store.add_feedback({"run": "run-2", "score": 1.0})
+    store.close()
+    assert [example.inputs["question"] for example in _examples(tmp_path, ["question"])] == ["right"]
+
+
+def test_inputs_named_like_the_columns_of_feedback_keep_their_values(tmp_path: Path) -> None:
+    inputs = {"id": "customer-7", "gold": "999", "comment": "none"}
+    store = FeedbackStore(tmp_path)
+    for number, question in enumerate(("one", "two")):
+        trace = replace(trace_of(), inputs={**inputs, "question": question})
+        store.add_run(f"run-{number}", trace)
+        store.add_feedback({"run": f"run-{number}", "score": 1.0, "comment": "good"})
+    store.close()
+    examples = _examples(tmp_path, ["question", *inputs])
+    assert [dict(example.inputs) for example in examples] == [
+        {**inputs, "question": "one"}, {**inputs, "question": "two"}
+    ]  # fmt: skip
+    assert all(example.id.startswith("feedback-") for example in examples)
 
 
 def _or_none(data: cp.Dataset, role: Any) -> list[cp.Example]:

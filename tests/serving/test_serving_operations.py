@@ -20,7 +20,8 @@ import httpx
 import pytest
 
 import compound as cp
-from compound.errors import ConfigurationError, MissingExtra
+from compound.errors import CompoundError, ConfigurationError, MissingExtra
+from compound.serving import ServerSettings, serve
 from compound.testing import ScriptedLM
 from served import qa, served
 
@@ -142,6 +143,29 @@ def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, damage: str)
         path.unlink()
         second = save(path, "Second.")
         _until(lambda: client.get("/ready").json() == {"status": "ready", "configuration": second.digest})
+
+
+class WithoutKey(ScriptedLM):
+    """An engine whose key is not set."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+    def require_key(self) -> None:
+        raise CompoundError("the key of 'strong' is not set", hint="export STRONG_KEY=…")
+
+
+def test_a_configuration_whose_engine_cannot_be_opened_changes_nothing(tmp_path: Path) -> None:
+    answerer = cp.LLM("answerer", prompt="Answer.", lm=cp.Choice("lm", "strong"))
+    system = cp.System("qa", {"answer": answerer(question=cp.Input("question"))})
+    engines = {"lm": ScriptedLM(first_word), "strong": WithoutKey()}
+    path = tmp_path / "best.json"
+    system.configuration.save(path)
+    with served(system, engines=engines, config=path) as running, running.client() as client:
+        system.bind({"answerer.lm": "strong"}).configuration.save(path)
+        _until(lambda: "compound_reloads_total{" in client.get("/metrics").text)
+        assert "warning" in client.get("/ready").json()
+        assert client.post("/v1/run", json=BODY).json()["configuration"] == system.configuration.digest
 
 
 def test_a_wrong_configuration_prevents_the_start(tmp_path: Path) -> None:
@@ -300,6 +324,31 @@ def test_a_key_that_is_not_set_prevents_the_start(monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(cp.CompoundError, match="QA_KEY"):
         asyncio.run(start())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("timeout", float("nan")),
+        ("timeout", 0),
+        ("drain", float("inf")),
+        ("reload", float("nan")),
+        ("queue", -1),
+    ],
+)
+def test_limits_that_are_no_numbers_in_their_range_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(CompoundError, match=f"^{name} must be"):
+        ServerSettings(**{name: value})
+
+
+def test_the_server_raises_the_error_that_prevents_its_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ServerSettings(port=0, feedback=tmp_path / "served")
+    for _ in range(2):  # the feedback folder is released
+        with pytest.raises(CompoundError, match="the key of 'strong' is not set"):
+            serve(qa(), engines={"lm": WithoutKey()}, settings=settings)
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def cp_app(lm: Any) -> Any:

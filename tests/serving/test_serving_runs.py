@@ -23,6 +23,8 @@ import compound as cp
 from compound.errors import CallError, QuotaExhausted, RateLimited, TransientError
 from compound.security import sanitize
 from compound.serving import service
+from compound.serving.application import build
+from compound.serving.settings import ServerSettings
 from compound.testing import ScriptedLM
 from served import qa, served
 
@@ -161,6 +163,19 @@ def test_typed_inputs_are_validated_and_typed_outputs_returned() -> None:
             error = wrong.json()["error"]
             assert error["type"] == "invalid_request"
             assert field in [detail["field"] for detail in error["details"]]
+
+
+def test_openapi_describes_the_answers_of_all_routes_without_a_body() -> None:
+    with served(qa(), ScriptedLM([])) as running, running.client() as client:
+        document = client.get("/openapi.json").json()
+        described = {path: item["get"] for path, item in document["paths"].items() if "get" in item}
+        assert set(described) == {"/health", "/ready", "/metrics", "/v1/models"}
+        for path, operation in described.items():
+            ((media, content),) = operation["responses"]["200"]["content"].items()
+            answer = client.get(path)
+            jsonschema.validate(
+                answer.json() if media == "application/json" else answer.text, content["schema"]
+            )
 
 
 def test_openapi_describes_what_the_server_accepts_and_returns() -> None:
@@ -355,6 +370,35 @@ def test_keys_appear_neither_in_answers_nor_in_streams(
     assert all("sk-of-the-provider" not in text for text in [*texts, caplog.text])
     assert "[key removed]" in texts[0]
     assert "[key removed]" in texts[2]
+
+
+def test_metrics_count_the_finished_calls_of_a_run_that_does_not_end() -> None:
+    """A provider bills them, although the run timed out or its client is gone."""
+
+    async def cancel_in_the_second_call() -> str:
+        asked = asyncio.Event()
+
+        async def answer(message: str) -> str:
+            if message.startswith("Check"):
+                asked.set()
+                await asyncio.Event().wait()
+            return "the Rímac"
+
+        answerer = cp.LLM("answerer", prompt="Answer.")
+        checker = cp.LLM("checker", prompt="Check.")
+        system = cp.System("qa", {"answer": checker(text=answerer(question=cp.Input("question")))}, lm="lm")
+        built = build(system, None, {"lm": ScriptedLM(answer)}, ServerSettings())
+        run = asyncio.create_task(built.service.run(built.service.ticket(), {"question": "?"}))
+        await asked.wait()
+        run.cancel()
+        await asyncio.wait([run])
+        await built.service.aclose()
+        return built.service.metrics.text("")[0].decode()
+
+    text = asyncio.run(cancel_in_the_second_call())
+    assert 'compound_run_seconds_count{outcome="cancelled"} 1.0' in text
+    assert 'compound_calls_total{component="answerer",outcome="ok"} 1.0' in text
+    assert 'compound_tokens_total{kind="completion"} 2.0' in text
 
 
 def test_metrics_count_requests_runs_calls_and_tokens() -> None:

@@ -41,10 +41,10 @@ class Running:
 
 @contextmanager
 def served(
-    system: cp.System, lm: Any = None, *, config: Path | None = None, **settings: Any
+    system: cp.System, lm: Any = None, *, config: Path | None = None, engines: Any = None, **settings: Any
 ) -> Iterator[Running]:
     """Serve a system in a thread for the duration of the block."""
-    engines = None if lm is None else {"lm": lm}
+    engines = engines if lm is None else {"lm": lm}
     options = ServerSettings(**{"port": 0, "drain": 5.0, "reload": 0.05, **settings})
     built = build(system, config, engines, options)
     listening = socket.socket()

@@ -178,6 +178,11 @@ class TestModels:
         with pytest.raises(RunDirectoryError, match="the run was started in Python"):
             log_model(tmp_path / "python")
         assert log_model(tmp_path / "python", system=system).model_uri
+        named = cp.LLM("answerer", prompt=cp.Text("Say something."), lm="mine")
+        system = cp.System("qa", outputs={"answer": named(question=cp.Input("question"))})
+        message = "'qa' cannot be logged: line .* no engine for the model 'mine'.*are not stored"
+        with pytest.raises(DeclarationError, match=message):
+            log_model(tmp_path / "python", system=system)
 
     def test_the_classes_of_a_system_are_stored_as_json_schemas(
         self, store: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

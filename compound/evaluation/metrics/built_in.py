@@ -12,7 +12,13 @@ from typing import ClassVar
 from compound.errors import CallError, DataError, DeclarationError
 from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.messages import format_value, format_values
-from compound.evaluation.metrics.text import find_label, normalize
+from compound.evaluation.metrics.text import (
+    are_different_numbers,
+    equal_answers,
+    find_label,
+    is_number,
+    normalize,
+)
 from compound.evaluation.metrics.verdicts import text_of, verdict
 from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example, Score
@@ -28,8 +34,8 @@ class ExactMatch(Comparison):
 
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return 1 or 0."""
-        text = text_of(found, where)
-        return verdict(any(_equal(text, answer) for answer in accepted), accepted, found)
+        text_of(found, where)  # rejects other values
+        return verdict(any(equal_answers(found, answer) for answer in accepted), accepted, found)
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,8 @@ class TokenF1(Comparison):
 
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return the best F1, with its precision and recall as parts."""
-        text = text_of(found, where)
-        f1, precision, recall = max(_overlap(text, answer) for answer in accepted)
+        text_of(found, where)  # rejects other values
+        f1, precision, recall = max(_overlap(found, answer) for answer in accepted)
         parts = {"precision": precision, "recall": recall}
         return replace(verdict(f1 == 1.0, accepted, found), value=f1, parts=parts)
 
@@ -71,7 +77,7 @@ class Accuracy(Comparison):
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return 1 or 0."""
         if not self.choices:
-            return verdict(any(found == a or _item(found) == _item(a) for a in accepted), accepted, found)
+            return verdict(any(_equal_labels(found, answer) for answer in accepted), accepted, found)
         wanted = {str(answer).strip().lower() for answer in accepted}
         label = find_label(text_of(found, where), self.choices)
         score = verdict(label is not None and label.lower() in wanted, accepted, label)
@@ -122,6 +128,9 @@ class RecallAtK(Comparison):
 
 def exact_match(output: str, gold: str | None = None) -> ExactMatch:
     """Score 1 if the output equals an acceptable answer after SQuAD's normalisation, else 0.
+
+    Different numbers are never equal, although the normalisation removes signs and decimal points: 3.5 is
+    not 35.
 
     Args:
         output: The system output to read.
@@ -207,25 +216,25 @@ def recall_at_k(output: str, gold: str | None = None, k: int = 5, key: str | Non
     return RecallAtK(f"recall_at_{k}", output, gold or output, k, key)
 
 
-def _equal(text: str, answer: object) -> bool:
-    if isinstance(answer, bool) or not isinstance(answer, numbers.Real):
-        return normalize(text) == normalize(str(answer))
-    try:
-        return math.isclose(float(text.strip().rstrip(".").replace(",", "")), answer, rel_tol=1e-9)
-    except ValueError:
-        return False
+def _equal_labels(found: object, answer: object) -> bool:
+    if is_number(found) and equal_answers(found, answer):
+        return True  # also if the label is the text "1.0"
+    return found == answer or _item(found) == _item(answer)
 
 
-def _overlap(text: str, answer: object) -> tuple[float, float, float]:
-    """Return F1, precision and recall of the words of two texts."""
-    if isinstance(answer, numbers.Real):
-        return (float(_equal(text, answer)),) * 3
-    found, wanted = normalize(text).split(), normalize(str(answer)).split()
-    if not found or not wanted:
-        return (float(found == wanted),) * 3
-    common = (Counter(found) & Counter(wanted)).total()
+def _overlap(found: object, answer: object) -> tuple[float, float, float]:
+    """Return F1, precision and recall of the words of an output and an answer."""
+    if isinstance(answer, numbers.Real) or is_number(found):
+        return (float(equal_answers(found, answer)),) * 3
+    text, wanted = str(found), str(answer)
+    if are_different_numbers(text, wanted):
+        return (0.0,) * 3
+    words, gold = normalize(text).split(), normalize(wanted).split()
+    if not words or not gold:
+        return (float(words == gold),) * 3
+    common = (Counter(words) & Counter(gold)).total()
     # Equal to 2pr / (p + r), but without its rounding errors and never 0 / 0.
-    return 2 * common / (len(found) + len(wanted)), common / len(found), common / len(wanted)
+    return 2 * common / (len(words) + len(gold)), common / len(words), common / len(gold)
 
 
 def _item(value: object) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from compound.concurrency.functions import FunctionRunner, ThreadUse
 from compound.concurrency.own_thread import exit_as_error
-from compound.errors import CallError
+from compound.errors import CallError, DeclarationError
 from compound.evaluation.metrics.bounds import checked_bounds
 from compound.evaluation.metrics.comparison import missing_output
 from compound.evaluation.metrics.messages import format_value
@@ -83,14 +83,19 @@ def custom(
             call was slow; ``always`` and ``never`` are for functions that need it. Calls in threads overlap.
 
     Raises:
-        DeclarationError: The bounds are not two finite numbers in ascending order, or ``thread`` has another
-            value.
+        DeclarationError: ``function`` is no function, the bounds are not two finite numbers in ascending
+            order, or ``thread`` has another value.
         UserCodeError: The function cannot be called with outputs and an example.
 
     >>> metric = custom(lambda outputs, example: len(outputs["answer"]) < 5, "short", bounds=(0, 1))
     >>> metric.score({"answer": "yes"}, None)
     Score(value=1.0, feedback='', parts={})
     """
+    if not callable(function):
+        raise DeclarationError(
+            f"a metric must be a function of (outputs, example), but is {function!r:.80}",
+            hint="or a metric such as cp.exact_match('answer')",
+        )
     chosen = name or getattr(function, "__name__", type(function).__name__)
     check_signature(function, f"metric {chosen!r}", "outputs", "example")
     return Custom(function, chosen, None if bounds is None else checked_bounds(bounds, chosen), thread)

@@ -12,15 +12,14 @@ from typing import ClassVar
 from compound.errors import CallError, DataError, DeclarationError
 from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.messages import format_value, format_values
-from compound.evaluation.metrics.text import ANSWER, normalize
+from compound.evaluation.metrics.text import ANSWER, DIGITS, equal_answers
 from compound.evaluation.metrics.verdicts import text_of, verdict
 from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example, Score
 
 MAX_PATTERN = 1_000  # characters; patterns may come from data
-_NUMBER = re.compile(
-    r"(?<![\w.])[-+−]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?!\.?\d)"
-)
+_NUMBER = re.compile(rf"(?<![\w.])(?:[-+−][$€£¥]?)?{DIGITS}(?!\.?\d)")
+_NO_NUMBER = re.compile("[,$€£¥]")
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class RegexMatch(Comparison):
         if match is None:
             return Score(0.0, f"no match of {format_value(self.pattern)} in {format_value(text)}")
         value = match[1] if match.re.groups else match[0]
-        right = value is not None and any(normalize(value) == normalize(str(a)) for a in accepted)
+        right = value is not None and any(equal_answers(value, answer) for answer in accepted)
         return verdict(right, accepted, value)
 
     def _find(self, pattern: object) -> Callable[[str], re.Match[str] | None]:
@@ -152,7 +151,7 @@ def find_number(value: object) -> float | None:
     found = behind[0] if behind else next(iter(_NUMBER.findall(value)[-1:]), None)
     if found is None:
         return None
-    number = float(found.replace(",", "").replace("−", "-"))
+    number = float(_NO_NUMBER.sub("", found).replace("−", "-"))
     return number if math.isfinite(number) else None
 
 
@@ -166,7 +165,7 @@ def regex_match(
     r"""Score 1 if a regular expression is found in the output, else 0.
 
     With ``pattern`` and ``gold``, the text that the pattern finds (its first group, if it has one) is
-    compared with the gold field after SQuAD's normalisation. With ``pattern`` alone, finding it is enough.
+    compared with the gold field like by `exact_match`. With ``pattern`` alone, finding it is enough.
     Without ``pattern``, the gold field holds the pattern, or several of which one must be found. The time of
     a match can grow exponentially with the text for patterns such as ``(a+)+b``: use patterns that you trust.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from compound.errors import DeclarationError
 from compound.evaluation.metrics.bounds import bounds_of
+from compound.evaluation.metrics.custom import Scoring, as_metric
 from compound.evaluation.metrics.models import MetricCalls, metric_lms
 from compound.evaluation.metrics.scoring import apply_metric, check_rows
 from compound.evaluation.statistics import UNIT, Bounds
@@ -88,34 +89,35 @@ class PassAtK:
         return Score(float(score.value >= self.at.threshold), score.feedback, score.parts)
 
 
-def pass_at_k(of: Metric, k: int, threshold: float = 1.0) -> PassAtK:
+def pass_at_k(of: Metric | Scoring, k: int, threshold: float = 1.0) -> PassAtK:
     """Score 1 if at least one of ``k`` runs of an example passes, estimated from all its repeats.
 
     An evaluation with n >= k repeats estimates it without bias as 1 - C(n - c, k) / C(n, k), where c of n
     runs pass (Chen et al. 2021). A search scores single runs while it compares candidates, that is, pass@1.
 
     Args:
-        of: The metric that scores a run.
+        of: The metric that scores a run, or a function of outputs and example.
         k: The number of runs of which one must pass.
         threshold: The lowest score that passes.
 
     Raises:
-        DeclarationError: ``k`` is below 1, or no score of the metric passes.
+        DeclarationError: ``of`` is no metric, ``k`` is below 1, or no score of the metric passes.
 
     >>> from compound import exact_match
     >>> pass_at_k(exact_match("answer"), k=3).name
     'pass@3 of exact_match'
     """
+    metric = as_metric(of)
     if k < 1:
         raise DeclarationError(f"pass_at_k: k >= 1 must hold, got k={k}")
-    bounds = bounds_of(of)
+    bounds = bounds_of(metric)
     if bounds is not None and not bounds[0] < threshold <= bounds[1]:
         low, high = bounds
         raise DeclarationError(
-            f"pass_at_k: threshold must be above {low:g} and at most {high:g}, the bounds of {of.name}, "
+            f"pass_at_k: threshold must be above {low:g} and at most {high:g}, the bounds of {metric.name}, "
             f"got {threshold:g}"
         )
-    return PassAtK(of, PassAt(k, threshold))
+    return PassAtK(metric, PassAt(k, threshold))
 
 
 def pass_at_of(metric: Metric) -> PassAt | None:

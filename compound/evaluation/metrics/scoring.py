@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
+from compound.containers import copy_containers
 from compound.evaluation.metrics.bounds import bounds_of
 from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.custom import Custom, as_score
@@ -23,6 +25,16 @@ def check_rows(metric: Metric, outputs: Collection[str], examples: Iterable[Exam
     """
     if isinstance(metric, Comparison | ModelMetric):
         metric.check(outputs, examples)
+
+
+def copy_arguments(outputs: Mapping[str, object], example: Example) -> tuple[dict[str, object], Example]:
+    """Return outputs and an example that a metric may modify without changing traces and data."""
+    inputs, gold = (
+        MappingProxyType({name: copy_containers(value) for name, value in values.items()})
+        for values in (example.inputs, example.gold)
+    )
+    copied = {name: copy_containers(value) for name, value in outputs.items()}
+    return copied, replace(example, inputs=inputs, gold=gold)
 
 
 async def apply_metric(

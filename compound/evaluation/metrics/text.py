@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import re
 import string
 from collections.abc import Sequence
@@ -14,6 +16,8 @@ _DENIAL = re.compile(
     r"(?:\b(?:not|never|nor|non|neither)|n['’]t)(?:\s+(?:a|an|the|very))?[\s\-\"'`*]*$", re.IGNORECASE
 )
 _LONGEST = 24  # maximum length of a negation before a label
+DIGITS = r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
+_BARE_NUMBER = re.compile(rf"[^\w.+−-]*([-+−]?)[^\w.+−-]*({DIGITS})\W*")
 
 
 def normalize(text: str) -> str:
@@ -26,6 +30,46 @@ def normalize(text: str) -> str:
     """
     lowered = text.lower()
     return " ".join(_ARTICLES.sub(" ", lowered.translate(_PUNCTUATION)).split()) or " ".join(lowered.split())
+
+
+def bare_number(text: str) -> float | None:
+    """Return the number that a text consists of, apart from punctuation around it; else None.
+
+    >>> bare_number("-$1,250.50"), bare_number("42%."), bare_number("3,5"), bare_number("42 km")
+    (-1250.5, 42.0, None, None)
+    """
+    match = _BARE_NUMBER.fullmatch(text)
+    return float(f"{match[1]}{match[2]}".replace("−", "-").replace(",", "")) if match else None
+
+
+def are_different_numbers(one: str, other: str) -> bool:
+    """Return whether two texts are numbers with different values; `normalize` may make them equal.
+
+    >>> are_different_numbers("3.5", "35"), are_different_numbers("1,000", "1000"), normalize("-3.5")
+    (True, False, '35')
+    """
+    values = bare_number(one), bare_number(other)
+    return None not in values and values[0] != values[1]
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a number; a text or a bool is none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def equal_answers(found: object, answer: object) -> bool:
+    """Return whether an output equals an answer: by value if one is a number, else as normalised texts.
+
+    >>> equal_answers("The Rímac.", "rímac"), equal_answers("3.5", "35"), equal_answers(2.5, "2.50")
+    (True, False, True)
+    """
+    text, wanted = str(found), str(answer)
+    if not (is_number(found) or is_number(answer)):
+        return normalize(text) == normalize(wanted) and not are_different_numbers(text, wanted)
+    one, other = bare_number(text), bare_number(wanted)
+    if one is None or other is None or math.inf in (one, other):
+        return text == wanted
+    return math.isclose(one, other, rel_tol=1e-9)
 
 
 def find_label(text: str, choices: Sequence[str]) -> str | None:

@@ -38,7 +38,10 @@ class FeedbackRequest(Closed):
     @model_validator(mode="after")
     def check_form(self) -> Self:
         """Reject a mixture of the two forms."""
-        about_one = [self.score, getattr(self, "correction", None), self.comment]
+        correction: BaseModel | None = getattr(self, "correction", None)
+        if correction is not None and not correction.model_fields_set:
+            raise ValueError("a correction must name at least one output")
+        about_one = [self.score, correction, self.comment]
         if self.run_id is not None:
             fits = any(value is not None for value in about_one) and self.better is self.worse is None
         else:
