@@ -22,6 +22,8 @@ from compound.graph.space import Demo
 from compound.graph.types import Port
 from compound.image import Image, replace_images
 
+THOUGHTS_END = "</think>"
+
 
 def render(
     prompt: str,
@@ -164,14 +166,19 @@ def _answer(value: object) -> str:
 def parse(text: str, outputs: Mapping[str, Port], layout: Layout) -> dict[str, object]:
     """Parse the declared fields from a model's text.
 
+    Thoughts before the answer (``<think>…</think>``), which may contain drafts of it, are ignored unless the
+    whole text is the value. Chat templates may write ``<think>``, so that the model's text lacks it.
+
     Raises:
         ParseError: a field is missing or has another type; ``outputs`` holds the fields that were parsed.
 
     >>> parse("**answer**: Lima\\nconfident: yes", {"answer": Port(str), "confident": Port(bool)}, "fields")
     {'answer': 'Lima', 'confident': True}
     """
+    name, port = next(iter(outputs.items()))
+    if THOUGHTS_END in text and (layout != "text" or port.type is not str):
+        text = text.partition(THOUGHTS_END)[2]
     if layout == "text":
-        name, port = next(iter(outputs.items()))
         # Engines that cannot prefill the answer show the cue in the message, and the model may repeat it.
         repeated = f"{field_label(name)}:"
         raw: Mapping[str, object] = {name: text.strip().removeprefix(repeated).strip()}

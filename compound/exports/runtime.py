@@ -332,8 +332,10 @@ def unwrap(text: str) -> str:
 
 def parse(text: str, fields: Mapping[str, Any], layout: str) -> dict[str, Any]:
     """Read the fields of an answer, or raise ValueError."""
+    name = next(iter(fields))
+    if "</think>" in text and (layout != "text" or fields[name]["type"] != "str"):
+        text = text.partition("</think>")[2]  # thoughts may contain drafts of the answer
     if layout == "text":
-        name = next(iter(fields))
         raw: dict[str, Any] = {name: text.strip().removeprefix(f"{field_label(name)}:").strip()}
     else:
         raw = json_object(text, list(fields)) if layout == "json" else labelled_fields(text, list(fields))

@@ -17,6 +17,7 @@ from compound.web.problems import Problem
 
 OPEN_PATHS = ("/health", "/ready")  # probes have no key
 Count = Callable[[Scope, int], None]
+EXPOSED_HEADERS = b"X-Run-Id, Retry-After"
 CORS_HEADERS = b"authorization, content-type"
 
 
@@ -174,7 +175,11 @@ class Guard:
             if message["type"] == "http.response.start":
                 self._count(scope, message["status"])
                 if origin in self._origins:
-                    extra = [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
+                    extra = [
+                        (b"access-control-allow-origin", origin),
+                        (b"access-control-expose-headers", EXPOSED_HEADERS),
+                        (b"vary", b"Origin"),
+                    ]
                     message = {**message, "headers": [*message["headers"], *extra]}
             await send(message)
 

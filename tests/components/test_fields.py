@@ -204,6 +204,22 @@ def test_code_in_a_value_keeps_its_fence_and_its_indentation() -> None:
     assert parse(indented, ports(code=str), "fields") == {"code": "if x:\n    y = 1"}
 
 
+@pytest.mark.parametrize("start", ["<think>", "", "\n<think>\n"])
+def test_thoughts_before_a_typed_answer_are_ignored(start: str) -> None:
+    draft = f'{start}Perhaps {{"a": 1}}? No.\nn: 4\n</think>\n'
+    assert parse(draft + "7", ports(n=int), "text") == {"n": 7}
+    assert parse(draft + '{"a": 2}', ports(n=dict[str, int]), "text") == {"n": {"a": 2}}
+    assert parse(draft + '{"a": 2}', ports(a=int), "json") == {"a": 2}
+    assert parse(f"{draft}n: 5\nb: x", ports(n=int, b=str), "fields") == {"n": 5, "b": "x"}
+    with pytest.raises(ParseError):  # the draft is not the answer
+        parse(draft, ports(n=int), "text")
+
+
+def test_thoughts_are_part_of_an_answer_that_is_a_text() -> None:
+    text = "<think>Lima?</think> Lima"
+    assert parse(text, ports(answer=str), "text") == {"answer": text}
+
+
 def test_what_did_parse_is_kept_when_a_field_did_not() -> None:
     with pytest.raises(ParseError) as error:
         parse("reason: It fits.\nscore: high", THREE, "fields")

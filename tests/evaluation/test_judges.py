@@ -337,3 +337,9 @@ def test_agreement_reports_how_often_both_orders_agree() -> None:
     )
     assert found.consistent == 0.0
     assert "the same in both orders on 0%" in str(found)
+
+
+@pytest.mark.parametrize("scale", [1, 101, 2.5, (0, 10)])
+def test_a_rubric_needs_a_scale_of_whole_numbers(scale: Any) -> None:
+    with pytest.raises(DeclarationError, match="scale must be a whole number from 2 to 100"):
+        cp.rubric("answer", "judge", {"correct": "It is true."}, scale=scale)

@@ -25,12 +25,13 @@ from hypothesis import strategies as st
 import compound as cp
 from compound.components.answers.answer_values import parse_value
 from compound.components.answers.type_notes import field_label
-from compound.components.fields import format_value
-from compound.errors import ExportError
+from compound.components.fields import format_value, parse
+from compound.errors import ExportError, ParseError
 from compound.exports import runtime
 from compound.exports.export import TARGETS
 from compound.exports.literal import python_literal
 from compound.exports.program import describe_type
+from compound.graph.types import Port
 from compound.testing import ScriptedLM
 from compound.testing.chat_server import ChatServer
 from export_parts import is_question, is_short, search, shorten
@@ -303,6 +304,24 @@ def test_values_are_read_as_by_the_package(text: str) -> None:
         except ValueError:
             found = ValueError
         assert found == expected, kind
+
+
+@pytest.mark.parametrize(
+    ("layout", "kinds"),
+    [("text", {"n": int}), ("text", {"n": str}), ("json", {"n": int}), ("fields", {"n": int})],
+)
+@pytest.mark.parametrize("answer", ["<think>n: 1</think>n: 2", '{"n": 1}</think>{"n": 2}', "n: 1"])
+def test_thoughts_are_read_as_by_the_package(layout: Any, kinds: dict[str, type], answer: str) -> None:
+    try:
+        expected: object = parse(answer, {name: Port(kind) for name, kind in kinds.items()}, layout)
+    except ParseError:
+        expected = ValueError
+    try:
+        fields = {name: describe_type(kind) for name, kind in kinds.items()}
+        found: object = runtime.parse(answer, fields, layout)
+    except ValueError:
+        found = ValueError
+    assert found == expected
 
 
 @given(

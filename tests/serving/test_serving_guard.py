@@ -75,6 +75,8 @@ def test_pages_of_foreign_origins_may_not_call(origin: str, status: int) -> None
         assert len(lm.requests) == (status == 200)
         readable = answer.headers.get("access-control-allow-origin")
         assert readable == (origin if status == 200 else None)
+        exposed = answer.headers.get("access-control-expose-headers", "")
+        assert ("X-Run-Id" in exposed and "X-Run-Id" in answer.headers) is (status == 200)
         asked = client.options("/v1/run", headers={"Origin": origin, "Access-Control-Request-Method": "POST"})
         assert asked.status_code == (204 if status == 200 else 403)
 

@@ -168,8 +168,8 @@ def rubric(
             )
     if len({name.lower() for name in criteria}) < len(criteria):
         raise DeclarationError("rubric: names of criteria must differ in more than case")
-    if not 2 <= scale <= 100:
-        raise DeclarationError(f"rubric: scale must be from 2 to 100, got {scale}")
+    if not isinstance(scale, int) or not 2 <= scale <= 100:
+        raise DeclarationError(f"rubric: scale must be a whole number from 2 to 100, got {scale!r}")
     if max_tokens < 1:
         raise DeclarationError(f"rubric: max_tokens >= 1 must hold, got {max_tokens}")
     listed = tuple((name, str(description)) for name, description in criteria.items())
