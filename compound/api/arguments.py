@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 from compound.engine import Engine
 from compound.errors import DeclarationError, suggest_name
-from compound.evaluation.dataset import ROLES, Dataset
+from compound.evaluation.dataset import ROLES, Dataset, Split
 from compound.evaluation.metrics.custom import Scoring, as_metric
 from compound.evaluation.metrics.named import METRICS, metric_factory
 from compound.evaluation.rows import as_row
@@ -53,12 +53,13 @@ GivenBudget = Budget | BudgetSettings | Mapping[str, object] | float
 GivenEngines = Mapping[str, Engine | str] | Callable[[str], Engine]
 
 
-def to_dataset(data: GivenData, *, splits: bool) -> Dataset:
+def to_dataset(data: GivenData, *, splits: bool, role: Split = "valid") -> Dataset:
     """Convert an argument to a data set.
 
     Args:
         data: a `Dataset` or its path, rows by split, or a single set of rows.
         splits: whether separate splits are required; if not, a single set of rows serves as every split.
+        role: the split as which the path of a single file serves, where separate splits are not required.
 
     Raises:
         DeclarationError: the value has another type, or is a single set of rows where splits are required.
@@ -66,7 +67,8 @@ def to_dataset(data: GivenData, *, splits: bool) -> Dataset:
     if isinstance(data, Dataset):
         return data
     if isinstance(data, str | Path):
-        return Dataset(data)
+        is_single = not splits and Path(data).is_file()
+        return Dataset(data, split_by={role: 1.0}) if is_single else Dataset(data)
     if isinstance(data, Mapping):  # a DatasetDict of Hugging Face is one, too
         data = _named_splits(data)
         unknown = [name for name in data if name not in ROLES]

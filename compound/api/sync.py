@@ -112,7 +112,7 @@ def evaluate(
         system: the system to evaluate, bound to a configuration.
         data: a `Dataset` or its path, rows by split, or rows: a list of dictionaries or a data frame.
         metric: a metric, a function of outputs and example, or the name of a metric of the only output.
-        split: the split to read; rows without splits serve as any split.
+        split: the split to read; rows without splits, also the path of a single file, serve as any split.
         limit: maximum number of examples.
         repeats: number of runs per example.
         settings: seed, concurrency, runner and the treatment of failures.
@@ -134,7 +134,7 @@ def evaluate(
         )
     settings = make_settings({**(settings or OptimizeSettings()).given, **changes})
     find, scoring = resolve_engines(system, engines), resolve_metric(metric, system)
-    data = to_dataset(data, splits=False)
+    data = to_dataset(data, splits=False, role=split)
     examples = read_examples(data, split, system.inputs, limit=limit, seed=settings.seed)
     if not examples:
         raise DataError(f"the {split} split is empty")

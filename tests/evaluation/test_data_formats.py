@@ -198,3 +198,15 @@ def test_an_empty_cell_of_an_optional_input_is_none(tmp_path: Path) -> None:
     inputs = {"n": int | None, "text": str | None}
     found = read_examples(cp.Dataset(tmp_path), "valid", inputs)
     assert [dict(example.inputs) for example in found] == [{"n": 3, "text": ""}, {"n": None, "text": "x"}]
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_a_single_file_is_evaluated_as_any_split(split: Any, tmp_path: Path) -> None:
+    def same(x: str) -> str:
+        return x
+
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"x": "{i}", "y": "{i % 2}"}}\n' for i in range(5)), encoding="utf-8")
+    system = cp.System("s", {"y": cp.Function("f", same)(x=cp.Input("x", str))})
+    found = cp.evaluate(system, path, "exact_match", split, cache=False)
+    assert found.scores == (1.0, 1.0, 0.0, 0.0, 0.0)
