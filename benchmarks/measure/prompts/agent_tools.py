@@ -11,8 +11,8 @@ the controls: the best constant answer, and one direct call of the model without
 3. After `search` has tuned its prompt, worked examples and tool texts.
 4. After one step of `mmgrpo` on the weights of 3, whether or not the step would be accepted.
 
-The model is the embedded SmolLM2 with 135 million parameters; the servers are started as programs. About 15
-minutes on one core.
+Stages 3 and 4 are measured with several seeds of the search and the training. The model is the embedded
+SmolLM2 with 135 million parameters; the servers are started as programs. About 20 minutes on one core.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ from compound.testing import PlainMemory
 FILE = Path(__file__).parents[2] / "agent.yaml"
 OUTPUT = Path(__file__).parents[2] / "data" / "agent_tools.json"
 DEMOS, WEIGHTS = "clerk_turn.demos", "clerk_turn.weights"
+SEEDS = 3
 STEP = {
-    "method": "mmgrpo", "seed": 0,
+    "method": "mmgrpo",
     "mmgrpo": {
         "steps": 1, "rollouts": {"examples": 6, "runs": 6}, "optimizer": {"lr": 5e-4},
         "evaluation": {"every": 0},
@@ -62,18 +63,26 @@ class Measurement:
     Args:
         program: the benchmark with its data.
         folder: where run directories and adapters are written.
+
+    Attributes:
+        seed: the seed of searches and trainings; set by `begin`.
     """
 
     def __init__(self, program: Program, folder: Path) -> None:
         assert program.metric is not None
         assert program.data is not None
-        self.program, self.folder, self.memory = program, folder, PlainMemory(folder / "memory")
-        self.memory.folder.mkdir()
+        self.program, self.folder = program, folder
+        self.begin(0)
         self.metric: Metric = program.metric
         self.train, self.valid, self.test = (
             read_examples(program.data, split, program.system.inputs) for split in ("train", "valid", "test")
         )
         self.stages: dict[str, object] = {}
+
+    def begin(self, seed: int) -> None:
+        """Use a seed, and an empty memory for the training."""
+        self.seed, self.memory = seed, PlainMemory(self.folder / f"memory-{seed}")
+        self.memory.folder.mkdir(exist_ok=True)
 
     def score(self, stage: str, system: cp.System) -> None:
         """Evaluate a stage on the test questions."""
@@ -120,7 +129,7 @@ class Measurement:
         started = time.process_time()
         result = cp.optimize(
             system, data, self.metric, settings=self.program.optimize, engines=self.program.find_engine,
-            run_dir=self.folder / "search", progress=False,
+            run_dir=self.folder / f"search-{self.seed}", progress=False, seed=self.seed,
         )  # fmt: skip
         best = system.bind({**system.configuration, **{key: result.best[key] for key in frozen}})
         changed = [key for key in frozen if best.configuration[key] != system.configuration[key]]
@@ -137,7 +146,7 @@ class Measurement:
         return asyncio.run(self._trained(system))
 
     async def _trained(self, system: cp.System) -> tuple[cp.System, dict[str, object]]:
-        settings = make_settings(STEP)
+        settings = make_settings({**STEP, "seed": self.seed})
         made = method("mmgrpo", system, settings)
         executor = self.executor()
         problem = Problem(system, self.train, (), (), self.metric, settings, made, self.program.find_engine)
@@ -146,7 +155,7 @@ class Measurement:
         try:
             for job in made.jobs:
                 scorer = JobScorer(problem, executor, system, CALLS, executor.meter.system_runs)
-                seed = derive_seed(0, "job")
+                seed = derive_seed(self.seed, "job")
                 task = Task(system, job.keys, self.train, scorer, seed, 0, 4, 8, context)
                 async for event in made.optimizers[job.optimizer].propose(task):
                     if isinstance(event, Proposal):
@@ -182,15 +191,20 @@ def main() -> None:
         measured.controls()
         measured.score("agent without worked examples", declared.bind({DEMOS: []}))
         measured.score("with two worked examples", declared)
-        best, search = measured.searched(declared)
-        measured.score("after search", best)
-        after, step = measured.trained(best)
-        measured.score("after one training step", after)
+        searches, steps = [], []
+        for seed in range(SEEDS):
+            measured.begin(seed)
+            best, search = measured.searched(declared)
+            measured.score(f"after search, seed {seed}", best)
+            after, step = measured.trained(best)
+            measured.score(f"after one training step, seed {seed}", after)
+            searches.append(search)
+            steps.append(step)
         found = {
             "questions": len(measured.test),
             "stages": measured.stages,
-            "search": search,
-            "training": step,
+            "search": searches,
+            "training": steps,
         }
     OUTPUT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
