@@ -146,7 +146,7 @@ def images_in(value: object) -> list[Image]:
     """Return the images in a value, also in collections, pydantic models and dataclasses.
 
     >>> images_in({"photos": [Image.from_bytes(b"GIF89a-and-so-on")], "title": "a"})
-    [Image(image/gif, 16 bytes, sha256 d04ef6c63d9d)]
+    [Image(image/gif, 16 bytes, sha256 d04673c31425)]
     """
     found: list[Image] = []
 

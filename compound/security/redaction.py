@@ -16,8 +16,8 @@ class StreamRedactor:
         >>> from compound.security.sanitize import remember_secret
         >>> remember_secret("sk-divided-key")
         >>> redactor = StreamRedactor()
-        >>> redactor.feed("denied for sk-divi"), redactor.feed("ded-key"), redactor.flush()
-        ('denied for ', '[key removed]', '')
+        >>> redactor.feed("denied for sk-divi"), redactor.feed("ded-key\\n"), redactor.flush()
+        ('denied for ', '[key removed]\\n', '')
     """
 
     def __init__(self) -> None:

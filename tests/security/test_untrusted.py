@@ -542,6 +542,8 @@ ALLOWED = {
     "compound/evaluation/rows.py": "unpacks what UntrustedFolder opened",
     "compound/evaluation/hub.py": "looks through what the hub's library fetched",
     "compound/registry/engines.py": "asks whether a model's name is a folder",
+    "compound/api/arguments.py": "asks whether the user's own path is a file",
+    "compound/cli/export.py": "asks whether the user's own path is a folder",
     "compound/api/description.py": "asks whether a teacher, which the user's own file names, is there",
     "compound/cli/entry_point.py": "the standard output",
     "compound/testing/checks.py": "a temporary folder of its own",
