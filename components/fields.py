@@ -16,13 +16,12 @@ from compound.components.answers.answer_types import is_plain, ordered_json
 from compound.components.answers.answer_values import SCAN_FACTOR, SCAN_FLOOR, parse_value, writable
 from compound.components.answers.type_notes import Layout, field_label, format_note
 from compound.errors import ParseError
+from compound.execution.tool_text import THOUGHTS_END
 from compound.graph.configuration import canonical_json, to_json_types
 from compound.graph.json_values import SCALARS, json_form
 from compound.graph.space import Demo
 from compound.graph.types import Port
 from compound.image import Image, replace_images
-
-THOUGHTS_END = "</think>"
 
 
 def render(

@@ -24,6 +24,8 @@ MAX_ERROR = 2_000  # characters of an error that the model is shown
 MAX_PARTS = 20_000  # objects and lists of the schema of the arguments; aliases of YAML can multiply them
 BODY = "body"  # the argument with the JSON body, if that is no object or has the name of a parameter
 JSON = "application/json"
+CHARSETS = ("utf", "iso", "windows", "cp", "latin", "us-ascii", "ascii", "koi8", "gb", "big5", "shift", "euc")
+"""Starts of the names of usual encodings; others that Python knows, such as punycode, take quadratic time."""
 CONNECTION_HEADERS = frozenset(
     {
         "accept", "accept-encoding", "authorization", "connection", "content-length", "content-type",
@@ -394,8 +396,9 @@ async def _read(response: Any) -> str:  # noqa: ANN401 - an answer of the option
 
 def _decoded(data: bytes, kind: str, charset: str | None) -> str:
     """Return an answer as text; one that is none is only named."""
+    known = charset if charset and charset.lower().startswith(CHARSETS) else None
     try:
-        return data.decode(charset or "utf-8")
+        return data.decode(known or "utf-8")
     except (LookupError, UnicodeDecodeError):
         if charset is None and not kind.startswith(("text/", JSON)):
             return f"[{kind.partition(';')[0] or 'binary data'}, {len(data):,} bytes, omitted]"

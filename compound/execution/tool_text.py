@@ -13,7 +13,6 @@ answer that is no such object is a final answer.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,7 +23,7 @@ from compound.errors import ParseError
 TOOL, ARGUMENTS, ANSWER = "tool", "arguments", "answer"
 CALL_ID = "call_1"  # an answer calls one tool
 LITERAL = ("enum", "const", "default", "examples")  # keys of a schema that hold values
-THOUGHTS = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
+THOUGHTS, THOUGHTS_END = "<think>", "</think>"
 MOST_STARTS = 16  # braces of an answer at which its object may start
 OVERHEAD = 512  # bytes of the instructions around the descriptions of the tools
 
@@ -247,8 +246,8 @@ def _object(text: str) -> dict[str, Any] | None:
 
     Thoughts before the answer may contain drafts of it, which do not count.
     """
-    body = THOUGHTS.sub("", text, count=1) if text.startswith("<think>") else text
-    body = body.strip()
+    has_thoughts = text.startswith(THOUGHTS) and THOUGHTS_END in text
+    body = (text.partition(THOUGHTS_END)[2] if has_thoughts else text).strip()
     if body.startswith("```"):
         body = body.partition("\n")[2].rpartition("```")[0] or body
     decoder, start = json.JSONDecoder(strict=False), body.find("{")

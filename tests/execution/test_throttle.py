@@ -1,4 +1,4 @@
-"""Rate limits: everybody waits, nobody pays, every request is answered in the end."""
+"""Rate limits: requests wait, rejected ones are not charged, and every request is answered in the end."""
 
 from __future__ import annotations
 

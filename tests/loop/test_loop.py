@@ -436,7 +436,7 @@ def eager(message: str, rng: np.random.Generator) -> str:
 
 @dataclass(frozen=True)
 class Propose:
-    """An optimizer that proposes one thing, and asks nobody."""
+    """An optimizer that makes one proposal without evaluating it."""
 
     key: str
     value: Any
