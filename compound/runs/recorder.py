@@ -82,12 +82,13 @@ class Recorder:
         problems = self._disk.problems[self._reported_problems :]
         rows: list[dict[str, object]] = [{"event": "note", "note": problem} for problem in problems]
         rows.append({"event": event, **facts})
-        for row in rows:
-            self.run.append("events.jsonl", {**row, "spent": spent, "at": time.time()})
+        recorded = [{**row, "spent": spent, "at": time.time()} for row in rows]
+        for row in recorded:
+            self.run.append("events.jsonl", row)
         self._reported_problems = len(self._disk.problems)
         self.save()
-        for row in rows:
-            self._notify({**row, "spent": spent})
+        for row in recorded:
+            self._notify(row)
         self._stop_if_requested()
 
     def subscribe(self, listener: Listener, *, on_record: Listener | None = None) -> None:

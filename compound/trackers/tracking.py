@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -155,7 +154,7 @@ class Follower:
         first, self._points = self._points, self._points + len(points)
         if self._seen <= self.position.events:
             return
-        at = float(event.get("at") or time.time())
+        at = float(event["at"])
         runs = budget.get("budget/system_runs", 0.0)
         for number, point in enumerate(points, first):
             self._tracker.log(point, runs, at, number)
@@ -189,9 +188,8 @@ class Tracking:
     def listen(self, event: Mapping[str, Any]) -> None:
         """Log a recorded event in the background."""
         if event["event"] not in UNRECORDED:
-            stamped = {**event, "at": time.time()}
             for follower in self.followers:
-                self.worker.submit(follower.follow, stamped)
+                self.worker.submit(follower.follow, event)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Receive a record of the method's memory."""

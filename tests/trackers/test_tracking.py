@@ -34,6 +34,7 @@ class Notebook:
     ended: ClassVar[list[tuple[Status, list[str]]]] = []
     failing: ClassVar[list[str]] = []
     points: ClassVar[list[int]] = []
+    times: ClassVar[list[float]] = []
 
     def start(self, run: TrackedRun, previous: str) -> str:
         self._fail("start")
@@ -43,9 +44,9 @@ class Notebook:
 
     def log(self, metrics: Mapping[str, float], system_runs: float, at: float, point: int) -> None:
         self._fail("log")
-        assert at > 0
         self.logs.append((metrics, system_runs))
         self.points.append(point)
+        self.times.append(at)
 
     def finish(self, status: Status, files: Sequence[Path]) -> None:
         self._fail("finish")
@@ -67,7 +68,8 @@ def _notebook(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def clear() -> None:
-    for kept in (Notebook.logs, Notebook.runs, Notebook.ended, Notebook.failing, Notebook.points):
+    lists = (Notebook.logs, Notebook.runs, Notebook.ended, Notebook.failing, Notebook.points, Notebook.times)
+    for kept in lists:
         kept.clear()
 
 
@@ -140,6 +142,12 @@ def test_interruptions_change_nothing_of_what_is_logged(cuts: list[int]) -> None
         assert logged(parts, Path(place) / "parts") == whole
         assert len({identity for identity, *_ in Notebook.runs}) == 1
         assert Notebook.points == list(range(len(whole)))
+
+
+def test_the_time_is_that_of_the_record(tmp_path: Path) -> None:
+    logged([SCRIPT], tmp_path / "run")
+    recorded = [event["at"] for event in RunDirectory.read_only(tmp_path / "run", "events.jsonl")]
+    assert list(dict.fromkeys(Notebook.times)) == list(dict.fromkeys(recorded))
 
 
 def test_each_training_step_is_logged_with_its_event(tmp_path: Path) -> None:
