@@ -454,7 +454,7 @@ class TrainingSession:
         if not curve or not facts["samples"]:
             whys = Counter(point.why for point in state.curve if point.why)
             why = whys.most_common(1)[0][0] if whys else "the budget does not cover one step"
-            return Proposal({}, note=f"nothing to learn from: {why}", facts=facts)
+            return Proposal(self.values(None), note=f"nothing to learn from: {why}", facts=facts)
         few = max(1, round(WINDOW * len(curve)))
         before, after = fmean(curve[:few]), fmean(curve[-few:])
         kind = "local reward of answers" if self.recipe.local else "reward of rollouts"
