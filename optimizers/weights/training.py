@@ -322,13 +322,14 @@ class TrainingSession:
         saved, trained = training.result()
         credited = drawn.credited
         made = credited.facts.get("samples", len(credited.samples))  # including those of skipped groups
+        learned = sum(map(self.recipe.sampling.learns_from, credited.samples))
         brief = Step(
             reward=credited.reward,
-            samples=len(credited.samples),
+            samples=learned,
             made=made,
             skipped=trained["skipped_updates"],
             refilled=credited.facts.get("refilled", 0),
-            why="" if credited.samples else reason_without_samples(self.recipe, drawn),
+            why="" if learned else reason_without_samples(self.recipe, drawn),
         )
         found = {"step": number + 1, "saved": saved, "ahead": ahead, "kept": kept, "max_runs": max_runs}
         return state.model_copy(update={**found, "curve": [*state.curve, brief]})
