@@ -192,9 +192,7 @@ class MyGO(Recipe):
             for example in selection.unfinished
         }
 
-    def _select(
-        self, attempts: Mapping[str, Sequence[Rollout]], threshold: float, rule: str
-    ) -> Selection:
+    def _select(self, attempts: Mapping[str, Sequence[Rollout]], threshold: float, rule: str) -> Selection:
         """Return the accepted attempts and the examples that need more; failed runs are never accepted."""
         rewards = {
             example: [r.score if r.trace.failure is None else -math.inf for r in rollouts]
