@@ -8,6 +8,8 @@ method has no public code; see `docs/adr/0032` for the choices made here.
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -75,8 +77,12 @@ class FastSlowState(State):
 
     @property
     def chosen(self) -> dict[str, str]:
-        """The prompts with the highest mean reward of rollouts since the last round."""
-        means = [total / count if count else 0.0 for total, count in self.rewards]
+        """The prompts with the highest mean reward of rollouts since the last round.
+
+        Versions that no rollout has used come last: rewards may be negative. Without rollouts, these are the
+        best prompts of the last round.
+        """
+        means = [total / count if count else -math.inf for total, count in self.rewards]
         return self.prompts[means.index(max(means))]
 
 
@@ -142,6 +148,9 @@ class FastSlow:
                 session.delete_unused(state.training)
                 yield Progress(state.to_json(), note, facts, step=state.training.step, of=steps)
             yield self._proposal(task, session, state)
+        except asyncio.CancelledError:
+            session.interrupt()  # else `close` would wait for a step in other processes
+            raise
         finally:
             await compute(session.close)
 

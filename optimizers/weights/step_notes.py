@@ -22,11 +22,11 @@ def format_step(step: Step) -> str:
     """Return the progress note of a training step.
 
     >>> format_step(Step(reward=0.25, samples=24, made=32))
-    'mean reward 0.250, 24 of 32 samples have an advantage'
+    'mean reward 0.250, trained on 24 of 32 samples'
     """
     reward = "no rollouts" if step.reward is None else f"mean reward {step.reward:.3f}"
     samples, made = step.samples, step.made
-    several = f"{samples} samples" if samples == made else f"{samples} of {made} samples have an advantage"
+    several = f"{samples} samples" if samples == made else f"trained on {samples} of {made} samples"
     skipped = f", {step.skipped} updates skipped: gradient not finite" if step.skipped else ""
     refilled = f", {step.refilled} further examples drawn" if step.refilled else ""
     return f"{reward}, {several}{refilled}{skipped}"
@@ -55,13 +55,17 @@ def examples_of(
 
 
 def reason_without_samples(recipe: Recipe, drawn: StepBatch) -> str:
-    """Return why a step has no samples to train on."""
-    facts = drawn.facts
-    if facts["failed"] and facts["failed"] >= len(drawn.credited.scores):
+    """Return why a step has no samples to train on; recipes of users may state no facts."""
+    facts, credited = drawn.facts, drawn.credited
+    if facts["failed"] and facts["failed"] >= len(credited.scores):
         return f"every run failed, most often with {facts['failure']}"
+    if credited.samples:
+        return "every answer was excluded: longer than max_length with its prompt, or masked as truncated"
+    if "threshold" in credited.facts:
+        return f"no attempt reached the threshold {credited.facts['threshold']:.3g}"
     if recipe.likelihood:
-        return f"no attempt reached the threshold {drawn.credited.facts['threshold']:.3g}"
-    if not drawn.credited.facts.get("groups"):
+        return "the recipe returned no samples to imitate"
+    if not credited.facts.get("groups"):
         return "no run called a trained component"
     return "all rewards within each group were equal"
 

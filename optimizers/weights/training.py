@@ -322,13 +322,14 @@ class TrainingSession:
         saved, trained = training.result()
         credited = drawn.credited
         made = credited.facts.get("samples", len(credited.samples))  # including those of skipped groups
+        learned = sum(map(self.recipe.sampling.learns_from, credited.samples))
         brief = Step(
             reward=credited.reward,
-            samples=len(credited.samples),
+            samples=learned,
             made=made,
             skipped=trained["skipped_updates"],
             refilled=credited.facts.get("refilled", 0),
-            why="" if credited.samples else reason_without_samples(self.recipe, drawn),
+            why="" if learned else reason_without_samples(self.recipe, drawn),
         )
         found = {"step": number + 1, "saved": saved, "ahead": ahead, "kept": kept, "max_runs": max_runs}
         return state.model_copy(update={**found, "curve": [*state.curve, brief]})
@@ -454,7 +455,7 @@ class TrainingSession:
         if not curve or not facts["samples"]:
             whys = Counter(point.why for point in state.curve if point.why)
             why = whys.most_common(1)[0][0] if whys else "the budget does not cover one step"
-            return Proposal({}, note=f"nothing to learn from: {why}", facts=facts)
+            return Proposal(self.values(None), note=f"nothing to learn from: {why}", facts=facts)
         few = max(1, round(WINDOW * len(curve)))
         before, after = fmean(curve[:few]), fmean(curve[-few:])
         kind = "local reward of answers" if self.recipe.local else "reward of rollouts"

@@ -6,6 +6,7 @@ import asyncio
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ from compound.graph.space import LoRA
 from compound.graph.system import System
 from compound.narrowing import entry
 from compound.optimization.allowance import allowance
+from compound.optimization.method import Task
+from compound.optimizers import fast_slow as fast_slow_module
 from compound.optimizers.fast_slow import FastSlow, FastSlowState
 from compound.optimizers.methods import method
+from compound.optimizers.weights.learner.saved import Step, TrainingState
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings
 from compound.optimizers.weights.recipes.population import Population
 from compound.optimizers.weights.recipes.recipe import credited_by
@@ -235,3 +239,54 @@ class TestState:
         assert state.chosen == {}
         state.rewards = [(2.0, 4), (3.0, 4), (3.0, 5)]
         assert state.chosen == {"a.prompt": "x"}
+
+    def test_a_prompt_without_rollouts_is_not_chosen_over_negative_rewards(self) -> None:
+        """Rewards of conversations are negative at first, see `compound.rewards.credit.gated`."""
+        state = FastSlowState(prompts=[{}, {"a.prompt": "x"}, {"a.prompt": "y"}])
+        state.rewards = [(-4.0, 5), (0.0, 0), (-3.0, 5)]
+        assert state.chosen == {"a.prompt": "y"}
+
+
+class TestEnd:
+    def session(self, job: Any) -> tuple[FastSlow, Task, fast_slow_module._Session]:
+        """Return an optimizer with its task and a session, without loading a model."""
+        system = fast_slow.coupled("local/any")
+        settings = {"method": "better_together", "better_together": {"stages": ["mmgrpo"], "interleave": {}}}
+        made = method("better_together", system, make_settings(settings))
+        task = job(system, custom(fast_slow.graded), fast_slow.examples(), keys=made.jobs[0].keys).task
+        optimizer = made.optimizers[made.jobs[0].optimizer]
+        assert isinstance(optimizer, FastSlow)
+        weights = replace(task, keys=("agent.weights",))
+        return optimizer, task, fast_slow_module._Session(weights, optimizer.training.recipe)
+
+    def test_prompts_are_proposed_even_if_no_step_changed_the_weights(self, job: Any) -> None:
+        optimizer, task, session = self.session(job)
+        training = TrainingState(step=1, curve=[Step(reward=0.5, samples=0, made=8, why="all were equal")])
+        prompts = [dict[str, str](), {"gate.text": "better"}]
+        state = FastSlowState(training=training, prompts=prompts, rewards=[(1.0, 4), (3.0, 4)])
+        proposal = optimizer._proposal(task, session, state)
+        assert proposal.values == {"gate.text": "better"}
+        assert proposal.note == "nothing to learn from: all were equal"
+
+    def test_a_cancelled_job_interrupts_the_learner_before_it_is_closed(
+        self, job: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        optimizer, task, _ = self.session(job)
+        called: list[str] = []
+
+        async def checked(session: Any, state: Any) -> None:
+            raise asyncio.CancelledError
+
+        session = fast_slow_module._Session
+        monkeypatch.setattr(session, "open", lambda *_: called.append("open"))
+        monkeypatch.setattr(session, "check_engines", checked)
+        monkeypatch.setattr(session, "interrupt", lambda _: called.append("interrupt"))
+        monkeypatch.setattr(session, "close", lambda _: called.append("close"))
+
+        async def run() -> None:
+            async for _ in optimizer.propose(task):
+                pass
+
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(run())
+        assert called == ["open", "interrupt", "close"]

@@ -55,8 +55,8 @@ def raise_threshold(
             threshold, it accepts nothing. It is included for reference only.
 
     Raises:
-        DeclarationError: the rule is unknown, there are no rewards, or a reward or ``previous`` is above the
-            supremum or not finite.
+        DeclarationError: the rule is unknown, there are no rewards, or a reward or ``previous`` is not finite
+            or above the supremum by more than a rounding error.
 
     Example:
         >>> raise_threshold(0.5, [0.0, 1.0, 0.2]), raise_threshold(0.5, [0.0, 1.0, 0.2], rule="paper")
@@ -70,7 +70,7 @@ def raise_threshold(
     if not first_pass:
         raise DeclarationError("raising the threshold requires rewards of first attempts, but there are none")
     for reward in (*first_pass, *([previous] if rule != "paper" else [])):
-        if not reward <= supremum or not math.isfinite(reward):
+        if not math.isfinite(reward) or (reward > supremum and not math.isclose(reward, supremum)):
             raise DeclarationError(
                 f"rewards and thresholds are at most {supremum}, but one is {reward}",
                 hint="set optimize.mygo.max_reward to the highest score that the metric can return",
@@ -131,7 +131,8 @@ def _fixed(previous: float, mean: float, supremum: float) -> float:
 
 
 def _at_least(reward: float, threshold: float) -> bool:
-    return reward >= threshold
+    # rewards are often sums of floats: 0.7 + 0.2 + 0.1 is less than 1.0
+    return reward >= threshold or math.isclose(reward, threshold)
 
 
 def _above(reward: float, threshold: float) -> bool:

@@ -32,7 +32,7 @@ class OptimizerSettings(Settings):
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises linearly to `lr`."""
     schedule: Schedule = "constant"
-    """Learning rate after the warmup: `constant`, or `cosine`, which decays to 0 at the last step."""
+    """Learning rate after the warmup: `constant`, or `cosine`, which decays to 0 after the last step."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the samples of a step."""
     minibatches: int = Field(default=1, ge=1)
@@ -43,7 +43,8 @@ class OptimizerSettings(Settings):
     """Number of consecutive updates of an adapter with a non-finite gradient after which training stops. Such
     updates are skipped and counted; they change neither the weights nor the optimizer state."""
     micro_tokens: int = Field(default=4096, ge=64)
-    """Maximum number of tokens in one forward pass, padding included. Lower it if memory runs out."""
+    """Maximum number of tokens in one forward pass, padding included; a sample that is longer is processed by
+    itself. Lower it if memory runs out, and `rollouts.max_length` if samples are longer."""
 
 
 @dataclass(frozen=True)

@@ -115,8 +115,10 @@ class MyGO(Recipe):
         attempts = await self._first_attempts(context, examples, system)
         first = scores_of([rollouts[0] for rollouts in attempts.values()])
         threshold = settings.max_reward if warming else self._next_threshold(state, first)
-        await self._attempt_again(context, attempts, system, threshold)
-        numbers = self._select(attempts, threshold).kept
+        # the rule `paper` accepts no attempt with the maximum reward, so a cold start would never end
+        rule = "fixed" if warming else self._rule
+        await self._attempt_again(context, attempts, system, threshold, rule)
+        numbers = self._select(attempts, threshold, rule).kept
         chosen = [attempts[example][number] for example in attempts for number in numbers[example]]
         samples = [
             sample.with_advantage(1.0)
@@ -162,13 +164,14 @@ class MyGO(Recipe):
         attempts: dict[str, list[Rollout]],
         system: System | None,
         threshold: float,
+        rule: str,
     ) -> None:
         """Attempt the examples again until enough attempts of each are accepted or the maximum is reached.
 
         An example that needs n more accepted attempts gets n at once, so concurrency never causes more
         attempts than running them one by one.
         """
-        while lacking := self._lacking(attempts, threshold):
+        while lacking := self._lacking(attempts, threshold, rule):
             wanted = [
                 (rollouts[0].example, len(rollouts) + number)
                 for example, rollouts in attempts.items()
@@ -177,9 +180,11 @@ class MyGO(Recipe):
             for rollout in await context.sampler.attempts(wanted, system):
                 attempts[rollout.example.id].append(rollout)
 
-    def _lacking(self, attempts: Mapping[str, Sequence[Rollout]], threshold: float) -> dict[str, int]:
+    def _lacking(
+        self, attempts: Mapping[str, Sequence[Rollout]], threshold: float, rule: str
+    ) -> dict[str, int]:
         """Return the number of attempts to make next, by example; only examples that need more."""
-        selection, settings = self._select(attempts, threshold), self.settings
+        selection, settings = self._select(attempts, threshold, rule), self.settings
         return {
             example: min(
                 settings.keep - len(selection.kept[example]), settings.attempts - len(attempts[example])
@@ -187,14 +192,14 @@ class MyGO(Recipe):
             for example in selection.unfinished
         }
 
-    def _select(self, attempts: Mapping[str, Sequence[Rollout]], threshold: float) -> Selection:
+    def _select(self, attempts: Mapping[str, Sequence[Rollout]], threshold: float, rule: str) -> Selection:
         """Return the accepted attempts and the examples that need more; failed runs are never accepted."""
         rewards = {
             example: [r.score if r.trace.failure is None else -math.inf for r in rollouts]
             for example, rollouts in attempts.items()
         }
         most, keep = self.settings.attempts, self.settings.keep
-        return select(rewards, threshold, keep=keep, most=most, rule=self._rule)
+        return select(rewards, threshold, keep=keep, most=most, rule=rule)
 
     @staticmethod
     def _offline_system(context: RecipeContext, state: MyGOState) -> System:

@@ -217,6 +217,18 @@ def test_records_show_what_there_was_to_learn_from(model: Path, tmp_path: Path) 
             assert record["explained"] <= 1.0
 
 
+@pytest.mark.parametrize("name", ["mmgrpo", "mappo"])
+def test_answers_that_are_all_excluded_are_nothing_to_learn_from(
+    name: str, model: Path, tmp_path: Path
+) -> None:
+    values, records = asyncio.run(trained(model, name, tmp_path, max_length=8))
+    assert values == {}
+    *steps, job = records
+    assert [record["left_out"] > 0 for record in steps] == [True, True]
+    assert job["facts"] == {"steps": 2, "samples": 0}
+    assert "longer than max_length" in job["note"]
+
+
 def test_a_stored_adapter_is_one_that_others_can_use(model: Path, tmp_path: Path) -> None:
     values, _ = asyncio.run(trained(model, "mmgrpo", tmp_path))
     folder = tmp_path / values["namer.weights"]["path"]
@@ -300,6 +312,7 @@ def test_what_a_file_names_is_looked_for_beside_it_and_belongs_to_the_run(
         (MMGRPO(MMGRPOSettings()), {"groups": 4}, "all rewards within each group were equal"),
         (MMGRPO(MMGRPOSettings()), {"groups": 0}, "no run called a trained component"),
         (MyGO(MyGOSettings()), {"threshold": 0.75}, "no attempt reached the threshold 0.75"),
+        (MyGO(MyGOSettings()), {}, "the recipe returned no samples to imitate"),  # a recipe without facts
     ],
 )
 def test_why_a_step_has_nothing_to_learn_from(recipe: Recipe, facts: dict[str, Any], why: str) -> None:

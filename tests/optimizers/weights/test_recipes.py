@@ -663,8 +663,9 @@ class TestMyGO:
         assert bars == sorted(bars)
         assert 0.85 <= bars[0] <= bars[-1] <= 0.9
 
-    def test_warm_up_takes_perfect_attempts_alone(self) -> None:
-        lab = Lab(1, {"cold_start": 1, "max_reward": 0.9, "attempts": 64, "keep": 1})
+    @pytest.mark.parametrize("rule", ["halved", "paper"])
+    def test_warm_up_takes_perfect_attempts_alone(self, rule: str) -> None:
+        lab = Lab(1, {"cold_start": 1, "max_reward": 0.9, "attempts": 64, "keep": 1, "rule": rule})
         found = lab.collect(ATTEMPTS)
         assert found.facts["warming"]
         assert {said(s) for s in found.samples} <= {9}

@@ -47,6 +47,13 @@ def test_rounding_does_not_lift_it_above_the_best_reward() -> None:
     assert raise_threshold(0.0, [0.005] * 57, supremum=0.005) == 0.005
 
 
+def test_rewards_are_compared_up_to_rounding_errors() -> None:
+    below, above = 0.7 + 0.2 + 0.1, math.nextafter(1.0, 2.0)
+    assert below < 1.0
+    assert select({"q": [below, 0.999, above]}, 1.0).kept == {"q": (0, 2)}
+    assert raise_threshold(0.5, [above, above]) == 1.0
+
+
 @given(st.floats(0, 1), REWARDS)
 def test_the_printed_formula_selects_nothing(previous: float, rewards: list[float]) -> None:
     threshold = raise_threshold(previous, rewards, rule="paper")

@@ -81,6 +81,7 @@ async def trained(
             if isinstance(event, Proposal):
                 values |= event.values
                 spent, facts = executor.meter.system_runs - begun, to_readable_json(event.facts)
-                memory.append({"kind": "job", "optimizer": job.optimizer, "spent": spent, "facts": facts})
+                found = {"spent": spent, "facts": facts, "note": event.note}
+                memory.append({"kind": "job", "optimizer": job.optimizer, **found})
     await executor.aclose()
     return values, memory.records()

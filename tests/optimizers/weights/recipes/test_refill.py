@@ -271,8 +271,6 @@ def test_the_note_and_the_curve_state_how_many_were_drawn(tmp_path: Path) -> Non
     from compound.optimizers.weights.step_notes import format_step
 
     step = Step(reward=0.5, samples=9, made=12, refilled=2)
-    assert format_step(step) == (
-        "mean reward 0.500, 9 of 12 samples have an advantage, 2 further examples drawn"
-    )
+    assert format_step(step) == ("mean reward 0.500, trained on 9 of 12 samples, 2 further examples drawn")
     earlier = {key: value for key, value in step.to_json().items() if key != "refilled"}
     assert Step.from_json(earlier).refilled == 0
