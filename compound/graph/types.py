@@ -19,7 +19,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from compound.errors import DeclarationError, suggest_name
-from compound.graph.json_types import MOST_ERRORS, portable, schema_of_annotation
+from compound.graph.json_types import portable, schema_of_annotation
+from compound.graph.json_validation import MOST_ERRORS
 from compound.image import Image
 
 if TYPE_CHECKING:
