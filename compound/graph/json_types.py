@@ -112,13 +112,14 @@ def json_type(schema: Document) -> object:
 
     try:
         text = json.dumps(schema, sort_keys=False, allow_nan=False)
-        if len(text) > LONGEST_SCHEMA:
-            raise DeclarationError(
-                f"a JSON schema may have {LONGEST_SCHEMA:,} characters, but has {len(text):,}"
-            )
-        Draft202012Validator.check_schema(dict(schema))
     except (TypeError, ValueError, RecursionError) as error:
         raise DeclarationError(f"a JSON schema must be JSON, but {error}") from None
+    if len(text) > LONGEST_SCHEMA:
+        raise DeclarationError(f"a JSON schema may have {LONGEST_SCHEMA:,} characters, but has {len(text):,}")
+    try:
+        Draft202012Validator.check_schema(dict(schema))
+    except RecursionError:
+        raise DeclarationError("the JSON schema is nested too deeply") from None
     except InvalidSchema as error:
         where = ".".join(map(str, error.path)) or "its top level"
         raise DeclarationError(f"the JSON schema is invalid at {where}: {error.message[:200]}") from None
