@@ -282,8 +282,8 @@ def to_dspy(
             ``dspy.LM(name)``.
 
     Raises:
-        DeclarationError: a value belongs to no predictor, or cannot be written into a DSPy program; or a model
-            that is not in ``lms`` has a name with an address.
+        DeclarationError: a value belongs to no predictor, or cannot be written into a DSPy program, or the
+            name of a model that is not in ``lms`` holds an address.
     """
     values = _configuration(configuration)
     copied = program.deepcopy()
