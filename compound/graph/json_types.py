@@ -22,7 +22,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import CoreSchema, core_schema
 
 from compound.errors import DeclarationError
-from compound.graph.json_validation import Document, check_keywords, problems_of
+from compound.security.json_schemas import Document, check_keywords, problems_of
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler

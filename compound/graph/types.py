@@ -20,8 +20,8 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from compound.errors import DeclarationError, suggest_name
 from compound.graph.json_types import portable, schema_of_annotation
-from compound.graph.json_validation import MOST_ERRORS
 from compound.image import Image
+from compound.security.json_schemas import MOST_ERRORS
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
