@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compound.components.engines.credentials import is_model_name
 from compound.components.imports.dspy_best_of_n import (
     TEMPERATURE,
     bind_attempts,
@@ -281,7 +282,8 @@ def to_dspy(
             ``dspy.LM(name)``.
 
     Raises:
-        DeclarationError: a value belongs to no predictor, or cannot be written into a DSPy program.
+        DeclarationError: a value belongs to no predictor, or cannot be written into a DSPy program, or the
+            name of a model that is not in ``lms`` holds an address.
     """
     values = _configuration(configuration)
     copied = program.deepcopy()
@@ -315,6 +317,11 @@ def _write(predictor: Any, key: str, setting: str, value: object, lms: Mapping[s
         predictor.update_config(**{setting: value})
     elif setting == "lm":
         name = entry({"lm": value}, "lm", str)
+        if name not in lms and not is_model_name(name):  # it may come from someone else's file
+            raise DeclarationError(
+                f"{key} is {name!r}, which is not the name of a model: it could send keys to another server",
+                hint=f"if you trust it, pass lms={{{name!r}: dspy.LM(…)}}",
+            )
         predictor.lm = lms[name] if name in lms else dspy.LM(name)
     else:
         raise DeclarationError(

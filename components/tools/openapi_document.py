@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from compound.security.trust import Origin, Trust
 
 METHODS = ("get", "post", "put", "patch", "delete")
 MAX_DOCUMENT = 10 * 2**20  # bytes
+MAX_CHARACTERS = 4 * MAX_DOCUMENT  # of a document whose aliases are written out
+MAX_MERGED = 100_000  # entries that the merge keys of a document add to mappings
+MAX_ADDRESS = 2_000  # characters of the address of a server
 SCHEMES = ("http://", "https://")
 
 
@@ -68,12 +72,25 @@ class OpenAPIDocument:
 
 
 def _with_defaults(url: object, variables: Mapping[str, Any]) -> object:
-    """Return the address of a server with the defaults of its variables."""
-    for name, variable in variables.items():
+    """Return the address of a server with the defaults of its variables.
+
+    Raises:
+        DeclarationError: it is too long.
+
+    >>> _with_defaults("https://{host}/{path}", {"host": {"default": "example.com"}})
+    'https://example.com/{path}'
+    """
+    if not isinstance(url, str):
+        return url
+    parts = re.split(r"\{([^{}]*)\}", url[: MAX_ADDRESS + 1])
+    for index, name in enumerate(parts[1::2]):
+        variable = variables.get(name)
         default = variable.get("default") if isinstance(variable, Mapping) else None
-        if isinstance(url, str) and default is not None:
-            url = url.replace(f"{{{name}}}", str(default))
-    return url
+        parts[2 * index + 1] = f"{{{name}}}" if default is None else str(default)[: MAX_ADDRESS + 1]
+    found = "".join(parts)
+    if len(found) > MAX_ADDRESS:
+        raise DeclarationError(f"the address of a server has more than {MAX_ADDRESS:,} characters")
+    return found
 
 
 def open_document(document: str | Path | Mapping[str, Any], hosts: Sequence[str] = ()) -> OpenAPIDocument:
@@ -112,7 +129,11 @@ def _parsed(data: bytes, place: str) -> Mapping[str, Any]:
     if len(data) > MAX_DOCUMENT:
         raise DeclarationError(f"{place} is larger than {MAX_DOCUMENT // 2**20} MiB")
     try:
-        found = json.loads(data) if data.lstrip().startswith(b"{") else yaml.safe_load(data)
+        if data.lstrip().startswith(b"{"):
+            found = json.loads(data)
+        else:
+            found = _Loader(data).get_single_data()
+            _check_size(found)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise DeclarationError(f"{place} is not an OpenAPI document: {error}") from None
     if not isinstance(found, Mapping) or "paths" not in found:
@@ -120,6 +141,48 @@ def _parsed(data: bytes, place: str) -> Mapping[str, Any]:
             f"{place} is not an OpenAPI document", hint="it must have `openapi` and `paths`"
         )
     return found
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader that limits the entries that merge keys add: nested ones multiply."""
+
+    _merged = 0
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Replace the merge keys of a mapping by the entries of others, which are flattened first."""
+        for key, value in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                for part in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    if isinstance(part, yaml.MappingNode):
+                        self.flatten_mapping(part)
+                        self._merged += len(part.value)
+                    if self._merged > MAX_MERGED:
+                        raise yaml.YAMLError(f"its merge keys add more than {MAX_MERGED:,} entries")
+        super().flatten_mapping(node)
+
+
+def _check_size(document: object) -> None:
+    """Reject a document that contains itself, or that is too large when its aliases are written out.
+
+    Raises:
+        ValueError: it is one.
+    """
+    known: dict[int, int] = {}  # the characters of values by identity; 0 while they are counted
+
+    def count(value: object) -> int:
+        if not isinstance(value, dict | list):
+            return 1 + (len(value) if isinstance(value, str) else 0)
+        found = known.get(id(value))
+        if found is None:
+            known[id(value)] = 0
+            parts = [*value, *value.values()] if isinstance(value, dict) else value
+            found = known[id(value)] = 1 + sum(map(count, parts))
+        if not found:
+            raise ValueError("it contains itself")
+        return found
+
+    if count(document) > MAX_CHARACTERS:
+        raise ValueError(f"it has more than {MAX_CHARACTERS:,} characters when its aliases are written out")
 
 
 def _fetched(url: str, hosts: Sequence[str]) -> bytes:

@@ -11,7 +11,7 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin
 
@@ -19,16 +19,14 @@ import typing_extensions
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import CoreSchema, SchemaError, SchemaValidator, core_schema
+from pydantic_core import CoreSchema, core_schema
 
 from compound.errors import DeclarationError
+from compound.security.json_schemas import Document, check_keywords, problems_of
 
 if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import ValidationError as ValidationProblem
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 
-Document = Mapping[str, object]
 BASES: Mapping[object, object] = {
     "object": dict[str, Any],
     "array": list[Any],
@@ -48,9 +46,7 @@ KEYS: Mapping[str, dict[str, Any]] = {  # schemas of the names of properties, by
     "decimal": {"pattern": NUMBER_KEY},
     "bool": {"enum": ["true", "false"]},
 }
-MOST_ERRORS = 3
 MARKERS = (typing.Required, typing.NotRequired)
-NAMED_PARTS = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})  # mappings by name
 LONGEST_SCHEMA = 100_000  # characters
 
 
@@ -78,10 +74,7 @@ class JSONSchema:
 
     def problems(self, value: object) -> list[str]:
         """Return descriptions of the parts of a value that the schema does not accept."""
-        errors = sorted(
-            _validator(self.text).iter_errors(value), key=lambda error: list(map(str, error.path))
-        )
-        return [f"{'.'.join(map(str, e.path)) or 'value'}: {e.message[:200]}" for e in errors[:MOST_ERRORS]]
+        return problems_of(self.text, value)
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._checked, handler(source))
@@ -119,15 +112,18 @@ def json_type(schema: Document) -> object:
 
     try:
         text = json.dumps(schema, sort_keys=False, allow_nan=False)
-        Draft202012Validator.check_schema(dict(schema))
     except (TypeError, ValueError, RecursionError) as error:
         raise DeclarationError(f"a JSON schema must be JSON, but {error}") from None
+    if len(text) > LONGEST_SCHEMA:
+        raise DeclarationError(f"a JSON schema may have {LONGEST_SCHEMA:,} characters, but has {len(text):,}")
+    try:
+        Draft202012Validator.check_schema(dict(schema))
+    except RecursionError:
+        raise DeclarationError("the JSON schema is nested too deeply") from None
     except InvalidSchema as error:
         where = ".".join(map(str, error.path)) or "its top level"
         raise DeclarationError(f"the JSON schema is invalid at {where}: {error.message[:200]}") from None
-    if len(text) > LONGEST_SCHEMA:
-        raise DeclarationError(f"a JSON schema may have {LONGEST_SCHEMA:,} characters, but has {len(text):,}")
-    _check_keywords(schema, schema)
+    check_keywords(schema)
     kind = schema.get("type")
     options = schema.get("enum")
     if isinstance(options, list) and options and all(type(o) in (str, int, bool) for o in options):
@@ -265,73 +261,3 @@ def _is_recursive(kind: object, enclosing: tuple[object, ...] = ()) -> bool:
     is_record = typing.is_typeddict(kind)
     parts = typing.get_type_hints(kind).values() if is_record else get_args(kind)
     return any(_is_recursive(part, (*enclosing, kind) if is_record else enclosing) for part in parts)
-
-
-@functools.lru_cache(maxsize=256)
-def _validator(text: str) -> Draft202012Validator:
-    """Return the validator of a schema, which reads no other documents."""
-    from jsonschema import Draft202012Validator
-    from jsonschema.validators import extend
-    from jsonschema_specifications import REGISTRY
-
-    checked = extend(Draft202012Validator, {"pattern": _check_pattern})
-    validator: Draft202012Validator = checked(json.loads(text), registry=REGISTRY)
-    return validator
-
-
-def _check_keywords(part: object, schema: Document) -> None:
-    """Reject references to other documents, and patterns that Python's backtracking would have to match."""
-    if isinstance(part, list):
-        for item in part:
-            _check_keywords(item, schema)
-    if not isinstance(part, Mapping):
-        return
-    reference, pattern = part.get("$ref"), part.get("pattern")
-    if isinstance(reference, str) and not _resolves(reference, schema):
-        raise DeclarationError(
-            f"the JSON schema refers to {reference!r}, which is not a part of it",
-            hint="define it under $defs, and refer to #/$defs/NAME",
-        )
-    for keyword in ("patternProperties", "$dynamicRef", "$anchor"):
-        if keyword in part:
-            raise DeclarationError(f"the JSON schema has the keyword {keyword!r}, which is not supported")
-    if isinstance(pattern, str):
-        try:
-            _pattern(pattern)
-        except SchemaError as error:
-            raise DeclarationError(
-                f"the JSON schema has the pattern {pattern!r}, which is not supported: {error}",
-                hint="use a regular expression without look-around and back-references",
-            ) from None
-    for keyword, inner in part.items():
-        if keyword in NAMED_PARTS and isinstance(inner, Mapping):
-            _check_keywords(list(inner.values()), schema)
-        elif keyword not in ("enum", "const", "default", "examples"):
-            _check_keywords(inner, schema)
-
-
-def _resolves(reference: str, schema: Document) -> bool:
-    found: object = schema
-    start, *names = reference.split("/")
-    for name in names:
-        key = name.replace("~1", "/").replace("~0", "~")
-        if not isinstance(found, Mapping) or key not in found:
-            return False
-        found = found[key]
-    return start == "#"
-
-
-@functools.lru_cache(maxsize=256)
-def _pattern(pattern: str) -> SchemaValidator:
-    """Return a matcher in linear time, by the regular expressions of pydantic."""
-    return SchemaValidator(core_schema.str_schema(pattern=pattern))
-
-
-def _check_pattern(
-    validator: object, pattern: str, value: object, schema: object
-) -> Iterator[ValidationProblem]:
-    """Implement the keyword ``pattern``."""
-    from jsonschema.exceptions import ValidationError as ValidationProblem
-
-    if isinstance(value, str) and not _pattern(pattern).isinstance_python(value):
-        yield ValidationProblem(f"{value!r:.100} does not match {pattern!r}")

@@ -19,8 +19,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from compound.errors import DeclarationError, suggest_name
-from compound.graph.json_types import MOST_ERRORS, portable, schema_of_annotation
+from compound.graph.json_types import portable, schema_of_annotation
 from compound.image import Image
+from compound.security.json_schemas import MOST_ERRORS
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm

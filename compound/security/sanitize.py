@@ -95,9 +95,9 @@ def redact_secrets(text: str) -> str:
     >>> redact_secrets("denied for sk-example-of-a-key")
     'denied for [key removed]'
     """
-    for secret in _SECRETS:
-        if secret in text:
-            text = text.replace(secret, HIDDEN)
+    found = [secret for secret in _SECRETS if secret in text]
+    for secret in sorted(found, key=len, reverse=True):  # one may contain another, whose rest would remain
+        text = text.replace(secret, HIDDEN)
     return text
 
 

@@ -24,7 +24,7 @@ VARIABLE = "COMPOUND_TRUST"
 _ADDRESS = re.compile(
     r"(?P<scheme>https?)://(?P<host>[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?|\[[0-9a-f:.]+\])"
     r"(?::(?P<port>[0-9]{1,5}))?(?P<path>/[!\"$->@-\[\]-~]*)?",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,  # without ASCII, [a-z] matches four other letters, such as the Kelvin sign
 )
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PORTS = {"https": 443, "http": 80}

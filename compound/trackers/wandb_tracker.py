@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     import wandb
 
 AXIS = "budget/system_runs"
+OWN = re.compile(r"compound-[0-9a-f]{8}")
+"""Ids of runs that were started here: W&B's own have no hyphen. Offline, no server could be asked."""
 EXIT_CODES: Mapping[Status, int] = {"finished": 0, "interrupted": 130, "failed": 1}
 
 
@@ -24,10 +27,13 @@ class WandbTracker:
         self._run: wandb.Run | None = None
 
     def start(self, run: TrackedRun, previous: str) -> str:
-        """Start or continue a run; baselines are in the group of their main run."""
+        """Start or continue a run; baselines are in the group of their main run.
+
+        The id of a previous run is read from the run directory, whose author could name any run.
+        """
         import wandb
 
-        identity = previous or secrets.token_hex(4)
+        identity = previous if OWN.fullmatch(previous) else f"compound-{secrets.token_hex(4)}"
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or run.system,
             id=identity,

@@ -19,7 +19,7 @@ Penalty = Callable[[Values, Values], float]
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _ONE = rf"(?:\[{_NUMBER.pattern}\]|{_NUMBER.pattern})"
 _LIST = rf"\[\s*{_NUMBER.pattern}(?:\s*,\s*{_NUMBER.pattern})*\s*\]"
-_IDS = re.compile(rf"\s*(?:{_LIST}|{_ONE}(?:(?:\s*,\s*|\s+){_ONE})*)\s*\.?\s*")
+_IDS = re.compile(rf"\s*+(?:{_LIST}|{_ONE}(?:(?:\s*+,\s*+|\s++){_ONE})*)\s*+\.?\s*+")
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")  # splits at punctuation, so that joined words count separately
 
 

@@ -22,7 +22,7 @@ from compound.evaluation.metrics.built_in import accuracy, exact_match, mrr, rec
 from compound.evaluation.metrics.custom import custom
 from compound.evaluation.metrics.named import METRICS
 from compound.evaluation.metrics.scoring import apply_metric
-from compound.evaluation.metrics.text import find_label, normalize
+from compound.evaluation.metrics.text import bare_number, find_label, normalize
 from compound.example import Example, Metric, Score
 from compound.graph.types import Port
 
@@ -155,6 +155,13 @@ def test_one_letter_labels_are_not_the_article(text: str, label: str | None) -> 
 def test_a_label_that_contains_another_wins() -> None:
     assert find_label("verdict: NOT SUPPORTED", ["SUPPORTED", "NOT SUPPORTED"]) == "NOT SUPPORTED"
     assert find_label("Answer: likely not, I think", ["likely", "likely not"]) == "likely not"
+
+
+def test_texts_are_compared_in_linear_time() -> None:
+    """Models and servers write them."""
+    assert find_label(f"a{'_' * 1_000_000}a yes", LABELS) == "yes"
+    assert bare_number(" " * 1_000_000) is None
+    assert bare_number(f"{'$' * 1_000_000}{'1' * 10_000}a") is None
 
 
 @given(st.sampled_from(LABELS), st.text(alphabet="knowledge diagnosis. ", max_size=40))

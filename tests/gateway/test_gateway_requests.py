@@ -133,6 +133,45 @@ def test_a_head_that_does_not_arrive_ends_the_connection(monkeypatch: pytest.Mon
     assert asked() == b""
 
 
+def send_until_closed(*parts: bytes) -> None:
+    """Send further parts of a request that a gateway has refused, and wait for the end of the connection."""
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer wrong\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+
+    def send(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port), timeout=120) as opened:
+            opened.sendall(head)
+            assert opened.recv(1000).startswith(b"HTTP/1.1 401 ")
+            with contextlib.suppress(ConnectionError):
+                for part in parts:
+                    opened.sendall(part)
+                while opened.recv(1000):
+                    pass
+
+    async def run() -> None:
+        async with gateway() as server:
+            await asyncio.to_thread(send, int(server.base_url.split(":")[2].partition("/")[0]))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("start", "more"), [(b"0\r\n", b"A: b\r\n" * 40_000), (b"0\r\nX: ", b"x" * 2**18), (b"1;", b"x" * 2**18)]
+)
+def test_trailers_without_an_end_are_refused(start: bytes, more: bytes) -> None:
+    """They follow a body, or stand between its parts."""
+    send_until_closed(start, more)
+
+
+@pytest.mark.parametrize("part", [b"1\r\nx\r\n", b"1\r\nx\r\n0\r\n\r\n"])
+def test_a_refused_request_does_not_keep_its_connection(part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by a body without an end, nor after its end."""
+    monkeypatch.setattr(BoundedProtocol, "head_timeout", 0.2)
+    send_until_closed(part)
+
+
 def test_a_key_that_a_program_receives_is_removed_from_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEARCH_API_KEY", "key-of-a-search-engine-in-this-test")
     code = "import os, sys; sys.stdin.read(); sys.exit('denied: ' + os.environ['SEARCH_API_KEY'])"

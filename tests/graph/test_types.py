@@ -205,6 +205,9 @@ def test_ports_are_listed_with_their_types() -> None:
         ({"patternProperties": {"a+": {}}}, "patternProperties"),
         ({"enum": [{1, 2}]}, "must be JSON"),
         ({"type": "string", "description": "x" * 100_001}, "characters"),
+        ({"$ref": "#"}, "refers to itself"),
+        ({"properties": {"a": {"allOf": [{"$ref": "#/properties/a"}]}}}, "refers to itself"),
+        ({"$defs": {"a": {"not": {"$ref": "#/$defs/b"}}, "b": {"$ref": "#/$defs/a"}}}, "refers to itself"),
     ],
 )
 def test_a_json_schema_that_cannot_be_used_is_refused(schema: Any, problem: str) -> None:
@@ -217,6 +220,51 @@ def test_values_of_a_json_schema_are_checked_in_linear_time() -> None:
     assert accepts(kind, "aaa")
     assert not accepts(kind, "a" * 40 + "!")
     assert not accepts(json_type({"type": "array", "uniqueItems": True}), [1, 1])
+
+
+@pytest.mark.parametrize("name", ["$schema", "$id"])
+def test_a_part_of_a_json_schema_chooses_no_other_rules(name: str) -> None:
+    """A part with `$schema` would be checked by Python's regular expressions, which backtrack."""
+    text = {"type": "string", "pattern": "^(a+)+$"}
+    own = {name: "https://json-schema.org/draft/2020-12/schema"}
+    parts = {"x": {**own, "$ref": "#/$defs/text"}, "y": {**own, **text}, name: {"type": "null"}}
+    kind = json_type({"$defs": {"text": text}, "type": "object", "properties": parts})
+    for part in ("x", "y"):
+        assert accepts(kind, {part: "aaa", name: None})
+        assert not accepts(kind, {part: "aaa\n"})  # the `$` of Python would match before the end of a line
+        assert not accepts(kind, {part: "a" * 40 + "!"})
+    assert not accepts(kind, {name: 1})
+
+
+def multiplying(levels: int) -> Any:
+    """Return the type of a schema whose references double at each level."""
+    parts = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(levels)}
+    return json_type({"$ref": "#/$defs/d0", "$defs": {**parts, f"d{levels}": {"type": "string"}}})
+
+
+def test_references_that_multiply_end_the_check_of_a_value() -> None:
+    assert accepts(multiplying(8), "a")
+    assert not accepts(multiplying(40), "a")
+    with pytest.raises(ValueError, match="too many steps"):
+        convert(multiplying(40), "a")
+
+
+def test_a_deep_value_of_a_recursive_json_schema_is_no_crash() -> None:
+    kind = json_type({"type": "object", "properties": {"a": {"$ref": "#"}}, "additionalProperties": False})
+    value: dict[str, Any] = {}
+    for _ in range(20):
+        value = {"a": value}
+    assert accepts(kind, value)
+    for _ in range(400):
+        value = {"a": value}
+    with pytest.raises(ValueError, match="nested too deeply"):
+        convert(kind, value)
+
+
+def test_a_long_value_is_checked_completely() -> None:
+    numbers = json_type({"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "null"}]}})
+    assert accepts(numbers, [1, None] * 20_000)
+    assert not accepts(numbers, [*[1, None] * 20_000, "a"])
 
 
 def test_a_class_is_not_accepted_as_its_json_form_but_restored_from_it() -> None:

@@ -42,6 +42,10 @@ def test_well_formed_ids_cost_nothing(text: str) -> None:
     assert BadIds("ids", "candidates")(SHOWN, {"ids": text}) == 0.0
 
 
+def test_ids_are_read_in_linear_time() -> None:
+    assert BadIds("ids", "candidates")(SHOWN, {"ids": f"1{' ' * 1_000_000}x"}) < 0
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -142,6 +142,14 @@ def test_known_keys_are_removed_from_answers_and_errors() -> None:
     assert sanitize_for_terminal("sk-secret-value\n") == f"{HIDDEN}\n"
 
 
+def test_a_key_that_contains_another_is_removed_completely() -> None:
+    keys = [f"sk-of-tenant-{number}-and-of" for number in range(20)]
+    for key in keys:
+        remember_secret(f"{key}-both")
+        remember_secret(key)
+    assert {redact_secrets(f"{key}-both") for key in keys} == {HIDDEN}
+
+
 def test_a_key_is_removed_before_a_message_is_cut() -> None:
     remember_secret("sk-of-a-message-that-is-cut-0123456789")
     said = "y" * 280 + " sk-of-a-message-that-is-cut-0123456789"

@@ -155,8 +155,45 @@ class TestDocuments:
             "paths: {/x: {post: {operationId: getItem, requestBody: "
             "{content: {application/json: {schema: &a {type: object, properties: {x: *a}}}}}}}}\n"
         )
-        with pytest.raises(CompoundError, match="nested too deeply|more than"):
+        with pytest.raises(DeclarationError, match="contains itself"):
             cp.Tool.from_openapi(tmp_path / "api.yaml", "getItem")
+
+    @pytest.mark.parametrize(
+        ("levels", "operation", "problem"),
+        [
+            ("x{i}: &a{i} [*a{j}, *a{j}]", "description: *a40", "when its aliases are written out"),
+            ("x{i}: &a{i} [*a{j}, *a{j}]", "parameters: [{name: *a40}]", "when its aliases are written out"),
+            ("x{i}: &a{i} {{<<: [*a{j}, *a{j}]}}", "summary: s", "its merge keys add more than"),
+        ],
+    )
+    def test_a_small_document_fills_no_memory(
+        self, tmp_path: Path, levels: str, operation: str, problem: str
+    ) -> None:
+        lines = ["openapi: 3.0.3", "servers: [{url: 'http://127.0.0.1:9'}]", "x0: &a0 {a: b}"]
+        lines += [levels.format(i=i, j=i - 1) for i in range(1, 41)]
+        lines.append(f"paths: {{/x: {{get: {{operationId: getItem, {operation}}}}}}}")
+        (tmp_path / "api.yaml").write_text("\n".join(lines))
+        with pytest.raises(DeclarationError, match=problem):
+            cp.Tool.from_openapi(tmp_path / "api.yaml", "getItem")
+
+    def test_aliases_and_merge_keys_of_a_document_are_read(self, tmp_path: Path) -> None:
+        (tmp_path / "api.yaml").write_text(
+            "openapi: 3.0.3\nservers: [{url: 'http://127.0.0.1:9'}]\n"
+            "x: &a {in: query, schema: &s {type: integer}}\n"
+            "paths: {/x: {get: {operationId: getItem, "
+            "parameters: [{<<: *a, name: low}, {<<: [*a], name: high, schema: *s}]}}}\n"
+        )
+        tool = cp.Tool.from_openapi(tmp_path / "api.yaml", "getItem")
+        assert tool.parameters["properties"] == {"low": {"type": "integer"}, "high": {"type": "integer"}}
+
+    def test_variables_of_an_address_do_not_multiply(self) -> None:
+        variables = {f"v{i}": {"default": f"{{v{i + 1}}}" * 2} for i in range(40)}
+        api = {**document(), "servers": [{"url": "https://api.example.com/{v0}", "variables": variables}]}
+        tool = cp.Tool.from_openapi(api, "getItem", hosts=["api.example.com"])
+        assert vars(tool.source)["base_url"] == "https://api.example.com/{v1}{v1}"
+        variables["v0"]["default"] = "x" * 3_000
+        with pytest.raises(DeclarationError, match="more than 2,000 characters"):
+            cp.Tool.from_openapi(api, "getItem", hosts=["api.example.com"])
 
 
 class TestAnswers:

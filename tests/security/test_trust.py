@@ -350,6 +350,8 @@ class TestServers:
             "http://evil.example\\@127.0.0.1/",
             "http://127.0.0.1\t.evil.example",
             "http://evil。example",
+            "https://api.deepsee\u212a.com/v1",
+            "https://api.mi\u017ftral.ai/v1",
             "http://127.0.0.1:99999/",
             "http://127.0.0.1:8000/admin/delete?all=1&x=",
             "http://127.0.0.1:8000/v1#",

@@ -136,6 +136,17 @@ def raw(running: Running, data: bytes, seconds: float = 10.0) -> bytes:
         return found
 
 
+def test_a_body_with_trailers_is_read() -> None:
+    head = (
+        b"POST /v1/run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+    body = json.dumps(BODY).encode()
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:9], body[9:]))
+    with serving() as running:
+        assert b" 200 " in raw(running, head + chunks + b"0\r\nContent-Type: text/plain\r\n\r\n", 120.0)
+
+
 def test_a_body_that_does_not_arrive_does_not_occupy_a_place() -> None:
     with serving(body_timeout=0.2) as running:
         head = b"POST /v1/run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

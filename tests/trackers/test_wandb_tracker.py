@@ -18,7 +18,7 @@ with warnings.catch_warnings():
 import compound as cp
 from compound.runs.directory import read_json, read_records
 from compound.testing import ScriptedLM
-from compound.trackers.tracking import FILE
+from compound.trackers.tracking import FILE, send
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -126,6 +126,15 @@ def test_a_stopped_run_is_continued_under_its_id(offline: Path) -> None:
     assert first.exit_code == 130
     events = list(read_records(offline / "run", "events.jsonl"))
     assert len(first.history) + len(second.history) == len(events)
+
+
+def test_a_run_directory_names_no_run_of_someone_else(offline: Path) -> None:
+    optimize(offline / "run")
+    (offline / "run" / FILE).write_text('{"wandb": {"id": "3k9zq1x7", "events": 0}}')
+    send("wandb", offline / "run")
+    _, sent = recorded(offline)
+    assert sent.run.run_id == read_json(offline / "run", FILE)["wandb"]["id"] != "3k9zq1x7"
+    assert len(sent.history) == len(list(read_records(offline / "run", "events.jsonl")))
 
 
 def _optimize_and_stop(folder: Path) -> None:

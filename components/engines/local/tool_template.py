@@ -15,7 +15,6 @@ from compound.components.engines.chat_format import MAX_CALLS
 from compound.engine import Message, ToolCall
 
 START, END = "<tool_call>", "</tool_call>"
-_CALL = re.compile(rf"{START}\s*(.*?)\s*{END}", re.DOTALL)
 _TOOLS = re.compile(r"\btools\b")
 
 
@@ -52,15 +51,18 @@ def read_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     ('Let me see.', (ToolCall(id='call_1', name='add', arguments='{"a": 1}'),))
     """
     calls: list[ToolCall] = []
-
-    def read(found: re.Match[str]) -> str:
-        call = _call(found[1], len(calls) + 1) if len(calls) < MAX_CALLS else None
+    rest, at = "", 0
+    # a regular expression would take cubic time for an answer that does not end a call
+    while (start := text.find(START, at)) >= 0 and (end := text.find(END, start)) >= 0:
+        inside, after = text[start + len(START) : end].strip(), end + len(END)
+        call = _call(inside, len(calls) + 1) if len(calls) < MAX_CALLS else None
         if call is None:
-            return found[0]
-        calls.append(call)
-        return ""
-
-    rest = _CALL.sub(read, text)
+            rest += text[at:after]
+        else:
+            rest += text[at:start]
+            calls.append(call)
+        at = after
+    rest += text[at:]
     return (rest.strip() if calls else text), tuple(calls)
 
 

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 ANSWER = re.compile(r"\banswer(?:\s+is)?[\s*_]*:", re.IGNORECASE)
-_EMPHASIS = re.compile(r"(?<!\w)_+|_+(?!\w)|\*+")
+# possessive, since backtracking would take quadratic time
+_EMPHASIS = re.compile(r"(?<!\w)_++|(?<!_)_++(?!\w)|\*++")
 _DENIAL = re.compile(
     r"(?:\b(?:not|never|nor|non|neither)|n['’]t)(?:\s+(?:a|an|the|very))?[\s\-\"'`*]*$", re.IGNORECASE
 )
 _LONGEST = 24  # maximum length of a negation before a label
 DIGITS = r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
-_BARE_NUMBER = re.compile(rf"[^\w.+−-]*([-+−]?)[^\w.+−-]*({DIGITS})\W*")
+_BARE_NUMBER = re.compile(rf"[^\w.+−-]*+([-+−]?)[^\w.+−-]*+({DIGITS})\W*+")
 
 
 def normalize(text: str) -> str:

@@ -172,6 +172,20 @@ class TestTemplates:
     def test_other_texts_are_answers(self, text: str) -> None:
         assert tool_template.read_calls(text) == (text, ())
 
+    def test_calls_and_other_texts_are_separated(self) -> None:
+        call = '<tool_call>\n{"name": "halve", "arguments": {"a": %d}}\n</tool_call>'
+        text = f"One. {call % 8} <tool_call>no JSON</tool_call> Two. {call % 4} <tool_call>"
+        rest, calls = tool_template.read_calls(text)
+        assert rest == "One.  <tool_call>no JSON</tool_call> Two.  <tool_call>"
+        assert [(call.id, call.arguments) for call in calls] == [
+            ("call_1", '{"a": 8}'),
+            ("call_2", '{"a": 4}'),
+        ]
+
+    @pytest.mark.parametrize("text", ["<tool_call>" + " " * 200_000, "<tool_call>" * 200_000])
+    def test_a_call_that_does_not_end_is_read_in_linear_time(self, text: str) -> None:
+        assert tool_template.read_calls(text) == (text, ())
+
 
 class TestToolText:
     request = Request((Message("system", "Be brief."), *TURNS), tools=(HALVE,))

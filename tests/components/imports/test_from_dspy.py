@@ -375,6 +375,10 @@ def test_what_cannot_be_recorded_fails_with_the_reason(program: Any, question: s
             lambda: cp.to_dspy(MultiHop(), {"answer.weights": {"path": "x", "sha256": "y"}}),
             "answer.weights cannot be written into a DSPy program",
         ),
+        (
+            lambda: cp.to_dspy(MultiHop(), {"answer.lm": "huggingface/https://llm.example.com/m"}),
+            "not the name of a model: it could send keys to another server",
+        ),
     ],
 )  # fmt: skip
 def test_mistakes_are_refused(declare: Any, message: str) -> None:
