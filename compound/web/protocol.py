@@ -6,10 +6,10 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MAX_HEAD = 2**16  # bytes of a request's line and headers, and of what is between or after parts of its body
-HEAD_TIMEOUT = (
-    30.0  # seconds until they are complete, or until the rest of a body that is not read has arrived
-)
+MAX_HEAD = 2**16
+"""Maximum bytes of a request's line and headers, and of what is between or after parts of its body."""
+HEAD_TIMEOUT = 30.0
+"""Seconds until the head is complete, or until the rest of a body that is not read has arrived."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -66,10 +66,10 @@ class BoundedProtocol(HttpToolsProtocol):
         """Expect the head of another request."""
         super().on_message_complete()
         self._in_head, self._size = True, 0
+        self._stop_timer()  # of the rest of a body
         if (
             self.cycle.response_complete
         ):  # the rest of the body has ended the time limit of an idle connection
-            self._stop_timer()
             self._start_timer()
 
     def on_response_complete(self) -> None:
