@@ -16,6 +16,7 @@ from compound.errors import FRESH, CompoundError, DataError, RunDirectoryError
 from compound.evaluation.dataset import Dataset, Split
 from compound.evaluation.duplicates import check_no_overlaps, find_overlaps
 from compound.evaluation.examples import read_examples
+from compound.evaluation.metrics.bounds import check_failure_score
 from compound.evaluation.metrics.repeated import check_repeats
 from compound.evaluation.metrics.scoring import check_rows
 from compound.example import Example, Metric
@@ -330,6 +331,7 @@ def make_problem(
     for rows in splits.values():
         check_rows(metric, system.outputs, rows)
     check_repeats(metric, settings.repeats)
+    check_failure_score(metric, settings.failure_score)
     method = methods.method(settings.method, system, settings, folder)
     others = [methods.method(name, system, settings, folder) for name in settings.baselines]
     for each in (method, *others):  # reject impossible methods before anything is spent

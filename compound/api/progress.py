@@ -89,9 +89,12 @@ def _decision(event: Mapping[str, Any]) -> str:
     if "p" not in event:
         return str(event.get("note", ""))
     verdict = "accepted" if event["accepted"] else "rejected"
+    lost = ""
+    if event.get("lost"):
+        lost = f" ({plural(event['lost'], 'example')} lost to transient failures before the change)"
     return (
         f"{verdict}: valid {event['before']['mean']:.3f} -> {event['after']['mean']:.3f}, "
-        f"p = {event['p']:.4f} against {event['level']:.4f}"
+        f"p = {event['p']:.4f} against {event['level']:.4f}{lost}"
     )
 
 

@@ -69,6 +69,7 @@ async def decide(context: RunContext) -> None:
         accepted = compared.p <= level
         record |= compared.to_json()
         violations = [compared.before.violation, compared.after.violation]
+        record |= {"lost": len(lost)} if (lost := _lost_examples(compared.before)) else {}
         if accepted:
             search.incumbent, search.best = compared.after, working.configuration.to_json()
     if search.decisions == plan.decisions and not search.stopped:
@@ -90,8 +91,24 @@ async def _compare(context: RunContext, best: System, working: System) -> Paired
     rng = generator(context.problem.settings.seed, "decision", number)
     known = joint_bounds(before.bounds, after.bounds)
     bounds = None if context.state.bounds_violation else known
-    p = paired_test(before.scores, after.scores, bounds=bounds, rng=rng)
+    p = paired_test(_scores_before(before, after), after.scores, bounds=bounds, rng=rng)
     return PairedComparison(before, after, p, applicable_test(bounds))
+
+
+def _lost_examples(evaluation: Evaluation) -> list[str]:
+    """Return the names of the examples of which a run was lost to a transient failure."""
+    rows = evaluation.rows
+    return list(dict.fromkeys(r.example for r in rows if r.failure is not None and r.failure.is_transient))
+
+
+def _scores_before(before: Evaluation, after: Evaluation) -> list[float]:
+    """Return the scores of the best configuration, by which the change is tested.
+
+    A score that was lost to a transient failure, such as of an overloaded server, is no evidence for the
+    change: it counts as at least that of the working configuration.
+    """
+    lost, new = set(_lost_examples(before)), after.by_example()
+    return [max(old, new[name]) if name in lost else old for name, old in before.by_example().items()]
 
 
 def _level(context: RunContext) -> float:

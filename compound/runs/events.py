@@ -64,7 +64,11 @@ class Gain(TypedDict):
 
 
 class DecisionEvent(Recorded):
-    """The working configuration was compared with the best one, if the budget allowed."""
+    """The working configuration was compared with the best one, if the budget allowed.
+
+    ``lost`` is the number of examples with runs of the best configuration that were lost to transient
+    failures; they are no evidence for the change.
+    """
 
     event: Literal["decision"]
     decision: int
@@ -76,6 +80,7 @@ class DecisionEvent(Recorded):
     before: NotRequired[Summary]
     after: NotRequired[Summary]
     gain: NotRequired[Gain]
+    lost: NotRequired[int]
     note: NotRequired[str]
 
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gepa.core.state import GEPAState
     from gepa.proposer.reflective_mutation.reflection_lm import ReflectionJob, ReflectionProposal
 
-PERFECT = 1.0  # maximum score of a metric
 # Added to all scores if candidates are merged: the library draws a common ancestor in proportion to its mean
 # score, and fails if all are 0. A power of two, such that sums of counts stay exact.
 LIFT = 2.0**-30
@@ -188,6 +187,7 @@ def search(
     pareto: Sequence[Example],
     settings: GEPASettings,
     lowest: float,
+    perfect: float,
     seed: int,
 ) -> None:
     """Run the library's search.
@@ -199,6 +199,7 @@ def search(
         pareto: the examples that candidates are compared on.
         settings: the settings of the search.
         lowest: the minimum score.
+        perfect: the maximum score; runs that reach it are not reflected on.
         seed: the seed of the search.
     """
     from gepa.api import optimize
@@ -221,7 +222,7 @@ def search(
         use_merge=settings.merges > 0,
         max_merge_invocations=settings.merges,
         reflection_minibatch_size=min(settings.batch, len(feedback)),
-        perfect_score=PERFECT + lift,
+        perfect_score=perfect + lift,
         stop_callbacks=lambda state: not ask(_progress(state, lift)),
         logger=SimpleNamespace(log=lambda message: None),
         track_best_outputs=False,

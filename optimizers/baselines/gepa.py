@@ -8,7 +8,7 @@ and leads to the same candidates.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
@@ -22,7 +22,7 @@ from compound.execution.rng import derive_seed
 from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.baselines.evolution import PERFECT, Proceed, Question, search
+from compound.optimizers.baselines.evolution import Proceed, Question, search
 from compound.optimizers.baselines.gepa_settings import GEPASettings
 from compound.optimizers.baselines.reflection import (
     Answer,
@@ -136,10 +136,10 @@ class GEPA:
             yield Progress(state.to_json(), note)
         size = len(state.incumbent)
         answers = Answers(task, settings, state.answers)
-        low, _ = score_bounds(task.context.metric, task.context.rules) or (min(state.incumbent), PERFECT)
+        low, high = score_bounds(task.context.metric, task.context.rules) or assumed_bounds(state.incumbent)
         evolve = partial(
             search, start=start, feedback=examples[size:], pareto=examples[:size], settings=settings,
-            lowest=low, seed=derive_seed(task.seed, "gepa"),
+            lowest=low, perfect=high, seed=derive_seed(task.seed, "gepa"),
         )  # fmt: skip
         try:
             with CallbackQuestions[Question](evolve, "gepa") as questions:
@@ -154,7 +154,7 @@ class GEPA:
                         ]
                         state = Evolution(answers=answers.all, best=best, mean=question.mean, front=front)
                         yield Progress(state.to_json(), _note(question), step=question.iterations)
-                    proceeds = self._affords(question, task.scorer.runs_left, size)
+                    proceeds = self._affords(question, high, task.scorer.runs_left, size)
                     questions.answer(proceeds and task.scorer.may_ask(settings.lm))
         except BudgetExhausted:
             if not state.best:
@@ -163,12 +163,21 @@ class GEPA:
         note = "" if state.best else "no rewritten prompt beat the incumbent"
         yield Proposal(state.best, fmean(state.incumbent), state.mean, tried, note)
 
-    def _affords(self, progress: Proceed, left: float, pareto: int) -> bool:
+    def _affords(self, progress: Proceed, perfect: float, left: float, pareto: int) -> bool:
         """Return whether another iteration can improve the best candidate, and the budget covers it."""
         settings = self.settings
-        can_improve = progress.iterations < settings.iterations and progress.mean < PERFECT - ROUNDING
+        can_improve = progress.iterations < settings.iterations and progress.mean < perfect - ROUNDING
         cost = 2 * settings.batch * settings.tasks + pareto * settings.accepted
         return can_improve and max(cost, MERGED + pareto if settings.merges else 0) <= left
+
+
+def assumed_bounds(scores: Sequence[float]) -> tuple[float, float]:
+    """Return the bounds of a metric that declares none; the maximum is 1, unless a score exceeds it.
+
+    >>> assumed_bounds([0.25, 1.0]), assumed_bounds([40.0, -3.0])
+    ((0.25, 1.0), (-3.0, inf))
+    """
+    return min(scores), math.inf if max(scores) > 1 else 1.0
 
 
 def pareto_size(most: int, least: int, batch: int, runs: float, tasks: int = 1, accepted: int = 1) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Protocol
 
 import numpy as np
@@ -233,8 +233,7 @@ class EvaluationTable:
         """Return the gains over the incumbent: global ones, and local ones by a critic."""
         locally = np.full_like(self.scores[1:], np.nan)
         if critic is not None:
-            rewards = self._local_rewards(critic)
-            locally = rewards[1:] - rewards[0]
+            locally = self._local_gains(critic)
         return Evaluations(self.scores[1:] - self.scores[0], locally)
 
     def gap(self, data: Evaluations, slope: float) -> float | None:
@@ -313,32 +312,52 @@ class EvaluationTable:
             for address, (ours, candidates) in found.items()
         ]
 
-    def _local_rewards(self, critic: Critic) -> NDArray[np.float64]:
-        """Return the mean local reward of each candidate's calls on each example; nan if not evaluated.
+    def _local_gains(self, critic: Critic) -> NDArray[np.float64]:
+        """Return the mean local gain of each candidate's calls on each example; nan if not evaluated.
 
-        A failed call counts as the worst output of the example.
+        A call is compared with the incumbent's call on the same inputs. Calls on other inputs do not count,
+        such as those of later turns of a loop, since local rewards are not comparable across inputs. A failed
+        call counts as the worst output of the example.
         """
-        readings, names, cells = [], [], []
+        rewards = self._rewards_by_call(critic)
+        found = np.full_like(self.scores, np.nan)
+        for column in range(len(self._examples)):
+            rows = [row.get(column, {}) for row in rewards]
+            incumbent = rows[0]
+            if (0, column) in self._failed:
+                incumbent = _worst(rows) | incumbent
+            found[0, column] = 0.0 if incumbent else np.nan
+            for row, own in enumerate(rows[1:], 1):
+                gains = [reward - incumbent[call] for call, reward in own.items() if call in incumbent]
+                found[row, column] = sum(gains) / len(gains) if gains else np.nan
+        for row, column in sorted(self._failed):
+            known = found[:, column][~np.isnan(found[:, column])]
+            if row:
+                found[row, column] = known.min() if len(known) else np.nan
+        return found[1:]
+
+    def _rewards_by_call(self, critic: Critic) -> list[dict[int, dict[str, float]]]:
+        """Return, by row and column, the local reward of each call by address, without those that failed."""
+        readings, names, places = [], [], []
         for row, parts in enumerate(self._parts):
             for column in parts:
                 example = self._examples[column]
                 signals = self._signals(parts[column], example)
                 for _, call in self._matched(row, column):
-                    if call.failure is not None:
-                        continue
-                    readings.append(read_call(self._given.template, call.inputs, call.outputs, signals))
-                    names.append(example.id)
-                    cells.append((row, column))
-        sums = np.zeros_like(self.scores)
-        counts = np.zeros_like(sums)
-        for (row, column), reward in zip(cells, critic.rewards(readings, names), strict=True):
-            sums[row, column] += reward
-            counts[row, column] += 1
-        found = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-        for row, column in sorted(self._failed):
-            known = found[:, column][~np.isnan(found[:, column])]
-            found[row, column] = known.min() if len(known) else np.nan
+                    if call.failure is None:
+                        readings.append(read_call(self._given.template, call.inputs, call.outputs, signals))
+                        names.append(example.id)
+                        places.append((row, column, call.address))
+        found: list[dict[int, dict[str, float]]] = [{} for _ in self._parts]
+        rewards = critic.rewards(readings, names).tolist()
+        for (row, column, address), reward in zip(places, rewards, strict=True):
+            found[row].setdefault(column, {})[address] = reward
         return found
+
+
+def _worst(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the lowest reward of each call."""
+    return {call: min(row[call] for row in rows if call in row) for call in dict.fromkeys(chain(*rows))}
 
 
 def _distinct(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:

@@ -4,7 +4,7 @@ The local reward of the component lowers the variance of the estimated gains of 
 (`compound.optimizers.optimas.guided_race`); it never decides alone. A component whose local evaluation costs
 as much as a global one, such as the last one, is searched by the global reward, at what its candidates cost.
 If a parameter can be chosen per input, the component's reward is a further candidate, which is tested on
-examples that it was not fitted to.
+examples apart from those of the job's race. Earlier jobs may have raced on some of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from compound.storage.state import State
 WORTH = 1.2  # price of a global over a local evaluation below which there is nothing to save
 POLICY_SHARE = 0.3  # of a job's runs, to test a reward that chooses per input
 NOTHING_FOLLOWS = "nothing counted follows it"
-APART = 0.4  # of the examples, for that test; the reward is not fitted to them
+APART = 0.4  # of the examples, for that test; the job's race does not use them
 ARMS = 3  # candidates of that test: the incumbent, the best single option, and the per-input candidate
 
 
@@ -224,7 +224,7 @@ class GuidedSearch:
         rewards: RunRewards,
         state: GuidedProgress,
     ) -> AsyncIterator[str]:
-        """Test the component's reward as a choice per input, on examples that it was not fitted to."""
+        """Test the component's reward as a choice per input, on examples that the job's race did not use."""
         if not per_input_keys(task) or not state.round or not others:
             return
         if state.policies is None:

@@ -266,7 +266,8 @@ class GuidedRacer:
             cells = self._table.missing(state.alive, n_global)
             n_local = self._largest(lambda n, cells=cells: self._table.cost(state.alive, cells, n), runs)  # type: ignore[misc]
             counts = self._table.scored[[i + 1 for i in state.alive]].sum(1)
-            variance = state.variance(float(counts.mean()) + len(cells) / len(state.alive), n_local)
+            added = sum(row > 0 for row, _ in cells) / len(state.alive)  # without the incumbent's evaluations
+            variance = state.variance(float(counts.mean()) + added, n_local)
             if variance < least:
                 best, least = (cells, n_local), variance
         return best

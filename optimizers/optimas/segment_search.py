@@ -268,8 +268,10 @@ class Steps:
             differences = data.globally[i][~np.isnan(data.globally[i])]
             squares = float(((differences - differences.mean()) ** 2).sum()) if len(differences) else 0.0
             own = Observation(self.candidates[i], float(gains.mean[i]), squares, max(1, len(differences)))
-            if gains.slope:
+            if gains.slope and math.isfinite(gains.sd[i]):
                 own = replace(own, variance=max(float(gains.sd[i]), LEAST_SD) ** 2)
+            elif not len(differences):
+                continue  # an estimate of infinite variance, from local evaluations alone, says nothing
             observations.append(own)
         spaces = {key: self.task.system.parameters[key] for key in self.task.keys}
         scores = self.table.scores[~np.isnan(self.table.scores)]

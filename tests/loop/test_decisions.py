@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from compound.api.progress import format_event
 from compound.benchmarks.simulated.acceptance.worlds import DECISIONS, WORLDS, problem
 from compound.benchmarks.simulated.relays import Relay
 from compound.components.function import Function
+from compound.errors import TransientError
 from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.graph.component import Input
@@ -160,6 +163,39 @@ class TestBounds:
         events, state = run(labelled(Named("7"), {"iterations": 1}, bounds=None), tmp_path)
         assert (state.bounds_violation, kinds(events, "note")) == ("", [])
         assert kinds(events, "decision")[0]["test"] == "sign flips and t"
+
+
+class TestLostRuns:
+    """An overloaded server during one of the two evaluations of a decision."""
+
+    def outcome(self, folder: Path, evaluation: int, proposed: str) -> tuple[list[dict[str, Any]], RunState]:
+        """Run a decision in which half of the runs of an evaluation are lost."""
+        seen: Counter[str] = Counter()
+
+        def stars(outputs: Any, example: Example) -> float:
+            seen[example.id] += 1
+            if example.id in ("v0", "v2", "v4", "v6", "v8") and seen[example.id] == evaluation:
+                raise TransientError("overloaded")
+            return float(outputs["answer"])
+
+        made = labelled(Named(proposed), {"iterations": 1}, start="0.9")
+        return run(replace(made, metric=custom(stars, "stars", bounds=(0, 1))), folder)
+
+    def test_lost_runs_of_the_incumbent_are_no_evidence_for_a_change(self, tmp_path: Path) -> None:
+        """Regression test: five gains of 0.9 by lost runs had p = (1 / 1.9)**5 = 0.04, and were accepted."""
+        events, _ = self.outcome(tmp_path, 2, "0.9 same")
+        (decision,) = kinds(events, "decision")
+        assert (decision["accepted"], decision["p"]) == (False, pytest.approx(1.0))
+        assert (decision["before"]["failed"], decision["lost"]) == (5, 5)
+        assert format_event(decision).endswith(" (5 examples lost to transient failures before the change)")
+
+    def test_lost_runs_of_the_change_count_against_it(self, tmp_path: Path) -> None:
+        """A change may cause timeouts; without them, ten gains of 0.1 would have a p-value of 0.39."""
+        events, _ = self.outcome(tmp_path, 3, "1")
+        (decision,) = kinds(events, "decision")
+        assert decision["after"]["failed"] == 5
+        assert decision["p"] > 0.9
+        assert "lost" not in decision
 
 
 @dataclass(frozen=True)

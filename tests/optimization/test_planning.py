@@ -117,6 +117,16 @@ def test_a_smaller_validation_split_is_named_where_it_would_do(tmp_path: Path) -
     assert run(tmp_path, selecting(), 30, valid=7).spent["system_runs"] > 7
 
 
+def test_failed_runs_must_not_score_as_well_as_the_best_ones(tmp_path: Path) -> None:
+    """Regression test: with scores of -1 to 0, a change that failed was accepted for its failure score of 0."""
+    loss = custom(lambda outputs, example: -0.5, "loss", bounds=(-1, 0))
+    with pytest.raises(DeclarationError, match="the maximum score of metric 'loss' is 0") as refused:
+        run(tmp_path, selecting(), 100, metric=loss)
+    assert refused.value.hint == "set optimize.failure_score to its minimum score, -1"
+    assert not (tmp_path / "run").exists()
+    assert run(tmp_path, selecting(), 100, metric=loss, failure_score=-1).spent["system_runs"] > 10
+
+
 class TestTooFewExamples:
     def test_too_few_for_any_decision_are_refused_with_the_number_needed(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="4 validation examples cannot show an improvement") as refused:

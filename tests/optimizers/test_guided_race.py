@@ -116,6 +116,15 @@ class TestRungs:
         cells, n_local = racer(job)._plan(state)
         assert (len(cells), n_local) == (15, 7)
 
+    def test_the_division_counts_the_evaluations_of_the_candidates_only(self, job: Any) -> None:
+        """Of 10 runs, g examples cost 2 each globally and 0.5 locally: n = 20 - 3 g; least at g = 4.
+
+        g = 3: 1/4 + 1/11 = 0.341; g = 4: 1/5 + 1/8 = 0.325; g = 5: 1/6 + 1/5 = 0.367.
+        """
+        state = GuidedRace(alive=[0], rungs=1, slope=1.0, noise=1.0, spread=1.0, local_sd=1.0)
+        cells, n_local = racer(job, 10.0)._plan(state)
+        assert (len(cells), n_local) == (8, 8)
+
     def test_a_reward_that_explains_everything_takes_all_runs(self, job: Any) -> None:
         """20 runs are 16 local evaluations of five outputs."""
         state = rung(slope=1.0, noise=0.0, spread=0.0, local_sd=1.0)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -29,12 +30,12 @@ from compound.optimizers.optimas.rewarding import RunRewards
 from compound.optimizers.scheduling.scheduler import RewardGapScheduler
 from compound.optimizers.search.prompts import PromptSearch
 from compound.rewards.buffer import PairBuffer
-from compound.rewards.gains.critic import fit_critic
+from compound.rewards.gains.critic import Critic, fit_critic
 from compound.rewards.gains.estimates import Evaluations
 from compound.rewards.model import make_backbone
 from compound.rewards.pairs import Draw
 from compound.rewards.sampling.candidates import Candidate
-from compound.rewards.template import Template
+from compound.rewards.template import Reading, Template
 from optimas_settings import learning, optimas
 
 LEARNING = learning(optimas(model="none"))
@@ -105,6 +106,67 @@ class TestByHand:
             "b": 0.3,
             "c": pytest.approx(0.35),
         }  # c: the mean of the others
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A local reward that is large for inputs that are large, whatever the output; implements `Critic`."""
+
+    def rewards(self, readings: Sequence[Reading], examples: Sequence[str]) -> np.ndarray:
+        read = [(int(each.inputs.split()[-1]), int(each.output.split()[-1])) for each in readings]
+        return np.array([10.0 * x + y for x, y in read])
+
+
+def add(x: int, option: int) -> int:
+    """Add a number, except to 2: then the call fails with option 3."""
+    if x == 2 and option == 3:
+        raise ValueError("cannot add")
+    return x + option
+
+
+def repeated(job: Any) -> EvaluationTable:
+    """A table of three candidates of a component that is called twice, the second time on its own output."""
+    step = Function("adder", add, option=Choice(1, 2, 3, 0, value=1))
+    system = System("repeated", outputs={"y": step(x=step(x=Input("x", int)), name="again")})
+    rows = [Example(f"e{i}", {"x": i}) for i in range(2)]
+    assignment = job(system, custom(lambda outputs, example: 0.0), rows, keys=("adder.option",))
+    part = part_of(system, ["adder"], estimate_prices(system))
+    template = Template.of(system.components["adder"])
+    conditions = Conditions(part, 1.0, template, make_backbone("none", 8))
+    table = EvaluationTable(assignment.task, conditions, [{"adder.option": o} for o in (2, 3, 0)], rows)
+    asyncio.run(table.evaluate([0, 1, 2], [], 2))
+    return table
+
+
+def test_local_gains_compare_calls_on_the_same_inputs(job: Any) -> None:
+    """The second call reads the first one's output: only the first calls have the inputs of the incumbent's.
+
+    The incumbent adds 1, so the first outputs are larger by 1, 2 and -1. Regression test: the incumbent's mean
+    was that of both of its calls, so that all candidates lost what the reward gives to larger inputs.
+    """
+    gains = repeated(job).gains(cast("Critic", Reader())).locally
+    assert gains.tolist() == [[1.0, 1.0], [2.0, 2.0], [-1.0, -1.0]]
+
+
+def test_a_failed_call_is_the_worst_of_its_example(job: Any) -> None:
+    """Of the third input, option 3 fails, and loses as much as the worst of the others."""
+    step = Function("adder", add, option=Choice(1, 2, 3, 0, value=1))
+    system = System("single", outputs={"y": step(x=Input("x", int))})
+    rows = [Example("e", {"x": 2})]
+    part = part_of(system, ["adder"], estimate_prices(system))
+    conditions = Conditions(part, 1.0, Template.of(system.components["adder"]), make_backbone("none", 8))
+
+    def gains(start: int, *options: int) -> list[list[float]]:
+        bound = system.bind({"adder.option": start})
+        task = job(bound, custom(lambda outputs, example: 0.0), rows, keys=("adder.option",)).task
+        table = EvaluationTable(task, conditions, [{"adder.option": o} for o in options], rows)
+        asyncio.run(table.evaluate(range(len(options)), [], 1))
+        found: list[list[float]] = table.gains(cast("Critic", Reader())).locally.tolist()
+        return found
+
+    assert gains(1, 2, 3, 0) == [[1.0], [-1.0], [-1.0]]
+    assert gains(3, 1, 2, 0) == [[1.0], [2.0], [0.0]]
+    assert gains(3, 3) == [[pytest.approx(np.nan, nan_ok=True)]]
 
 
 class Noisy(RelayStep):

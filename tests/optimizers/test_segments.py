@@ -39,6 +39,7 @@ from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.prompts import PromptSearch
 from compound.rewards.buffer import Entry, PairBuffer
 from compound.rewards.gains.critic import Critic, fit_critic
+from compound.rewards.gains.estimates import Evaluations, estimate_gains
 from compound.rewards.pairs import Draw
 from compound.rewards.sampling.candidates import Candidate
 from compound.settings.optimize import make_settings
@@ -284,6 +285,38 @@ class TestSearch:
         assert {each.variance for each in told[0]} == {None}
         sds = [sd for sd in states[-1]["race"]["sds"] if sd is not None]
         assert [each.variance for each in told[-1]] == pytest.approx([max(sd, 1e-3) ** 2 for sd in sds])
+
+    def test_estimates_of_infinite_variance_do_not_reach_the_model(self, job: Any) -> None:
+        """Of three candidates, the last has no global evaluation; the others keep their gains."""
+        task = job(document_system(), METRIC, examples(8), keys=tuple(BEST), share=60.0, minibatch=8).task
+        part = part_of(task.system, ("cut", "show"), task.prices)
+        given = conditions_of(task, LEARNING, part, 1.0, gold=True, shrink=False, fit=fit_critic)
+        candidates: list[dict[str, object]] = [BEST, {**BEST, "show.count": 4}, {**BEST, "cut.size": 12}]
+        steps = Steps(task, given, candidates, examples(8), [], 1)
+        scores, local = np.full((3, 8), np.nan), np.zeros((3, 8))
+        scores[:2] = [[1, 1, 0, 1, 1, 0, 1, 1], [0, 1, 0, 0, 0, 0, 1, 0]]
+        local[:] = scores[0] + 0.1 * np.arange(8)
+        steps.table.scores[:3] = [np.zeros(8), *scores[:2]]
+        data = Evaluations(scores, local)
+        gains = estimate_gains(data, shrink=False)
+        assert gains.slope
+        assert np.isinf(gains.sd).tolist() == [False, False, True]
+        model = steps._model(gains, data)
+        assert [each.values for each in model.observations] == candidates[:2]
+        assert model.means(candidates)[0] > 0
+
+    def test_estimates_from_one_example_each_have_the_variance_of_scores(self, job: Any) -> None:
+        """A second job may plan its first step by the draws of the first one: no row has two values."""
+        task = job(document_system(), METRIC, examples(8), keys=tuple(BEST), share=60.0, minibatch=2).task
+        part = part_of(task.system, ("cut", "show"), task.prices)
+        given = conditions_of(task, LEARNING, part, 1.0, gold=True, shrink=False, fit=fit_critic)
+        candidates: list[dict[str, object]] = [BEST, {**BEST, "show.count": 4}]
+        steps = Steps(task, given, candidates, examples(8), [], 1)
+        steps.table.scores[:, 0] = [0.0, 1.0, 0.0]
+        data = Evaluations(np.array([[1.0], [0.0]]), np.array([[0.5], [0.1]]))
+        model = steps._model(estimate_gains(data, shrink=False), data)
+        assert [each.variance for each in model.observations] == [None, None]
+        assert model.means(candidates)[0] > 0
 
     @pytest.mark.parametrize("share", [10.0, 33.0, 60.0, 150.0])
     def test_runs_stay_within_the_share(self, job: Any, share: float) -> None:

@@ -38,6 +38,25 @@ def checked_bounds(bounds: object, name: str) -> Bounds:
     )
 
 
+def check_failure_score(metric: Metric, failure_score: float) -> None:
+    """Raise if failed runs would score as well as the best ones, so that a search would look for failures.
+
+    Metrics that declare no bounds are not checked.
+
+    Raises:
+        DeclarationError: ``failure_score`` is at least the maximum score that the metric declares.
+    """
+    bounds = bounds_of(metric)
+    if bounds is None or failure_score < bounds[1]:
+        return
+    low, high = bounds
+    raise DeclarationError(
+        f"failure_score={failure_score:g}: a failed run would score as well as the best one, since the "
+        f"maximum score of metric {metric.name!r} is {high:g}",
+        hint=f"set optimize.failure_score to its minimum score, {low:g}",
+    )
+
+
 def bounds_violation(metric: Metric, score: float, example: str) -> str:
     """Return a message if a score of ``metric`` is outside the bounds that it declares, else ``""``.
 

@@ -112,6 +112,14 @@ class TestSearch:
         assert proposal.after == pytest.approx(0.8, abs=0.12)
         assert proposal.tried > 1
 
+    @pytest.mark.parametrize("bounds", [(0, 100), None], ids=["declared", "undeclared"])
+    def test_scores_above_one_are_not_perfect(self, job: Any, bounds: tuple[float, float] | None) -> None:
+        """Of 100 points, one is not the maximum: the search reflects, and finds what it finds with one point."""
+        points = custom(lambda outputs, example: 100.0 * (outputs["answer"] == "right"), bounds=bounds)
+        _, proposal = job(system(), points, rows(100), scripted(), 300).run(GEPA())
+        assert HIDDEN in proposal.values["answerer.prompt"]
+        assert proposal.after == pytest.approx(80, abs=12)
+
     def test_before_and_after_are_means_over_the_same_set(self, job: Any) -> None:
         states, proposal = job(system(), METRIC, rows(100), scripted(), 300).run(GEPA())
         found = proposal.values["answerer.prompt"]

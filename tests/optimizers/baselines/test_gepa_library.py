@@ -315,6 +315,7 @@ def merged_run() -> str:
         pareto=list(range(20)),  # type: ignore[arg-type]
         settings=GEPASettings(merges=50),
         lowest=0.0,
+        perfect=1.0,
         seed=3,
     )
     merged = sum(row.startswith("5 ") for row in log)
