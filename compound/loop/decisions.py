@@ -69,7 +69,8 @@ async def decide(context: RunContext) -> None:
         accepted = compared.p <= level
         record |= compared.to_json()
         violations = [compared.before.violation, compared.after.violation]
-        record |= {"lost": len(lost)} if (lost := _lost_examples(compared.before)) else {}
+        if lost := _lost_examples(compared.before):
+            record["lost"] = len(lost)
         if accepted:
             search.incumbent, search.best = compared.after, working.configuration.to_json()
     if search.decisions == plan.decisions and not search.stopped:
