@@ -29,7 +29,10 @@ from compound.optimizers import memory_plan  # noqa: E402
 from compound.optimizers.memory_demand import Demand  # noqa: E402
 from compound.optimizers.memory_plan import MemoryPlan, PlannedTraining, plan_memory  # noqa: E402
 from compound.optimizers.weights.distributed.settings import LearnerSettings  # noqa: E402
-from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
+from compound.optimizers.weights.learner.adapters import (  # noqa: E402
+    Adapters,
+    _compute_in_base_dtype,
+)
 from compound.optimizers.weights.recipes.recipe import PolicySettings  # noqa: E402
 from compound.registry.engines import find_engine  # noqa: E402
 from compound.settings.optimize import OptimizeSettings  # noqa: E402
@@ -80,7 +83,7 @@ def test_only_the_configuration_is_read(folder: Path, tmp_path: Path) -> None:
 
 
 def test_quantization_counts_linear_layers_by_their_bits() -> None:
-    sizes = Footprint(1000, 640, 1, 8, 8, 1, 8, 16, ())
+    sizes = Footprint(1000, 640, 1, 8, 8, 1, 8, 16, 8, 16, ())
     assert sizes.weights("bfloat16", "8bit") == 360 * 2 + 640
     assert sizes.weights("bfloat16", "4bit") == 360 * 2 + 640 // 2 + 640 // 64 * 4
 
@@ -96,29 +99,36 @@ def test_the_cache_holds_keys_and_values_of_every_layer(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize(("hidden", "inner", "heads", "shared"), [(64, 192, 4, 2), (128, 256, 4, 4)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("Llama", {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4}),
+        (
+            "Llama",
+            {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4},
+        ),
+        # queries are wider than hidden states, and they and keys have norms, as in Qwen3-0.6B
+        ("Qwen3", {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "head_dim": 32}),
+        ("Qwen3", {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "head_dim": 32}),
+    ],
+)
 def test_stored_activations_are_close_to_what_autograd_stores(
-    checkpointing: bool, hidden: int, inner: int, heads: int, shared: int
+    family: str, sizes: dict[str, int], dtype: str, checkpointing: bool
 ) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
 
     def measured(layers: int) -> tuple[float, Footprint]:
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                hidden_size=hidden,
-                intermediate_size=inner,
-                num_hidden_layers=layers,
-                vocab_size=32,
-                num_attention_heads=heads,
-                num_key_value_heads=shared,
-            )
+        config = getattr(transformers, f"{family}Config")(
+            **{"num_key_value_heads": 2, **sizes}, num_hidden_layers=layers, vocab_size=32
         )
+        model = getattr(transformers, f"{family}ForCausalLM")(config).to(getattr(torch, dtype))
         return stored_bytes(model, checkpointing), Footprint.of(model)
 
-    (small, _), (large, sizes) = measured(2), measured(6)
+    (small, _), (large, found) = measured(2), measured(6)
     # the difference excludes what is stored once; a checkpointed layer is not stored in the forward pass
-    expected = sizes.activations("float32", checkpointing=checkpointing)
-    once = sizes.activations("float32") / 6 if checkpointing else 0
+    expected = found.activations(dtype, checkpointing=checkpointing)
+    once = found.activations(dtype) / 6 if checkpointing else 0
     assert (large - small) / 4 <= (expected - once) / 6 * 1.02
     assert (large - small) / 4 >= (expected - once) / 6 * 0.85
 
@@ -130,6 +140,8 @@ def stored_bytes(model: Any, checkpointing: bool) -> float:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear")).eval()
+    if model.dtype != torch.float32:
+        _compute_in_base_dtype(wrapped)
     if checkpointing:
         checkpoint_layers(model, "m", "base.gradient_checkpointing")
     own = {tensor.untyped_storage().data_ptr() for tensor in (*wrapped.parameters(), *wrapped.buffers())}
