@@ -150,6 +150,8 @@ def test_a_served_name_that_cannot_be_recorded_is_refused(servers: Servers, name
         ({"devices": [[0]], "vllm": {"api_key_env": "K"}}, "each process of a fleet gets one of its own"),
         ({"devices": [[0], [0]]}, "different GPUs"),
         ({"devices": [[0], []]}, "different GPUs"),
+        ({"devices": [[0, 1]]}, "has 2 GPUs, but its vLLM process uses 1"),
+        ({"devices": [[0, 1]], "vllm": {"args": ["-tp", "4"]}}, "has 2 GPUs, but its vLLM process uses 4"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(settings: Settings, message: str) -> None:
