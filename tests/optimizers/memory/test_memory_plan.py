@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,11 +51,13 @@ def problem(
     engine: TransformersEngine | VLLMEngine | None = None,
     *,
     method: str = "mmgrpo",
+    targets: Sequence[str] | str = "all-linear",
     **settings: Any,
 ) -> Problem:
     """Return the problem of training one component on a toy model."""
     question = cp.Input("question", str)
-    answer = cp.LLM("answerer", prompt="Answer.", output=str, weights=cp.LoRA(rank=RANK))(question=question)
+    llm = cp.LLM("answerer", prompt="Answer.", output=str, weights=cp.LoRA(RANK, targets=targets))
+    answer = llm(question=question)
     system = cp.System("one", outputs={"answer": answer}, lm="toy")
     rows = [{"question": str(i), "answer": str(i)} for i in range(40)]
     data = cp.Dataset.of(train=rows, valid=rows, test=rows)
@@ -334,6 +337,15 @@ def test_a_model_that_is_not_here_is_unknown_and_nothing_is_downloaded(folder: P
     assert plan.demands == ()
     assert "not on this machine" in plan.lines()[0]
     plan.check()
+
+
+@pytest.mark.parametrize("targets", [("q_prj",), ("k_proj", "q_prj")])
+def test_a_target_that_the_model_lacks_is_refused_before_anything_is_spent(
+    folder: Path, targets: tuple[str, ...]
+) -> None:
+    with pytest.raises(DeclarationError, match="names 'q_prj', but the model has no such layer") as raised:
+        plan_memory(problem(folder, targets=targets))
+    assert raised.value.hint == "did you mean 'q_proj'?"
 
 
 def test_systems_of_remote_models_plan_nothing() -> None:

@@ -119,6 +119,11 @@ def test_the_model_of_addresses_alone_is_the_only_one_served(servers: Servers) -
     servers[0].models = lambda _: (200, {"data": [{"id": "a"}, {"id": "b"}]})  # type: ignore[method-assign]
     with pytest.raises(CompoundError, match="serves a, b; set the model of the fleet"):
         assert FleetEngine([servers[0].address]).name
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # refuses connections, as it does not listen
+        address = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
+        with pytest.raises(CompoundError, match=f"^fleet: {address}/models: "):
+            assert FleetEngine([address]).name
 
 
 @pytest.mark.parametrize(
