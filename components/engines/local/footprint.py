@@ -43,6 +43,7 @@ class Footprint:
         cached: the width of the keys of a token, over all key-value heads of a layer.
         vocabulary: the number of logits of a token.
         linear: inputs and outputs of each linear layer, by name.
+        context: the maximum number of tokens of a request; 0 if unknown.
     """
 
     parameters: int
@@ -56,6 +57,7 @@ class Footprint:
     cached: int
     vocabulary: int
     linear: tuple[tuple[str, int, int], ...]
+    context: int = 0
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Footprint:
@@ -86,6 +88,7 @@ class Footprint:
             keys,
             config.vocab_size,
             tuple((name, layer.in_features, layer.out_features) for name, layer in linear),
+            getattr(config, "max_position_embeddings", None) or 0,
         )
 
     def weights(self, dtype: str, quantization: str = "none") -> int:
