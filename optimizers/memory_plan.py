@@ -32,7 +32,7 @@ from compound.optimizers.server_memory import ServerPlan, gpu_of, own_servers, p
 from compound.optimizers.weights.bases import base_format, base_model, base_quantization, spaces
 from compound.optimizers.weights.learner.adapters import partition
 from compound.optimizers.weights.learner.head import CHUNK
-from compound.optimizers.weights.learner.targets import resolve
+from compound.optimizers.weights.learner.targets import check_targets, resolve
 from compound.optimizers.weights.recipes.ppo import PPOSettings
 from compound.optimizers.weights.recipes.recipe import PolicySettings, Sharing, TrainingSettings
 from compound.optimizers.weights.training import WeightTraining
@@ -137,7 +137,8 @@ def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPla
         baselines: methods that run after that of the problem.
 
     Raises:
-        DeclarationError: settings of a training or its engines are invalid.
+        DeclarationError: settings of a training or its engines are invalid, or the base model lacks a target
+            layer of an adapter.
         CompoundError: a GPU does not have enough memory for the trainer and a vLLM server.
     """
     engine_of, methods = Executor(problem.engines).engine, (problem.method, *baselines)
@@ -308,9 +309,10 @@ def _trainer(
     own = [*spaces(system, partition(trained, training.sharing, section)).values()]
     if isinstance(settings, PPOSettings) and (critic := settings.critic.space):
         own.append(critic)
-    adapters = sum(
-        sizes.adapter(space.rank, resolve(footprint.empty_model(folder), space.targets)) for space in own
-    )
+    empty = footprint.empty_model(folder)
+    for space in own:
+        check_targets(empty, space.targets)
+    adapters = sum(sizes.adapter(space.rank, resolve(empty, space.targets)) for space in own)
     dtype = loading.dtype_of(placement)
     weights = sizes.weights(dtype, placement.quantization)
     if settings.learner.sharding == "fsdp":

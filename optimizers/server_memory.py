@@ -194,6 +194,7 @@ class SharedDevice:
             f"(--gpu-memory-utilization), which the trainer leaves{_contents(server, share * self.total)}"
             for server in self.open
         ]
+        found += [note for server in self.open if (note := _context_note(server, share * self.total))]
         if self.sleeping:
             found.append(f"the vLLM servers on {self.name} sleep while the trainer computes")
         return found
@@ -263,5 +264,29 @@ def _contents(server: VLLMEngine, memory: float) -> str:
     weights, cache = _needs(server)
     if not cache:
         return ""
-    tokens = int((memory - weights) * _cache_tokens(server) / cache)
+    tokens = _cached_tokens(server, memory)
     return f": {format_bytes(weights)} of weights, and a cache of at most {tokens:,} tokens"
+
+
+def _context_note(server: VLLMEngine, memory: float) -> str:
+    """Return a note if the cache of a server is too small for its longest request; otherwise "".
+
+    vLLM then refuses to start. This is no error here, as a model with sliding-window layers needs less cache.
+    """
+    if arguments.value_of(server.args, "max-model-len") is not None or not _needs(server)[1]:
+        return ""
+    sizes = find_sizes(server.model)
+    context = 0 if isinstance(sizes, str) else sizes[1].context
+    if context <= _cached_tokens(server, memory):
+        return ""
+    return (
+        f"the vLLM server of {server.model!r} may refuse to start, because its cache is too small for the "
+        f"model's longest request of {context:,} tokens; set --max-model-len in args of the engine to the "
+        "longest prompt and answer"
+    )
+
+
+def _cached_tokens(server: VLLMEngine, memory: float) -> int:
+    """Return the maximum number of tokens in the cache of a server, whose size is known."""
+    weights, cache = _needs(server)
+    return int((memory - weights) * _cache_tokens(server) / cache)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from compound.api.optimize import make_problem
+from compound.api.runners import check_runner
 from compound.errors import CompoundError, DeclarationError, SeveralErrors, SpecError
 from compound.evaluation.dataset import ROLES, Dataset
 from compound.evaluation.duplicates import check_no_overlaps, find_in_data
@@ -196,6 +197,13 @@ def _check_method(program: Program) -> Iterator[str]:
             raise
         return
     methods.check_trainable(made, system, program.find_engine)
+    try:
+        check_runner(settings, system, [made])
+    except DeclarationError as error:  # a sweep runs each whole optimization on one machine of the cluster
+        yield (
+            f"`compound optimize` will reject this file ({error.message}); `compound sweep --cluster` "
+            "accepts it"
+        )
 
 
 def _check_images(program: Program) -> None:

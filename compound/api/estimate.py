@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from compound.api.description import resolved_settings
 from compound.api.optimize import make_problem
+from compound.api.runners import check_runner
 from compound.engine import Completion, Engine, Request, Usage
 from compound.errors import CompoundError
 from compound.evaluation.dataset import Dataset
@@ -52,6 +53,7 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
 
     Raises:
         DataError: splits share examples, with ``strict``.
+        DeclarationError: workers cannot run the system or a method, and a runner is set.
         CompoundError: models in this process do not fit into memory.
     """
     assert program.data is not None
@@ -61,6 +63,7 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
     )
     settings = problem.settings
     others = [methods.method(n, problem.system, settings, problem.folder) for n in settings.baselines]
+    check_runner(settings, problem.system, [problem.method, *others])
     bounds = [bound(problem)]
     for name, method in zip(settings.baselines, others, strict=True):
         own = settings.model_copy(update={"method": name, "baselines": ()})

@@ -27,7 +27,7 @@ from compound.settings.optimize import OptimizeSettings
 from compound.spec.program import FileEngines, Program
 from compound.storage.artifacts import is_reference
 
-__all__ = ["executor_opener", "source_of"]
+__all__ = ["check_runner", "executor_opener", "source_of"]
 
 HERE = "remove optimize.runner to run everything in this process"
 
@@ -53,10 +53,20 @@ def executor_opener(
     if settings.runner is None:
         return Executor
     source = source_of(engines)
-    check_components(system)
-    for method in methods:
-        check_method(method, system)
+    check_runner(settings, system, methods)
     return RayOpener(settings.runner.ray, system, source)
+
+
+def check_runner(settings: OptimizeSettings, system: System, methods: Iterable[Method]) -> None:
+    """Reject a system or methods that cannot run on workers, if the settings have a ``runner``.
+
+    Raises:
+        DeclarationError: workers cannot run a component, or what a method does.
+    """
+    if settings.runner is not None:
+        check_components(system)
+        for method in methods:
+            check_method(method, system)
 
 
 class RayOpener:

@@ -247,7 +247,7 @@ class WorkerPool:
         try:
             await worker.outbox.run()
         except WorkerLost:
-            pass  # the listener is told, too
+            pass  # the listener notices it, too
         except Exception as error:  # noqa: BLE001 - jobs would wait for ever
             self._break(_unexpected(f"sending to {worker.name}", error))
 

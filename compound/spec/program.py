@@ -270,6 +270,9 @@ def _engines(context: Context) -> dict[str, EngineSettings]:
         check_consent(context, kind, settings.given, ("engines", name, kind))
         served = settings.given.get("api_base") is not None
         _check_local(context, kind, settings.given, ("engines", name, kind), served=served)
+        if kind in REPLICA and not context.document.has_errors(("engines", name)):
+            make = functools.partial(open_engine, kind, **settings.given)
+            context.attempt(("engines", name, kind), make)  # settings that exclude each other
     return engines
 
 

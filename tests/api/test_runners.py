@@ -13,6 +13,8 @@ import compound as cp
 from clusters.program import FILE, requests, write_program
 from clusters.transports import LocalTransport
 from compound.api import runners
+from compound.api.check import check_program
+from compound.api.estimate import estimate
 from compound.api.optimize import optimize
 from compound.errors import CompoundError, DeclarationError, MissingExtra, SpecError
 from compound.settings.common import RaySettings, RunnerSettings
@@ -155,6 +157,34 @@ outputs: {answer: $answerer}
     method = methods.method("mmgrpo", program.system, OptimizeSettings(method="mmgrpo"))
     error = refused(program.system, program.find_engine, methods=[method])
     assert "trains answerer.weights in this process" in error.message
+
+
+def test_training_on_workers_is_noted_by_check_and_refused_by_a_dry_run(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from compound.benchmarks.simulated.toy_model import make_toy_model
+
+    model = make_toy_model(tmp_path / "model")
+    rows = "".join(json.dumps({"id": str(i), "question": str(i), "answer": ""}) + "\n" for i in range(30))
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(rows.replace('"id": "', f'"id": "{split}'))
+    program = loads(
+        f"""
+system: qa
+lm: {model}
+inputs: {{question: str}}
+components:
+  reader: {{llm: {{prompt: Read., weights: {{lora: {{rank: 4}}}}}}, in: {{question: $question}}}}
+outputs: {{answer: $reader}}
+data: {{path: ., train: train, valid: valid, test: test}}
+metric: {{exact_match: {{output: answer, gold: answer}}}}
+optimize: {{method: mmgrpo, runner: {{ray: {{}}}}, budget: {{system_runs: 2000}}}}
+""",
+        path=tmp_path / "system.yaml",
+    )
+    refused = "optimize.runner: optimizer 'mmgrpo' trains reader.weights in this process"
+    assert f"`compound optimize` will reject this file ({refused})" in check_program(program).notes[0]
+    with pytest.raises(DeclarationError, match=refused):
+        estimate(program)
 
 
 def test_a_file_that_may_not_import_cannot_name_a_cluster(folder: Path) -> None:

@@ -312,6 +312,16 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
         ),
         (
             "outputs:",
+            "engines: {a: {vllm: {model: m, gpu_memory: 0.5, args: [--kv-cache-memory-bytes, '9']}}, b: {vllm: {args: [--port, '1']}}}\noutputs:",
+            [
+                "f.yaml:8:21: engines.a.vllm: engine 'm': gpu_memory and '--kv-cache-memory-bytes' in args both limit the memory of "
+                "the server; remove one of them",
+                "f.yaml:8:99: engines.b.vllm: engine 'smollm2': args must not set '--port'; the engine sets it; max_lora_rank, "
+                "max_loras and sleep are settings of the engine",
+            ],
+        ),
+        (
+            "outputs:",
             "data: {path: x.csv, split_by: {train: 0.5}, id: 5}\noutputs:",
             [
                 "f.yaml:8:31: data.split_by: split_by: the shares must sum to 1, got 0.5",

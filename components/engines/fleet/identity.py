@@ -111,7 +111,7 @@ def difference(reference: Identity, other: Identity) -> str:
 
 
 async def _only_model(address: str, key_env: str | None) -> str:
-    async with _client(address, "the only model", key_env) as (api, prefix):
+    async with _client(address, "fleet", key_env) as (api, prefix):
         listing = await _ask(api, f"{prefix}models")
     names = _names(listing or {})
     if len(names) != 1:

@@ -1,4 +1,4 @@
-"""Replicas of one model: checked at the start, taken in turns, and brought back after they failed."""
+"""Pool of the replicas of one model: check them, assign requests, and use failed ones again."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ReplicaPool:
             CompoundError: no replica can be used again.
         """
         while (replica := self._choose(use, start, avoid)) is None and not avoid:
-            self._check_hope()
+            self._check_any_usable()
             await self._wait()
         if replica is None:
             yield None
@@ -95,7 +95,7 @@ class ReplicaPool:
         """
         use = self._use
         while not (found := [r for r in self.replicas if r.condition is ReplicaCondition.UP]):
-            self._check_hope()
+            self._check_any_usable()
             await self._wait()
             self._check_use(use)
         return found
@@ -172,8 +172,8 @@ class ReplicaPool:
         if use is not self._use:
             raise TransientError("the fleet was closed during the call", charged=NO_USAGE)
 
-    def _check_hope(self) -> None:
-        """Raise if no replica will be free without help."""
+    def _check_any_usable(self) -> None:
+        """Raise if no replica is up or being checked, so that waiting would not end."""
         conditions = {replica.condition for replica in self.replicas}
         if conditions & {ReplicaCondition.UP, ReplicaCondition.CHECKING}:
             return

@@ -18,11 +18,11 @@ class ReplicaCondition(Enum):
     """Whether a replica receives requests."""
 
     UP = "up"
-    """It does."""
+    """It receives requests."""
     CHECKING = "checking"
-    """It is asked whether it still serves the model, or its process is started."""
+    """It is being asked whether it still serves the model, or its process is starting."""
     DOWN = "down"
-    """It did not answer, and is asked again from time to time."""
+    """It did not answer, and is asked again at growing intervals."""
     FAILED = "failed"
     """It serves something else, or cannot be started; it is not used again."""
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from compound.components.engines.fleet.replica import Replica
 from compound.components.engines.fleet.routing import capacity
 from compound.components.engines.openai.engine import OpenAIEngine
+from compound.components.engines.vllm import arguments
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.errors import DeclarationError
+from compound.formatting import plural
 from compound.security.trust import Origin
 
 Given = Mapping[str, object]
@@ -83,9 +85,22 @@ def _processes(count: int, devices: Groups, vllm: Given) -> list[Replica]:
     for number in range(count or len(devices)):
         engine = _made_vllm(vllm)
         if devices:
+            _check_gpus(devices[number], engine.args)
             engine.environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices[number]))}
         found.append(Replica(f"process {number}", engine, None))
     return found
+
+
+def _check_gpus(group: Sequence[int], args: Sequence[str]) -> None:
+    """Reject a process that needs more GPUs than its group has, or leaves some of them idle."""
+    used = arguments.gpu_count(args)
+    # of other kinds of parallelism, the number of GPUs is not computed
+    idle = used == 1 < len(group) and not any("parallel" in argument for argument in args)
+    if used > len(group) or idle:
+        raise DeclarationError(
+            f"a group of devices has {plural(len(group), 'GPU')}, but its vLLM process uses {used}",
+            hint=f'set vllm.args to [--tensor-parallel-size, "{len(group)}"], or change devices',
+        )
 
 
 def _made_vllm(given: Given) -> VLLMEngine:

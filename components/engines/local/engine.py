@@ -137,7 +137,10 @@ class TransformersEngine:
         }  # fmt: skip
         check_settings(TransformersEngine, given)
         self.placement = Placement(device, dtype, attn_implementation, quantization)
-        self.placement.check(f"the engine of {model!r}: transformers")
+        try:
+            self.placement.check("transformers")
+        except DeclarationError as error:
+            raise DeclarationError(f"engine {model!r}: {error.message}", hint=error.hint) from None
         self.model, self.max_batch, self._max_wait = model, max_batch, max_wait_ms / 1000
         self.deterministic, self.max_batch_tokens = deterministic, max_batch_tokens
         self.max_adapters = max_adapters

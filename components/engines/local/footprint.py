@@ -2,7 +2,7 @@
 
 Weights, adapters and optimizer states are exact. Activations are those that a pre-norm decoder with LoRA on
 all linear layers stores for the backward pass, an upper bound within 15 % of what autograd stores for Llama
-models. Buffers of libraries and fragmentation are not included.
+and Qwen3 models. Buffers of libraries and fragmentation are not included.
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ class Footprint:
         hidden: the width of hidden states.
         intermediate: the width of the feed-forward states of a token, over the experts that it is sent to.
         heads: the number of attention heads.
+        queries: the width of the queries of a token, over all heads of a layer.
+        normed: the width of the inputs of all norms in a layer.
         cached: the width of the keys of a token, over all key-value heads of a layer.
         vocabulary: the number of logits of a token.
         linear: inputs and outputs of each linear layer, by name.
+        context: the maximum number of tokens of a request; 0 if unknown.
     """
 
     parameters: int
@@ -49,9 +52,12 @@ class Footprint:
     hidden: int
     intermediate: int
     heads: int
+    queries: int
+    normed: int
     cached: int
     vocabulary: int
     linear: tuple[tuple[str, int, int], ...]
+    context: int = 0
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Footprint:
@@ -69,6 +75,7 @@ class Footprint:
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         experts = getattr(config, "num_experts_per_tok", None)
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        keys = (getattr(config, "num_key_value_heads", None) or heads) * width
         return cls(
             sum(parameter.numel() for parameter in model.parameters()),
             sum(layer.weight.numel() for _, layer in linear),
@@ -76,9 +83,12 @@ class Footprint:
             config.hidden_size,
             experts * (getattr(config, "moe_intermediate_size", None) or inner) if experts else inner,
             heads,
-            (getattr(config, "num_key_value_heads", None) or heads) * width,
+            heads * width,
+            _normed_width(model, config.num_hidden_layers, config.hidden_size, heads * width, keys),
+            keys,
             config.vocab_size,
             tuple((name, layer.in_features, layer.out_features) for name, layer in linear),
+            getattr(config, "max_position_embeddings", None) or 0,
         )
 
     def weights(self, dtype: str, quantization: str = "none") -> int:
@@ -109,13 +119,29 @@ class Footprint:
                 the attention kernels ``eager``.
         """
         size = BYTES[dtype]
-        # the inputs of norms in float32, the inputs of adapters, queries, keys, values and their result, and
-        # four feed-forward states: gate, its activation, the other factor, and the product
-        layer = 8 * self.hidden + size * (5 * self.hidden + 2 * self.cached + 4 * self.intermediate)
+        # the inputs of norms in float32; the inputs of adapters, queries, keys, values, and the result of
+        # attention in two layouts; and four feed-forward states: gate, its activation, the other factor, and
+        # the product
+        attention = 2 * self.hidden + 3 * self.queries + 2 * self.cached
+        layer = 4 * self.normed + size * (attention + 4 * self.intermediate)
         layer += attended * self.heads * (4 + size)
         if checkpointing:
             return self.layers * self.hidden * size + layer
         return self.layers * layer
+
+
+def _normed_width(model: PreTrainedModel, layers: int, hidden: int, queries: int, keys: int) -> int:
+    """Return the width of the inputs of all norms in a layer, the mean over layers.
+
+    Norms of queries and keys, such as `q_norm` and `k_norm` of Qwen3, read the states of all heads.
+    """
+    width = 0
+    for name, module in model.named_modules():
+        parts = name.split(".")
+        # a norm outside the layers, such as the last one, has no number in its name
+        if "norm" in type(module).__name__.lower() and any(map(str.isdecimal, parts)):
+            width += {"q": queries, "k": keys}.get(parts[-1][0], hidden)
+    return width // layers if width else 2 * hidden
 
 
 @functools.lru_cache(maxsize=8)

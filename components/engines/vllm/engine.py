@@ -205,7 +205,8 @@ class VLLMEngine:
     @property
     def _server_rank(self) -> int:
         """``--max-lora-rank`` of a started server: the needed rank, rounded up to one that vLLM accepts."""
-        return self._rank or next((rank for rank in RANKS if rank >= self._rank_needed), self._rank_needed)
+        needed = self._rank or self._rank_needed
+        return next((rank for rank in RANKS if rank >= needed), needed)
 
     def require_key(self) -> None:
         """Check that the server's key is set.

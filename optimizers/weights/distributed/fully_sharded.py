@@ -35,7 +35,7 @@ def load_divided(folder: Path, placement: Placement) -> tuple[PreTrainedModel, P
         placement: how the model is loaded, and the device of this process.
 
     Raises:
-        CompoundError: the model has no layers that can be told apart.
+        CompoundError: the model has no layers that can be identified.
     """
     import torch
 
@@ -83,7 +83,7 @@ def _divide(model: PreTrainedModel, device: str, *, received: bool) -> None:
         received: whether only the first process has weights, which the others receive.
 
     Raises:
-        CompoundError: the model has no layers that can be told apart.
+        CompoundError: the model has no layers that can be identified.
     """
     import torch
     from torch.distributed.device_mesh import init_device_mesh
@@ -93,7 +93,8 @@ def _divide(model: PreTrainedModel, device: str, *, received: bool) -> None:
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if not layers:
         raise CompoundError(
-            f"{model.name_or_path!r} cannot be divided among processes: its layers are not marked",
+            f"{model.name_or_path!r} cannot be divided among processes: none of its layers is a "
+            "GradientCheckpointingLayer of transformers",
             hint="set learner.sharding to data",
         )
     mesh = init_device_mesh(torch.device(device).type, (torch.distributed.get_world_size(),))

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 class ShardedLearner:
     """Learner that divides the samples of every update among processes; see `Learner` for its methods.
 
-    All processes receive all samples and take the same update, so that the first one's weights and optimizer
-    states are everybody's, and only it writes files.
+    All processes receive all samples and take the same update. Weights and optimizer states are therefore
+    equal in all of them, and only the first process writes files.
 
     Args:
-        processes: the processes; they carry out nothing else.
+        processes: the processes, used by this learner only.
         spec: the declaration of the learner.
         sharding: ``data``, or ``fsdp`` to divide the base model, too.
 

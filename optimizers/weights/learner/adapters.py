@@ -29,7 +29,7 @@ from compound.execution.rng import fork_torch_rng
 from compound.graph.component import check_name
 from compound.graph.space import Weights
 from compound.optimizers.weights.learner.samples import SECTION
-from compound.optimizers.weights.learner.targets import resolve
+from compound.optimizers.weights.learner.targets import check_targets, resolve
 from compound.security.untrusted import os_errors_as
 from compound.storage.artifacts import Reference, copy_into, store_folder
 
@@ -83,6 +83,8 @@ class Adapters:
         load: Load = loading.load_base,
     ) -> None:
         self.base, self.tokenizer = _load(model, placement or Placement(dtype=dtype), load)
+        for space in spaces.values():
+            check_targets(self.base, space.targets)
         self.spaces = {
             name: replace(space, targets=tuple(resolve(self.base, space.targets)))
             for name, space in sorted(spaces.items())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from compound.errors import DeclarationError
+from compound.errors import DeclarationError, suggest_name
 from compound.graph.space import ATTENTION
 
 if TYPE_CHECKING:
@@ -53,6 +53,26 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
             hint="list the layers by name, for example weights: {lora: {targets: [q_proj, v_proj]}}",
         )
     return shortest_suffixes(chosen, modules.keys() - chosen)
+
+
+def check_targets(model: PreTrainedModel, targets: str | Sequence[str]) -> None:
+    """Check that the model has a layer for each name in a list of targets.
+
+    Raises:
+        DeclarationError: it has none for one of them; the adapter would silently be smaller.
+    """
+    import torch
+
+    if isinstance(targets, str):
+        return
+    known = {suffix for name, _ in model.named_modules() for suffix in _suffixes(name)}
+    for target in targets:
+        if target not in known:
+            linear = (name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear))
+            raise DeclarationError(
+                f"weights.lora.targets names {target!r}, but the model has no such layer",
+                hint=suggest_name(target, {name.rpartition(".")[2] for name in linear}),
+            )
 
 
 def _is_attention(name: str) -> bool:

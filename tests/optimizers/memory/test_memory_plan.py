@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,10 @@ from compound.optimizers import memory_plan  # noqa: E402
 from compound.optimizers.memory_demand import Demand  # noqa: E402
 from compound.optimizers.memory_plan import MemoryPlan, PlannedTraining, plan_memory  # noqa: E402
 from compound.optimizers.weights.distributed.settings import LearnerSettings  # noqa: E402
-from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
+from compound.optimizers.weights.learner.adapters import (  # noqa: E402
+    Adapters,
+    _compute_in_base_dtype,
+)
 from compound.optimizers.weights.recipes.recipe import PolicySettings  # noqa: E402
 from compound.registry.engines import find_engine  # noqa: E402
 from compound.settings.optimize import OptimizeSettings  # noqa: E402
@@ -47,11 +51,13 @@ def problem(
     engine: TransformersEngine | VLLMEngine | None = None,
     *,
     method: str = "mmgrpo",
+    targets: Sequence[str] | str = "all-linear",
     **settings: Any,
 ) -> Problem:
     """Return the problem of training one component on a toy model."""
     question = cp.Input("question", str)
-    answer = cp.LLM("answerer", prompt="Answer.", output=str, weights=cp.LoRA(rank=RANK))(question=question)
+    llm = cp.LLM("answerer", prompt="Answer.", output=str, weights=cp.LoRA(RANK, targets=targets))
+    answer = llm(question=question)
     system = cp.System("one", outputs={"answer": answer}, lm="toy")
     rows = [{"question": str(i), "answer": str(i)} for i in range(40)]
     data = cp.Dataset.of(train=rows, valid=rows, test=rows)
@@ -80,7 +86,7 @@ def test_only_the_configuration_is_read(folder: Path, tmp_path: Path) -> None:
 
 
 def test_quantization_counts_linear_layers_by_their_bits() -> None:
-    sizes = Footprint(1000, 640, 1, 8, 8, 1, 8, 16, ())
+    sizes = Footprint(1000, 640, 1, 8, 8, 1, 8, 16, 8, 16, ())
     assert sizes.weights("bfloat16", "8bit") == 360 * 2 + 640
     assert sizes.weights("bfloat16", "4bit") == 360 * 2 + 640 // 2 + 640 // 64 * 4
 
@@ -96,29 +102,41 @@ def test_the_cache_holds_keys_and_values_of_every_layer(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize(("hidden", "inner", "heads", "shared"), [(64, 192, 4, 2), (128, 256, 4, 4)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("Llama", {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4}),
+        (
+            "Llama",
+            {
+                "hidden_size": 128,
+                "intermediate_size": 256,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 4,
+            },
+        ),
+        # queries are wider than hidden states, and they and keys have norms, as in Qwen3-0.6B
+        ("Qwen3", {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "head_dim": 32}),
+        ("Qwen3", {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "head_dim": 32}),
+    ],
+)
 def test_stored_activations_are_close_to_what_autograd_stores(
-    checkpointing: bool, hidden: int, inner: int, heads: int, shared: int
+    family: str, sizes: dict[str, int], dtype: str, checkpointing: bool
 ) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
 
     def measured(layers: int) -> tuple[float, Footprint]:
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                hidden_size=hidden,
-                intermediate_size=inner,
-                num_hidden_layers=layers,
-                vocab_size=32,
-                num_attention_heads=heads,
-                num_key_value_heads=shared,
-            )
+        config = getattr(transformers, f"{family}Config")(
+            **{"num_key_value_heads": 2, **sizes}, num_hidden_layers=layers, vocab_size=32
         )
+        model = getattr(transformers, f"{family}ForCausalLM")(config).to(getattr(torch, dtype))
         return stored_bytes(model, checkpointing), Footprint.of(model)
 
-    (small, _), (large, sizes) = measured(2), measured(6)
+    (small, _), (large, found) = measured(2), measured(6)
     # the difference excludes what is stored once; a checkpointed layer is not stored in the forward pass
-    expected = sizes.activations("float32", checkpointing=checkpointing)
-    once = sizes.activations("float32") / 6 if checkpointing else 0
+    expected = found.activations(dtype, checkpointing=checkpointing)
+    once = found.activations(dtype) / 6 if checkpointing else 0
     assert (large - small) / 4 <= (expected - once) / 6 * 1.02
     assert (large - small) / 4 >= (expected - once) / 6 * 0.85
 
@@ -130,6 +148,8 @@ def stored_bytes(model: Any, checkpointing: bool) -> float:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear")).eval()
+    if model.dtype != torch.float32:
+        _compute_in_base_dtype(wrapped)
     if checkpointing:
         checkpoint_layers(model, "m", "base.gradient_checkpointing")
     own = {tensor.untyped_storage().data_ptr() for tensor in (*wrapped.parameters(), *wrapped.buffers())}
@@ -322,6 +342,15 @@ def test_a_model_that_is_not_here_is_unknown_and_nothing_is_downloaded(folder: P
     assert plan.demands == ()
     assert "not on this machine" in plan.lines()[0]
     plan.check()
+
+
+@pytest.mark.parametrize("targets", [("q_prj",), ("k_proj", "q_prj")])
+def test_a_target_that_the_model_lacks_is_refused_before_anything_is_spent(
+    folder: Path, targets: tuple[str, ...]
+) -> None:
+    with pytest.raises(DeclarationError, match="names 'q_prj', but the model has no such layer") as raised:
+        plan_memory(problem(folder, targets=targets))
+    assert raised.value.hint == "did you mean 'q_proj'?"
 
 
 def test_systems_of_remote_models_plan_nothing() -> None:

@@ -27,6 +27,7 @@ class Sizes:
     """Sizes of a model of 16 GiB in a format of two bytes, with 144 KiB of keys and values per token."""
 
     parameters: int = 8 * GIB
+    context: int = 40_960
 
     def weights(self, dtype: str) -> int:
         return self.parameters * footprint.BYTES[dtype]
@@ -65,6 +66,13 @@ def test_a_server_gets_what_the_trainer_leaves() -> None:
         "the vLLM server of 'm' gets 0.42 of the memory of cuda:0 (--gpu-memory-utilization), which the trainer "
         "leaves: 16.0 GiB of weights, and a cache of at most 128,159 tokens",
     )
+
+
+def test_a_cache_that_is_too_small_for_the_longest_request_is_a_note() -> None:
+    # 20 GiB are left, so that the cache has (20 - 16) GiB / 144 KiB = 29,127 tokens
+    _, note = plan(VLLMEngine("m"), working=33.6).notes
+    assert "longest request of 40,960 tokens; set --max-model-len" in note
+    assert len(plan(VLLMEngine("m", args=["--max-model-len", "8192"]), working=33.6).notes) == 1
 
 
 def test_a_sleeping_server_gets_all_but_the_weights_and_optimizer_states_of_the_trainer() -> None:

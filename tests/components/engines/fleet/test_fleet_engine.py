@@ -119,6 +119,11 @@ def test_the_model_of_addresses_alone_is_the_only_one_served(servers: Servers) -
     servers[0].models = lambda _: (200, {"data": [{"id": "a"}, {"id": "b"}]})  # type: ignore[method-assign]
     with pytest.raises(CompoundError, match="serves a, b; set the model of the fleet"):
         assert FleetEngine([servers[0].address]).name
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # refuses connections, as it does not listen
+        address = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
+        with pytest.raises(CompoundError, match=f"^fleet: {address}/models: "):
+            assert FleetEngine([address]).name
 
 
 @pytest.mark.parametrize(
@@ -150,6 +155,8 @@ def test_a_served_name_that_cannot_be_recorded_is_refused(servers: Servers, name
         ({"devices": [[0]], "vllm": {"api_key_env": "K"}}, "each process of a fleet gets one of its own"),
         ({"devices": [[0], [0]]}, "different GPUs"),
         ({"devices": [[0], []]}, "different GPUs"),
+        ({"devices": [[0, 1]]}, "has 2 GPUs, but its vLLM process uses 1"),
+        ({"devices": [[0, 1]], "vllm": {"args": ["-tp", "4"]}}, "has 2 GPUs, but its vLLM process uses 4"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(settings: Settings, message: str) -> None:

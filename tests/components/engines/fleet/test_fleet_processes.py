@@ -49,8 +49,8 @@ def is_running(pid: int) -> bool:
 
 
 def test_a_process_is_started_for_each_group_of_gpus_and_ended(told: Path) -> None:
-    lm = FleetEngine(devices=[[0, 1], [2, 3]], vllm={"model": "m", "max_lora_rank": 8})
-    assert (lm.name, lm.remote, lm.max_lora_rank) == ("fleet:vllm:m", False, 8)
+    lm = FleetEngine(devices=[[0, 1], [2, 3]], vllm={"model": "m", "max_lora_rank": 8, "args": ["-tp", "2"]})
+    assert (lm.name, lm.remote, lm.max_lora_rank) == ('fleet:vllm:m:["-tp", "2"]', False, 8)
 
     async def run() -> None:
         async with contextlib.aclosing(lm):

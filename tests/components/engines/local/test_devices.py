@@ -54,8 +54,12 @@ def test_a_device_that_does_not_exist_is_refused_with_the_setting(name: str) -> 
 
 @pytest.mark.usefixtures("no_gpu")
 def test_the_engine_is_refused_when_it_is_declared() -> None:
-    with pytest.raises(DeclarationError, match="'smollm2'.*device is cuda, but PyTorch finds no CUDA device"):
+    with pytest.raises(DeclarationError) as raised:
         TransformersEngine("smollm2", device="cuda")
+    assert raised.value.message == (
+        "engine 'smollm2': transformers.device is cuda, but PyTorch finds no CUDA device"
+    )
+    assert raised.value.hint.startswith("set transformers.device to auto or cpu")
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cpu:0", "", "auto:1"])

@@ -726,7 +726,7 @@ def test_a_wrong_setting_is_named(settings: str, message: str) -> None:
         loads(FILE.format(settings=settings), path="f.yaml")
 
 
-@pytest.mark.parametrize("settings", ["command: ./vllm", "args: [--trust-remote-code]"])
+@pytest.mark.parametrize("settings", ["command: ./vllm", "args: [--enforce-eager]"])
 def test_a_file_that_says_how_to_run_a_program_is_as_trusted_as_python(settings: str) -> None:
     loads(FILE.format(settings=settings))
     key = settings.partition(":")[0]

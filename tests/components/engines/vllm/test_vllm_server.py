@@ -111,7 +111,13 @@ def test_weights_are_read_from_safetensors_unless_the_arguments_say_otherwise(
 
 @pytest.mark.parametrize(
     ("rank", "settings", "wanted"),
-    [(64, {}, "64"), (20, {}, "32"), (4, {}, "16"), (4, {"max_lora_rank": 128}, "128")],
+    [
+        (64, {}, "64"),
+        (20, {}, "32"),
+        (4, {}, "16"),
+        (4, {"max_lora_rank": 128}, "128"),
+        (4, {"max_lora_rank": 12}, "16"),
+    ],
 )
 def test_a_server_is_started_with_the_rank_that_the_system_needs(
     told: Path, rank: int, settings: dict[str, int], wanted: str
