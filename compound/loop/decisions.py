@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from compound.errors import BudgetExhausted
 from compound.evaluation.alpha import decision_level
 from compound.evaluation.evaluate import Evaluation, gain_interval, joint_bounds
-from compound.evaluation.paired_tests import TestName, applicable_test, paired_test
+from compound.evaluation.paired_tests import TestName, applicable_test, bounded_p, paired_test
+from compound.evaluation.statistics import Bounds
 from compound.execution.rng import generator
+from compound.formatting import plural
 from compound.graph.system import System
 from compound.loop.context import RunContext
-from compound.optimization.budget_plan import uses_up_decisions
+from compound.optimization.budget_plan import stochastic, uses_up_decisions
 
-__all__ = ["decide"]
+__all__ = ["decide", "stop_if_undecidable"]
 
 PATIENCE = 3  # consecutive rounds without a proposal before the search ends
+MOST_REPETITIONS = 20  # of the validation examples, in the estimate of a sufficient number
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,45 @@ async def decide(context: RunContext) -> None:
         )
     context.recorder.event("decision", accepted=accepted, **record)
     context.record_violation(*violations)
+    stop_if_undecidable(context)
+
+
+def stop_if_undecidable(context: RunContext) -> None:
+    """End the search if no later decision can accept a change, since scores can rise too little.
+
+    This is certain, and checked, only for deterministic systems and metrics with bounds: a change that
+    scores the maximum on every validation example has the smallest p-value.
+    """
+    search, bounds = context.search, context.search.incumbent.bounds
+    if search.stopped or search.decisions == context.budget.plan.decisions:
+        return
+    if bounds is None or context.state.bounds_violation or stochastic(context.problem.system):
+        return
+    scores, level = search.incumbent.scores, _highest_level(context)
+    p = _smallest_p(scores, bounds)
+    if p <= level:
+        return
+    enough = (n for n in range(2, MOST_REPETITIONS) if _smallest_p(scores * n, bounds) <= level)
+    repetitions = next(enough, None)
+    advice = f"; about {repetitions * len(scores)} such examples would do" if repetitions else ""
+    search.stopped = (
+        f"no change can be accepted: if all {plural(len(scores), 'validation example')} scored "
+        f"{bounds[1]:g}, p would be {p:.2g}, above the level {level:.2g}{advice}"
+    )
+    context.recorder.event("note", note=f"the search ends: {search.stopped}")
+
+
+def _smallest_p(scores: Sequence[float], bounds: Bounds) -> float:
+    """Return the p-value of a change that raises all scores to the maximum."""
+    return bounded_p(bounds[1] - np.array(scores), bounds)
+
+
+def _highest_level(context: RunContext) -> float:
+    """Return the highest level of a later decision: that of the last one, if the others make no test."""
+    search, planned = context.search, context.budget.plan.decisions
+    tested = [number not in search.skipped for number in range(1, search.decisions + 1)]
+    untested = [False] * (planned - search.decisions - 1)
+    return decision_level(context.problem.settings.alpha, planned, [*tested, *untested])
 
 
 async def _compare(context: RunContext, best: System, working: System) -> PairedComparison:

@@ -15,7 +15,7 @@ from typing import Any
 from compound.execution.trace import Trace
 from compound.graph.configuration import Configuration
 from compound.loop.context import RunContext
-from compound.loop.decisions import decide
+from compound.loop.decisions import decide, stop_if_undecidable
 from compound.loop.final_evaluation import evaluate_test_split
 from compound.loop.jobs import Jobs
 from compound.optimization.prices import measure_prices
@@ -80,6 +80,7 @@ class OptimizationLoop:
         )
         context.recorder.event("start", split="valid", plan=asdict(budget.plan), **evaluation.summary())
         context.record_violation(evaluation.violation)
+        stop_if_undecidable(context)
 
     def _announce(self) -> None:
         """Record what is known before the first run: each note once, across all attempts."""

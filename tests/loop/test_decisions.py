@@ -178,24 +178,66 @@ class TestLostRuns:
                 raise TransientError("overloaded")
             return float(outputs["answer"])
 
-        made = labelled(Named(proposed), {"iterations": 1}, start="0.9")
+        made = labelled(Named(proposed), {"iterations": 1, "alpha": 0.1}, start="0.7")
         return run(replace(made, metric=custom(stars, "stars", bounds=(0, 1))), folder)
 
     def test_lost_runs_of_the_incumbent_are_no_evidence_for_a_change(self, tmp_path: Path) -> None:
-        """Regression test: five gains of 0.9 by lost runs had p = (1 / 1.9)**5 = 0.04, and were accepted."""
-        events, _ = self.outcome(tmp_path, 2, "0.9 same")
+        """Regression test: five gains of 0.7 by lost runs had p = (1 / 1.7)**5 = 0.07, and were accepted."""
+        events, _ = self.outcome(tmp_path, 2, "0.7 same")
         (decision,) = kinds(events, "decision")
         assert (decision["accepted"], decision["p"]) == (False, pytest.approx(1.0))
         assert (decision["before"]["failed"], decision["lost"]) == (5, 5)
         assert format_event(decision).endswith(" (5 examples lost to transient failures before the change)")
 
     def test_lost_runs_of_the_change_count_against_it(self, tmp_path: Path) -> None:
-        """A change may cause timeouts; without them, ten gains of 0.1 would have a p-value of 0.39."""
+        """A change may cause timeouts; without them, ten gains of 0.3 would have a p-value of 0.07."""
         events, _ = self.outcome(tmp_path, 3, "1")
         (decision,) = kinds(events, "decision")
         assert decision["after"]["failed"] == 5
         assert decision["p"] > 0.9
         assert "lost" not in decision
+
+
+class TestHighScores:
+    """Scores so high that even a perfect configuration could not be accepted."""
+
+    def test_the_search_ends_before_its_first_job(self, tmp_path: Path) -> None:
+        events, state = run(labelled(Named("1"), {"iterations": 1}, start="0.7"), tmp_path)
+        # ten gains of 0.3: P(0.3 Gamma(10) <= Gamma(1)) = (1 / 1.3)**10 = 0.073, and (1 / 1.3)**20 = 0.005
+        reason = (
+            "no change can be accepted: if all 10 validation examples scored 1, p would be 0.073, above the "
+            "level 0.05; about 20 such examples would do"
+        )
+        assert [event["event"] for event in events[:2]] == ["start", "note"]
+        assert events[1]["note"] == f"the search ends: {reason}"
+        assert kinds(events, "job") == kinds(events, "decision") == []
+        assert state.search is not None
+        assert state.search.stopped == reason
+
+    def test_perfect_scores_cannot_rise_with_any_number_of_examples(self, tmp_path: Path) -> None:
+        events, _ = run(labelled(Named("1"), {"iterations": 1}, start="1"), tmp_path)
+        (note,) = kinds(events, "note")
+        assert note["note"].endswith("p would be 1, above the level 0.05")
+
+    def test_it_ends_after_a_decision_that_leaves_too_little_to_gain(self, tmp_path: Path) -> None:
+        made = labelled(Named("0.8"), {"iterations": 3}, start="0.2", jobs_each=1, decisions=3)
+        events, _ = run(made, tmp_path)
+        (decision,) = kinds(events, "decision")
+        assert decision["accepted"]
+        assert "if all 10 validation examples scored 1, p would be 0.16" in kinds(events, "note")[0]["note"]
+
+    @pytest.mark.parametrize(("start", "decisions"), [("0.65", 1), ("0.66", 0)])
+    def test_the_level_of_skipped_decisions_counts(self, start: str, decisions: int, tmp_path: Path) -> None:
+        """The last decision may have all of alpha: 1.35**-10 is 0.0497, and 1.34**-10 is 0.054."""
+        made = labelled(
+            Sometimes([False, False, True]), {"iterations": 3}, start=start, jobs_each=1, decisions=3
+        )
+        events, _ = run(made, tmp_path)
+        assert [event["level"] for event in kinds(events, "decision")] == pytest.approx([0.05] * decisions)
+
+    def test_unknown_bounds_end_nothing(self, tmp_path: Path) -> None:
+        events, _ = run(labelled(Named("1"), {"iterations": 1}, start="0.99", bounds=None), tmp_path)
+        assert kinds(events, "decision")[0]["accepted"]
 
 
 @dataclass(frozen=True)
