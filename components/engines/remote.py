@@ -163,8 +163,13 @@ def first_line(message: str) -> str:
 def requested_wait(headers: Mapping[str, str] | None) -> float | None:
     """Return the seconds that a server asks to wait, given as a number or as a date.
 
+    A date is compared with the ``Date`` of the answer, because the clocks of the two machines may differ.
+
     >>> requested_wait({"retry-after": "7"}), requested_wait({"retry-after-ms": "250"})
     (7.0, 0.25)
+    >>> date = "Wed, 21 Oct 2026 07:28:00 GMT"
+    >>> requested_wait({"retry-after": "Wed, 21 Oct 2026 07:28:30 GMT", "date": date})
+    30.0
     """
     headers = headers or {}
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
@@ -172,10 +177,15 @@ def requested_wait(headers: Mapping[str, str] | None) -> float | None:
             seconds = float(headers[name]) / unit if name in headers else math.nan
             if math.isfinite(seconds):
                 return max(0.0, seconds)
+    until = _date(headers, "retry-after")
+    if until is None:
+        return None
+    now = _date(headers, "date")
+    return max(0.0, until - (time.time() if now is None else now))
+
+
+def _date(headers: Mapping[str, str], name: str) -> float | None:
+    """Return a date in a header in seconds since the epoch; ``None`` if it is missing or invalid."""
     with contextlib.suppress(ValueError, TypeError, OverflowError):
-        return (
-            max(0.0, email.utils.parsedate_to_datetime(str(headers["retry-after"])).timestamp() - time.time())
-            if "retry-after" in headers
-            else None
-        )
+        return email.utils.parsedate_to_datetime(str(headers[name])).timestamp() if name in headers else None
     return None
