@@ -57,6 +57,7 @@ else:
     Extra = RemoteOptions
 
 MILLION = 1_000_000
+PRICES = frozenset({"input_cost_per_token", "tiered_pricing"})  # fields of litellm's price list
 _IMPORTING = threading.Lock()
 PROVIDERS_WITH_KEY = {  # providers that require a key, each read from one environment variable
     *("openai", "anthropic", "gemini", "groq", "mistral"),
@@ -163,10 +164,7 @@ class LiteLLMEngine:
 
     def worst_case(self, request: Request) -> Usage:  # noqa: D102
         size = max_prompt_tokens(request)
-        thinking = (_listed(self.model) or {}).get("output_cost_per_reasoning_token")
-        thinking = thinking if isinstance(thinking, int | float) else 0.0
-        surcharge = thinking * request.max_tokens if self.price is None else 0.0
-        cost = self._cost(size, request.max_tokens) + surcharge
+        cost = self._max_cost(size, request.max_tokens)
         return Usage(1, size, request.max_tokens, cost, int(not self.priced))
 
     async def generate(self, request: Request) -> Completion:  # noqa: D102
@@ -290,9 +288,19 @@ class LiteLLMEngine:
         if type(total) is int and type(prompt) is int and type(completion) is int and prompt > 0:
             # Some providers count reasoning tokens in the total only.
             completion = max(completion, total - prompt) if completion >= 0 else completion
-        possible, wrong = clip_usage(Usage(1, prompt, completion), worst)
-        cost = self._cost(possible.prompt_tokens, possible.completion_tokens, None if wrong else used)
+        possible, _ = clip_usage(Usage(1, prompt, completion), worst)
+        counted = (possible.prompt_tokens, possible.completion_tokens)
+        reported = (getattr(used, "prompt_tokens", None), getattr(used, "completion_tokens", None))
+        # litellm computes the price from what was reported, which may be less than what is counted
+        cost = self._cost(*counted, used) if counted == reported else self._max_cost(*counted)
         return Usage(1, prompt, completion, min(cost, worst.cost), worst.unpriced)
+
+    def _max_cost(self, prompt: int, completion: int) -> float:
+        """Return the price in US dollars if all tokens of the answer are billed as reasoning tokens."""
+        thinking = (_listed(self.model) or {}).get("output_cost_per_reasoning_token")
+        thinking = thinking if isinstance(thinking, int | float) else 0.0
+        surcharge = thinking * completion if self.price is None else 0.0
+        return self._cost(prompt, completion) + surcharge
 
     def _cost(self, prompt: int, completion: int, used: object = None) -> float:
         """Return the price in US dollars; with ``used`` litellm applies discounts such as prompt caching."""
@@ -448,12 +456,17 @@ def _takes_schema(model: str) -> bool:
 
 @functools.cache
 def _listed(model: str) -> Mapping[str, object] | None:
-    """Return litellm's price entry of a model, or None."""
+    """Return litellm's price entry of a model; None if it is unknown or has no price of tokens.
+
+    litellm computes a cost of 0 for listed models without a price of tokens, of which there are many.
+    """
+    litellm = _litellm()
     try:
-        entry: Mapping[str, object] = _litellm().get_model_info(model)
+        entry: Mapping[str, object] = litellm.get_model_info(model)
     except Exception:  # noqa: BLE001 - its error for an unknown model differs between versions
         return None
-    return entry
+    listed = litellm.model_cost.get(entry.get("key"))
+    return None if listed is not None and PRICES.isdisjoint(listed) else entry
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

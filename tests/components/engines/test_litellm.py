@@ -300,6 +300,40 @@ def test_prices_come_from_the_list_and_unknown_ones_count_as_zero() -> None:
     assert unknown.worst_case(request()).cost == 0.0
 
 
+@pytest.mark.parametrize("model", ["heroku/claude-3-5-haiku", "snowflake/jamba-instruct"])
+def test_a_listed_model_without_a_price_of_tokens_is_not_priced(model: str) -> None:
+    import litellm
+
+    assert litellm.get_model_info(model)["input_cost_per_token"] == 0
+    assert not LiteLLMEngine(model).priced
+    assert LiteLLMEngine(model).worst_case(request()).unpriced == 1
+    assert LiteLLMEngine(model, price=(0.0, 0.0)).priced
+
+
+@pytest.mark.parametrize(
+    ("reported", "prompt", "completion"),
+    [
+        ({}, None, 50),
+        ({"prompt_tokens": 20, "completion_tokens": 0, "total_tokens": 20}, 20, 50),
+        ({"prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 45}, 20, 25),
+    ],
+)
+def test_the_list_price_covers_all_tokens_that_are_counted(
+    reported: dict[str, int], prompt: int | None, completion: int
+) -> None:
+    import litellm
+
+    message = SimpleNamespace(content="hi")
+    response = SimpleNamespace(
+        choices=[SimpleNamespace(finish_reason="stop", message=message)], usage=litellm.Usage(**reported)
+    )
+    lm, asked = LiteLLMEngine("openai/gpt-4o-mini"), request(max_tokens=50)
+    usage = lm._completion(asked, response).usage
+    prompt = lm.worst_case(asked).prompt_tokens if prompt is None else prompt
+    assert (usage.prompt_tokens, usage.completion_tokens) == (prompt, completion)
+    assert usage.cost == pytest.approx(sum(litellm.cost_per_token("gpt-4o-mini", prompt, completion)))
+
+
 @pytest.mark.parametrize("text", ["", "hello there", "Ünïcödé ☃ 雪が降る", "a b c d e f " * 50])
 def test_the_worst_case_bounds_what_is_counted(text: str) -> None:
     import litellm
