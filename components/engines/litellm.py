@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from compound.components.engines.chat_format import (
     calls_from_json,
@@ -58,6 +58,7 @@ else:
 
 MILLION = 1_000_000
 PRICES = frozenset({"input_cost_per_token", "tiered_pricing"})  # fields of litellm's price list
+STREAM_END = b"[DONE]"
 _IMPORTING = threading.Lock()
 PROVIDERS_WITH_KEY = {  # providers that require a key, each read from one environment variable
     *("openai", "anthropic", "gemini", "groq", "mistral"),
@@ -202,7 +203,7 @@ class LiteLLMEngine:
                 async with asyncio.timeout(seconds):
                     arguments = self._arguments(request, seconds)
                     if on_text is not None:
-                        return await _streamed(litellm, arguments, request, on_text)
+                        return await _streamed(litellm, arguments, request, on_text, noted)
                     response: object = await litellm.acompletion(**arguments)
                     return response
             except CompoundError:
@@ -376,16 +377,24 @@ class LiteLLMEngine:
 
 
 async def _streamed(
-    litellm: ModuleType, arguments: Mapping[str, object], request: Request, on_text: OnText
+    litellm: ModuleType,
+    arguments: Mapping[str, object],
+    request: Request,
+    on_text: OnText,
+    noted: Exchange,
 ) -> object:
     """Return the response assembled from a stream, after reporting its text piece by piece.
 
     Text from a stop string on is not reported: some providers ignore stop strings.
+
+    Raises:
+        TransientError: the stream ended before the end of the answer.
     """
     options = {"stream": True, "stream_options": {"include_usage": True}}
     chunks, text, shown = [], "", 0
     longest = max((len(stop) for stop in request.stop), default=1) - 1
-    async for chunk in await litellm.acompletion(**arguments, **options):
+    stream = await litellm.acompletion(**arguments, **options)
+    async for chunk in stream:
         chunks.append(chunk)
         delta = chunk.choices[0].delta if chunk.choices else None
         text += getattr(delta, "content", None) or ""
@@ -397,8 +406,18 @@ async def _streamed(
     end = min((at for stop in request.stop if (at := text.find(stop)) >= 0), default=len(text))
     if end > shown:
         on_text(text[shown:end])
-    response: object = litellm.stream_chunk_builder(chunks, messages=arguments["messages"])
-    return response
+    if not _has_ended(stream) and STREAM_END not in noted.end:
+        raise TransientError(f"{arguments['model']}: the stream ended before the end of the answer")
+    response = litellm.stream_chunk_builder(chunks, messages=arguments["messages"])
+    if response is not None and not any(getattr(c, "usage", None) for c in getattr(stream, "chunks", chunks)):
+        response.usage = None  # litellm estimates a usage that the provider leaves out
+    return cast("object", response)
+
+
+def _has_ended(stream: object) -> bool:
+    """Return whether a stream of litellm had a finish reason; without one, litellm itself adds ``stop``."""
+    names = ("received_finish_reason", "intermittent_finish_reason")
+    return any(getattr(stream, name, "unknown") for name in names)
 
 
 def listed_cost(model: str, prompt: int, completion: int) -> float | None:
