@@ -133,6 +133,18 @@ def test_a_system_may_hand_an_input_straight_through() -> None:
     assert (trace.outputs, trace.calls, trace.equivalents) == ({"y": 1}, (), 1.0)
 
 
+def test_inputs_that_cannot_be_encoded_are_replaced_before_any_component_reads_them() -> None:
+    def size(text: str, parts: list[str]) -> int:
+        return len(text.encode()) + len("".join(parts).encode())
+
+    measured = Function("size", size)(text=Input("text", str), parts=Input("parts", list[str]))
+    system = System("s", outputs={"size": measured})
+    trace = asyncio.run(Executor().run(system, {"text": "Hi \ud83d", "parts": ["\udc80"]}))
+    assert trace.failure is None
+    assert trace.outputs == {"size": 9}
+    assert trace.inputs == {"text": "Hi \ufffd", "parts": ["\ufffd"]}
+
+
 def test_one_component_at_two_nodes_counts_its_invocations_in_graph_order() -> None:
     step = f("step", plus)
     first = step(x=X)
