@@ -21,6 +21,7 @@ UNPROCESSED_STATUSES = {
     529,
 }  # an overloaded server's refusals; after others from 500 an answer may exist
 QUOTA = {"insufficient_quota", "insufficient_user_quota"}
+FILTERS = {"content_filter", "content_policy_violation"}
 
 
 def max_prompt_tokens(request: Request) -> int:
@@ -91,6 +92,8 @@ def classify_error(
             hint=f"the account for {model} has no credit left; add credit and run the same command again to "
             "resume the run",
         )
+    if code in FILTERS and isinstance(status, int) and 400 <= status < 500:
+        return CallError(first, kind="refusal", charged=charged)
     if too_long:
         hint = "shorten the prompt or its demonstrations, or lower max_tokens"
         return CallError(first, hint=hint, charged=charged)

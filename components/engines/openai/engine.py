@@ -10,6 +10,7 @@ import asyncio
 import codecs
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from compound.components.engines.credentials import NO_KEY, Connection, isolated_client
@@ -212,10 +213,10 @@ class OpenAIEngine:
     def _completion(self, request: Request, forward: Forward, document: object) -> Completion:
         if not isinstance(document, Mapping):
             raise TransientError(f"{self.name} returned an answer that is not a JSON object")
-        usage = self._usage(request, document.get("usage"))
+        message, finish = _message(document)
+        usage = self._usage(request, document.get("usage"), answered=bool(message.get("content")))
         if forward.route == CHAT and (problem := _missing_answer(document)):
             raise TransientError(f"{self.name}: {problem}", charged=usage)
-        message, finish = _message(document)
         if request.forward is None:
             text = answer_text(message, finish, request, self.name, usage)
         else:
@@ -224,14 +225,20 @@ class OpenAIEngine:
         body = json.dumps(document, ensure_ascii=False) if request.forward is not None else ""
         return Completion(text, usage, reason, body=body)
 
-    def _usage(self, request: Request, used: object) -> Usage:
-        """Return the reported usage, with the worst case for missing numbers."""
+    def _usage(self, request: Request, used: object, *, answered: bool = False) -> Usage:
+        """Return the reported usage, with the worst case for missing numbers.
+
+        An ``answered`` request without tokens of an answer counts as one whose number is missing.
+        """
         worst, found = self.worst_case(request), used if isinstance(used, Mapping) else {}
-        prompt = found.get("prompt_tokens", found.get("input_tokens", worst.prompt_tokens))
-        completion = found.get("completion_tokens", found.get("output_tokens", worst.completion_tokens))
-        possible, _ = clip_usage(Usage(1, prompt, completion), worst)
+        prompt = _first(found, "prompt_tokens", "input_tokens") or worst.prompt_tokens
+        completion = _first(found, "completion_tokens", "output_tokens")
+        if completion is None or (answered and completion == 0):
+            completion = worst.completion_tokens
+        usage = Usage(1, cast("int", prompt), cast("int", completion))  # checked where it is charged
+        possible, _ = clip_usage(usage, worst)
         cost = self._cost(possible.prompt_tokens, possible.completion_tokens)
-        return Usage(1, prompt, completion, cost, worst.unpriced)
+        return replace(usage, cost=cost, unpriced=worst.unpriced)
 
     def _cost(self, prompt: int, completion: int) -> float:
         if self.price is None:
@@ -261,6 +268,15 @@ class _Refused(Exception):
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"status {status}")
         self.status, self.body = status, body
+
+
+def _first(found: Mapping[str, object], *names: str) -> object:
+    """Return the first of several values that is not null, or None.
+
+    >>> _first({"prompt_tokens": None, "input_tokens": 5}, "prompt_tokens", "input_tokens")
+    5
+    """
+    return next((value for name in names if (value := found.get(name)) is not None), None)
 
 
 def _error_message(body: bytes) -> str:

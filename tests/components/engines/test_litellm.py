@@ -233,6 +233,13 @@ def test_a_refused_request_is_a_permanent_error(server: Server) -> None:
     assert not isinstance(caught.value, TransientError)
 
 
+def test_a_prompt_that_a_content_filter_rejects_is_a_refusal(server: Server) -> None:
+    server.fail(400, "The prompt was filtered.", code="content_filter")
+    with pytest.raises(CallError, match="The prompt was filtered") as caught:
+        ask(engine(server))
+    assert caught.value.kind == "refusal"
+
+
 def test_a_prompt_beyond_the_context_says_how_to_fix_it(server: Server) -> None:
     server.fail(
         400,

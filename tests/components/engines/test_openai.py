@@ -117,6 +117,16 @@ def test_log_probabilities_of_a_stream_are_joined() -> None:
     assert choice["logprobs"] == {"content": [{"token": "Li"}, {"token": "ma"}]}
 
 
+@pytest.mark.parametrize(
+    "usage",
+    [None, {}, {"prompt_tokens": None, "completion_tokens": None}, {"prompt_tokens": 0, "completion_tokens": 0}],
+)
+def test_missing_numbers_of_tokens_are_charged_as_the_worst_case(usage: dict[str, int | None] | None) -> None:
+    choice = {"message": {"content": "Lima"}, "finish_reason": "stop"}
+    _, completion = ask(json.dumps({"choices": [choice], "usage": usage}).encode(), PLAIN)
+    assert completion.usage == OpenAIEngine("m", price=(1.0, 2.0)).worst_case(PLAIN)
+
+
 def test_the_worst_case_of_images_is_that_of_the_most_expensive_provider() -> None:
     engine = OpenAIEngine("m", price=(1.0, 2.0))
     part = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
