@@ -312,7 +312,7 @@ class LiteLLMEngine:
         parts = _litellm().cost_per_token(
             model=self.model, prompt_tokens=prompt, completion_tokens=completion, usage_object=used
         )
-        cost = float(sum(parts))
+        cost = float(sum(parts)) + _search_fee(self.model)
         return cost if cost >= 0 and math.isfinite(cost) else self._cost(prompt, completion)
 
     def _classify(self, litellm: ModuleType, error: Exception, noted: Exchange) -> CompoundError:
@@ -428,7 +428,7 @@ def listed_cost(model: str, prompt: int, completion: int) -> float | None:
         parts = _litellm().cost_per_token(model=model, prompt_tokens=prompt, completion_tokens=completion)
     except ImportError:
         return None
-    return float(sum(parts))
+    return float(sum(parts)) + _search_fee(model)
 
 
 def _litellm() -> ModuleType:
@@ -486,6 +486,20 @@ def _listed(model: str) -> Mapping[str, object] | None:
         return None
     listed = litellm.model_cost.get(entry.get("key"))
     return None if listed is not None and PRICES.isdisjoint(listed) else entry
+
+
+@functools.cache
+def _search_fee(model: str) -> float:
+    """Return the highest fee in US dollars for the web search in each request of a model that always searches.
+
+    Other models with such a fee search only if a request asks for it, which the engine never does.
+    """
+    entry = _listed(model) or {}
+    fees = entry.get("search_context_cost_per_query")
+    searches = entry.get("litellm_provider") == "perplexity" or "search" in model
+    if not searches or not isinstance(fees, Mapping):
+        return 0.0
+    return max((float(fee) for fee in fees.values() if isinstance(fee, int | float)), default=0.0)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

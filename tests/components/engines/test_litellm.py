@@ -317,6 +317,21 @@ def test_a_listed_model_without_a_price_of_tokens_is_not_priced(model: str) -> N
     assert LiteLLMEngine(model, price=(0.0, 0.0)).priced
 
 
+@pytest.mark.parametrize("model", ["perplexity/sonar", "openai/gpt-4o-search-preview"])
+def test_the_fee_of_a_search_is_part_of_the_cost_of_models_that_always_search(model: str) -> None:
+    import litellm
+
+    fees = litellm.get_model_info(model)["search_context_cost_per_query"]
+    used = litellm.Usage(prompt_tokens=20, completion_tokens=5, total_tokens=25)
+    choice = SimpleNamespace(finish_reason="stop", message=SimpleNamespace(content="hi"))
+    lm, asked = LiteLLMEngine(model), request()
+    usage = lm._completion(asked, SimpleNamespace(choices=[choice], usage=used)).usage
+    assert max(fees.values()) < usage.cost < lm.worst_case(asked).cost
+    assert LiteLLMEngine(model, price=(0.0, 0.0)).worst_case(asked).cost == 0
+    other = LiteLLMEngine("openai/gpt-4o-mini")  # searches only if a request asks for it
+    assert other.worst_case(asked).cost < max(fees.values())
+
+
 @pytest.mark.parametrize(
     ("reported", "prompt", "completion"),
     [
