@@ -490,7 +490,7 @@ def _listed(model: str) -> Mapping[str, object] | None:
 
 @functools.cache
 def _search_fee(model: str) -> float:
-    """Return the highest fee in US dollars for the web search in each request of a model that always searches.
+    """Return the highest fee in US dollars of the web search in each request, if a model always searches.
 
     Other models with such a fee search only if a request asks for it, which the engine never does.
     """

@@ -119,7 +119,12 @@ def test_log_probabilities_of_a_stream_are_joined() -> None:
 
 @pytest.mark.parametrize(
     "usage",
-    [None, {}, {"prompt_tokens": None, "completion_tokens": None}, {"prompt_tokens": 0, "completion_tokens": 0}],
+    [
+        None,
+        {},
+        {"prompt_tokens": None, "completion_tokens": None},
+        {"prompt_tokens": 0, "completion_tokens": 0},
+    ],
 )
 def test_missing_numbers_of_tokens_are_charged_as_the_worst_case(usage: dict[str, int | None] | None) -> None:
     choice = {"message": {"content": "Lima"}, "finish_reason": "stop"}
