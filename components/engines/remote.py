@@ -132,7 +132,9 @@ def answer_text(
         raise CallError(problem, kind="refusal", charged=charged)
     if isinstance(refusal, str) and refusal and not content:
         raise CallError(f"{model} refused: {first_line(refusal)}", kind="refusal", charged=charged)
-    if isinstance(content, str):
+    # OpenAI's reasoning models answer "" if they used all tokens for reasoning
+    is_cut = content == "" and finish == "length" and not request.want_tokens
+    if isinstance(content, str) and not is_cut:
         return content
     if message.get("tool_calls") and request.tools:
         return ""

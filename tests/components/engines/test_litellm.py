@@ -159,6 +159,16 @@ def test_text_behind_a_stop_string_is_cut_even_if_the_provider_sent_it(server: S
     assert ask(engine(server), request(stop=("STOP", "END"))).text == "one "
 
 
+@pytest.mark.parametrize("text", ["", None])
+def test_an_answer_cut_before_its_first_character_is_a_failed_call(server: Server, text: str | None) -> None:
+    server.answer(text, finish="length")
+    with pytest.raises(CallError, match="used all of max_tokens=256 before it started to answer") as caught:
+        ask(engine(server))
+    assert caught.value.kind == "empty"
+    assert caught.value.charged is not None
+    assert caught.value.charged.completion_tokens == 5
+
+
 def test_an_answer_cut_at_the_token_limit_says_so(server: Server) -> None:
     server.answer("one two", finish="length")
     assert ask(engine(server)).finish_reason == "length"
