@@ -21,6 +21,7 @@ UNPROCESSED_STATUSES = {
     529,
 }  # an overloaded server's refusals; after others from 500 an answer may exist
 QUOTA = {"insufficient_quota", "insufficient_user_quota"}
+QUOTA_MESSAGES = ("insufficient_quota", "credit balance is too low")  # the second one is Anthropic's, with 400
 FILTERS = {"content_filter", "content_policy_violation"}
 
 
@@ -86,7 +87,7 @@ def classify_error(
     first = first_line(message)
     if isinstance(status, int):
         charged = charge_for_status(status)
-    if status == 402 or code in QUOTA or "insufficient_quota" in message:
+    if status == 402 or code in QUOTA or any(text in message for text in QUOTA_MESSAGES):
         return QuotaExhausted(
             first,
             hint=f"the account for {model} has no credit left; add credit and run the same command again to "

@@ -208,6 +208,13 @@ def test_an_account_without_credit_is_a_permanent_error(server: Server) -> None:
         ask(engine(server))
 
 
+def test_an_anthropic_account_without_credit_is_a_permanent_error(server: Server) -> None:
+    message = "Your credit balance is too low to access the Anthropic API."
+    server.fail(400, message, code="invalid_request_error")
+    with pytest.raises(QuotaExhausted, match="no credit"):
+        ask(engine(server))
+
+
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_refused_key_names_the_variable_to_set(server: Server, status: int) -> None:
     server.fail(status, "bad key")
