@@ -21,7 +21,7 @@ UNPROCESSED_STATUSES = {
     529,
 }  # an overloaded server's refusals; after others from 500 an answer may exist
 QUOTA = {"insufficient_quota", "insufficient_user_quota"}
-QUOTA_MESSAGES = ("insufficient_quota", "credit balance is too low")  # the second one is Anthropic's
+QUOTA_MESSAGES = ("insufficient_quota", "credit balance is too low to access the")  # OpenAI, Anthropic
 FILTERS = {"content_filter", "content_policy_violation"}
 
 
