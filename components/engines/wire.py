@@ -35,7 +35,12 @@ UNSENT = (
     httpx.UnsupportedProtocol,
     httpx.ProxyError,
 )
-UNLIMITED = httpx.Limits(max_connections=None, max_keepalive_connections=256)  # the throttle bounds the calls
+KEEP_ALIVE = (
+    4.0  # seconds; uvicorn, and so vLLM, closes idle connections after 5, and a request may meet that
+)
+UNLIMITED = httpx.Limits(  # the throttle bounds the calls
+    max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEEP_ALIVE
+)
 
 
 @dataclass(slots=True)

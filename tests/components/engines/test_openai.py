@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from compound.components.engines.credentials import isolated_client
 from compound.components.engines.openai.engine import OpenAIEngine
 from compound.components.engines.openai.stream_events import StreamedAnswer
+from compound.components.engines.vllm.api import API
 from compound.engine import MAX_IMAGE_TOKENS, Completion, Forward, Message, Request
 from compound.errors import TransientError
 from fake_openai import chat, events, fake_openai
@@ -150,6 +152,22 @@ def test_several_answers_with_log_probabilities_are_not_too_large() -> None:
     body = json.dumps({"choices": [choice] * n, "usage": USAGE}).encode()
     request = forwarded(max_tokens=tokens, n=n, logprobs=True, top_logprobs=20)
     assert ask(body, request)[1].text == "hello"
+
+
+def test_idle_connections_are_closed_before_servers_close_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn, and so vLLM, closes them after 5 s; a request sent at that moment is lost and charged."""
+    httpx, kept = pytest.importorskip("httpx"), list[float]()
+
+    class Noted(httpx.AsyncClient):  # type: ignore[misc, name-defined]
+        def __init__(self, **settings: Any) -> None:
+            kept.append(settings["limits"].keepalive_expiry)
+            super().__init__(**settings)
+
+    monkeypatch.setattr(httpx, "AsyncClient", Noted)
+    isolated_client("authorization", "Bearer x")
+    API("http://127.0.0.1:9/v1", "m")
+    assert len(kept) == 3
+    assert max(kept) < 5
 
 
 def test_the_time_limit_of_a_request_replaces_that_of_the_engine() -> None:
