@@ -27,7 +27,9 @@ from compound.graph.system import System
 from compound.graph.types import Port, accepts, convert, format_type
 from compound.registry.code import place_of
 from compound.registry.user_code import located
+from compound.security.limits import OUTPUT_DEPTH
 from compound.security.sanitize import sanitize_text
+from compound.storage.records import is_deep
 
 if TYPE_CHECKING:
     from compound.gateway.server import Gateway
@@ -297,6 +299,10 @@ class ExternalAgent(Composite):
         found = {}
         for name, port in ports.items():
             value = fields[name]
+            if is_deep(value, OUTPUT_DEPTH):  # a record of it could not be read
+                raise OutputTypeError(
+                    f"the agent's output {name!r} is nested more than {OUTPUT_DEPTH} levels deep"
+                )
             if not accepts(port.type, value):
                 try:
                     value = convert(port.type, value)

@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from compound.components.engines.chat_format import (
     calls_from_json,
@@ -57,6 +57,8 @@ else:
     Extra = RemoteOptions
 
 MILLION = 1_000_000
+PRICES = frozenset({"input_cost_per_token", "tiered_pricing"})  # fields of litellm's price list
+STREAM_END = b"[DONE]"
 _IMPORTING = threading.Lock()
 PROVIDERS_WITH_KEY = {  # providers that require a key, each read from one environment variable
     *("openai", "anthropic", "gemini", "groq", "mistral"),
@@ -163,10 +165,7 @@ class LiteLLMEngine:
 
     def worst_case(self, request: Request) -> Usage:  # noqa: D102
         size = max_prompt_tokens(request)
-        thinking = (_listed(self.model) or {}).get("output_cost_per_reasoning_token")
-        thinking = thinking if isinstance(thinking, int | float) else 0.0
-        surcharge = thinking * request.max_tokens if self.price is None else 0.0
-        cost = self._cost(size, request.max_tokens) + surcharge
+        cost = self._max_cost(size, request.max_tokens)
         return Usage(1, size, request.max_tokens, cost, int(not self.priced))
 
     async def generate(self, request: Request) -> Completion:  # noqa: D102
@@ -204,7 +203,7 @@ class LiteLLMEngine:
                 async with asyncio.timeout(seconds):
                     arguments = self._arguments(request, seconds)
                     if on_text is not None:
-                        return await _streamed(litellm, arguments, request, on_text)
+                        return await _streamed(litellm, arguments, request, on_text, noted)
                     response: object = await litellm.acompletion(**arguments)
                     return response
             except CompoundError:
@@ -290,9 +289,19 @@ class LiteLLMEngine:
         if type(total) is int and type(prompt) is int and type(completion) is int and prompt > 0:
             # Some providers count reasoning tokens in the total only.
             completion = max(completion, total - prompt) if completion >= 0 else completion
-        possible, wrong = clip_usage(Usage(1, prompt, completion), worst)
-        cost = self._cost(possible.prompt_tokens, possible.completion_tokens, None if wrong else used)
+        possible, _ = clip_usage(Usage(1, prompt, completion), worst)
+        counted = (possible.prompt_tokens, possible.completion_tokens)
+        reported = (getattr(used, "prompt_tokens", None), getattr(used, "completion_tokens", None))
+        # litellm computes the price from what was reported, which may be less than what is counted
+        cost = self._cost(*counted, used) if counted == reported else self._max_cost(*counted)
         return Usage(1, prompt, completion, min(cost, worst.cost), worst.unpriced)
+
+    def _max_cost(self, prompt: int, completion: int) -> float:
+        """Return the price in US dollars if all tokens of the answer are billed as reasoning tokens."""
+        thinking = (_listed(self.model) or {}).get("output_cost_per_reasoning_token")
+        thinking = thinking if isinstance(thinking, int | float) else 0.0
+        surcharge = thinking * completion if self.price is None else 0.0
+        return self._cost(prompt, completion) + surcharge
 
     def _cost(self, prompt: int, completion: int, used: object = None) -> float:
         """Return the price in US dollars; with ``used`` litellm applies discounts such as prompt caching."""
@@ -303,7 +312,7 @@ class LiteLLMEngine:
         parts = _litellm().cost_per_token(
             model=self.model, prompt_tokens=prompt, completion_tokens=completion, usage_object=used
         )
-        cost = float(sum(parts))
+        cost = float(sum(parts)) + _search_fee(self.model)
         return cost if cost >= 0 and math.isfinite(cost) else self._cost(prompt, completion)
 
     def _classify(self, litellm: ModuleType, error: Exception, noted: Exchange) -> CompoundError:
@@ -368,16 +377,24 @@ class LiteLLMEngine:
 
 
 async def _streamed(
-    litellm: ModuleType, arguments: Mapping[str, object], request: Request, on_text: OnText
+    litellm: ModuleType,
+    arguments: Mapping[str, object],
+    request: Request,
+    on_text: OnText,
+    noted: Exchange,
 ) -> object:
     """Return the response assembled from a stream, after reporting its text piece by piece.
 
     Text from a stop string on is not reported: some providers ignore stop strings.
+
+    Raises:
+        TransientError: the stream ended before the end of the answer.
     """
     options = {"stream": True, "stream_options": {"include_usage": True}}
     chunks, text, shown = [], "", 0
     longest = max((len(stop) for stop in request.stop), default=1) - 1
-    async for chunk in await litellm.acompletion(**arguments, **options):
+    stream = await litellm.acompletion(**arguments, **options)
+    async for chunk in stream:
         chunks.append(chunk)
         delta = chunk.choices[0].delta if chunk.choices else None
         text += getattr(delta, "content", None) or ""
@@ -389,8 +406,18 @@ async def _streamed(
     end = min((at for stop in request.stop if (at := text.find(stop)) >= 0), default=len(text))
     if end > shown:
         on_text(text[shown:end])
-    response: object = litellm.stream_chunk_builder(chunks, messages=arguments["messages"])
-    return response
+    if not _has_ended(stream) and STREAM_END not in noted.end:
+        raise TransientError(f"{arguments['model']}: the stream ended before the end of the answer")
+    response = litellm.stream_chunk_builder(chunks, messages=arguments["messages"])
+    if response is not None and not any(getattr(c, "usage", None) for c in getattr(stream, "chunks", chunks)):
+        response.usage = None  # litellm estimates a usage that the provider leaves out
+    return cast("object", response)
+
+
+def _has_ended(stream: object) -> bool:
+    """Return whether a stream of litellm had a finish reason; without one, litellm itself adds ``stop``."""
+    names = ("received_finish_reason", "intermittent_finish_reason")
+    return any(getattr(stream, name, "unknown") for name in names)
 
 
 def listed_cost(model: str, prompt: int, completion: int) -> float | None:
@@ -401,7 +428,7 @@ def listed_cost(model: str, prompt: int, completion: int) -> float | None:
         parts = _litellm().cost_per_token(model=model, prompt_tokens=prompt, completion_tokens=completion)
     except ImportError:
         return None
-    return float(sum(parts))
+    return float(sum(parts)) + _search_fee(model)
 
 
 def _litellm() -> ModuleType:
@@ -448,12 +475,31 @@ def _takes_schema(model: str) -> bool:
 
 @functools.cache
 def _listed(model: str) -> Mapping[str, object] | None:
-    """Return litellm's price entry of a model, or None."""
+    """Return litellm's price entry of a model; None if it is unknown or has no price of tokens.
+
+    litellm computes a cost of 0 for listed models without a price of tokens, of which there are many.
+    """
+    litellm = _litellm()
     try:
-        entry: Mapping[str, object] = _litellm().get_model_info(model)
+        entry: Mapping[str, object] = litellm.get_model_info(model)
     except Exception:  # noqa: BLE001 - its error for an unknown model differs between versions
         return None
-    return entry
+    listed = litellm.model_cost.get(entry.get("key"))
+    return None if listed is not None and PRICES.isdisjoint(listed) else entry
+
+
+@functools.cache
+def _search_fee(model: str) -> float:
+    """Return the highest fee in US dollars of the web search in each request, if a model always searches.
+
+    Other models with such a fee search only if a request asks for it, which the engine never does.
+    """
+    entry = _listed(model) or {}
+    fees = entry.get("search_context_cost_per_query")
+    searches = entry.get("litellm_provider") == "perplexity" or "search" in model
+    if not searches or not isinstance(fees, Mapping):
+        return 0.0
+    return max((float(fee) for fee in fees.values() if isinstance(fee, int | float)), default=0.0)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

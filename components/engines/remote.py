@@ -21,6 +21,8 @@ UNPROCESSED_STATUSES = {
     529,
 }  # an overloaded server's refusals; after others from 500 an answer may exist
 QUOTA = {"insufficient_quota", "insufficient_user_quota"}
+QUOTA_MESSAGES = ("insufficient_quota", "credit balance is too low to access the")  # OpenAI, Anthropic
+FILTERS = {"content_filter", "content_policy_violation"}
 
 
 def max_prompt_tokens(request: Request) -> int:
@@ -85,12 +87,14 @@ def classify_error(
     first = first_line(message)
     if isinstance(status, int):
         charged = charge_for_status(status)
-    if status == 402 or code in QUOTA or "insufficient_quota" in message:
+    if status == 402 or code in QUOTA or any(text in message for text in QUOTA_MESSAGES):
         return QuotaExhausted(
             first,
             hint=f"the account for {model} has no credit left; add credit and run the same command again to "
             "resume the run",
         )
+    if code in FILTERS and isinstance(status, int) and 400 <= status < 500:
+        return CallError(first, kind="refusal", charged=charged)
     if too_long:
         hint = "shorten the prompt or its demonstrations, or lower max_tokens"
         return CallError(first, hint=hint, charged=charged)
@@ -129,7 +133,9 @@ def answer_text(
         raise CallError(problem, kind="refusal", charged=charged)
     if isinstance(refusal, str) and refusal and not content:
         raise CallError(f"{model} refused: {first_line(refusal)}", kind="refusal", charged=charged)
-    if isinstance(content, str):
+    # OpenAI's reasoning models answer "" if they used all tokens for reasoning
+    is_cut = content == "" and finish == "length" and not request.want_tokens
+    if isinstance(content, str) and not is_cut:
         return content
     if message.get("tool_calls") and request.tools:
         return ""
@@ -163,8 +169,13 @@ def first_line(message: str) -> str:
 def requested_wait(headers: Mapping[str, str] | None) -> float | None:
     """Return the seconds that a server asks to wait, given as a number or as a date.
 
+    A date is compared with the ``Date`` of the answer, because the clocks of the two machines may differ.
+
     >>> requested_wait({"retry-after": "7"}), requested_wait({"retry-after-ms": "250"})
     (7.0, 0.25)
+    >>> date = "Wed, 21 Oct 2026 07:28:00 GMT"
+    >>> requested_wait({"retry-after": "Wed, 21 Oct 2026 07:28:30 GMT", "date": date})
+    30.0
     """
     headers = headers or {}
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
@@ -172,10 +183,15 @@ def requested_wait(headers: Mapping[str, str] | None) -> float | None:
             seconds = float(headers[name]) / unit if name in headers else math.nan
             if math.isfinite(seconds):
                 return max(0.0, seconds)
+    until = _date(headers, "retry-after")
+    if until is None:
+        return None
+    now = _date(headers, "date")
+    return max(0.0, until - (time.time() if now is None else now))
+
+
+def _date(headers: Mapping[str, str], name: str) -> float | None:
+    """Return a date in a header in seconds since the epoch; ``None`` if it is missing or invalid."""
     with contextlib.suppress(ValueError, TypeError, OverflowError):
-        return (
-            max(0.0, email.utils.parsedate_to_datetime(str(headers["retry-after"])).timestamp() - time.time())
-            if "retry-after" in headers
-            else None
-        )
+        return email.utils.parsedate_to_datetime(str(headers[name])).timestamp() if name in headers else None
     return None

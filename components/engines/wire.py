@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ENCODINGS = {"gzip", "x-gzip", "deflate"}
 ERROR_BODY = 2**16  # bytes of an error's body that are kept
+END = 64  # bytes of the end of a body that are kept
 UNSENT = (
     httpx.ConnectError,
     httpx.ConnectTimeout,
@@ -34,7 +35,12 @@ UNSENT = (
     httpx.UnsupportedProtocol,
     httpx.ProxyError,
 )
-UNLIMITED = httpx.Limits(max_connections=None, max_keepalive_connections=256)  # the throttle bounds the calls
+KEEP_ALIVE = (
+    4.0  # seconds; uvicorn, and so vLLM, closes idle connections after 5, and a request may meet that
+)
+UNLIMITED = httpx.Limits(  # the throttle bounds the calls
+    max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEEP_ALIVE
+)
 
 
 @dataclass(slots=True)
@@ -49,6 +55,7 @@ class Exchange:
         wait: the seconds that the server asks to wait.
         error: the start of the body of an error response.
         complete: whether the whole body has arrived.
+        end: the last bytes of the body so far.
         problem: a description of the transport error.
     """
 
@@ -59,6 +66,7 @@ class Exchange:
     wait: float | None = None
     error: bytes = b""
     complete: bool = False
+    end: bytes = b""
     problem: str = ""
 
     def begin(self, to: str) -> None:
@@ -69,7 +77,8 @@ class Exchange:
         """
         if self.sent and to == self.to and (not self.status or charge_for_status(self.status) is None):
             raise IncompleteAnswer(self.problem or "the request was already sent once")
-        self.sent, self.to, self.status, self.wait, self.error, self.complete = True, to, 0, None, b"", False
+        self.sent, self.to, self.status, self.wait = True, to, 0, None
+        self.error, self.complete, self.end = b"", False, b""
 
 
 _CURRENT: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
@@ -194,6 +203,7 @@ class _Body(httpx.AsyncByteStream):
             async for chunk in bounded(self._response.stream, self._response.headers, noted.limit):  # type: ignore[arg-type]
                 if noted.status >= 400 and len(noted.error) < ERROR_BODY:
                     noted.error += chunk[:ERROR_BODY]
+                noted.end = (noted.end + chunk)[-END:]
                 yield chunk
         except httpx.TransportError as error:
             noted.problem = _describe(error)

@@ -52,8 +52,10 @@ from compound.graph.types import accepts, format_type
 from compound.registry.engine_checks import check_images
 from compound.registry.policies import score
 from compound.registry.user_code import located, short_place
+from compound.security.limits import OUTPUT_DEPTH
 from compound.security.sanitize import replace_surrogates
 from compound.storage.artifacts import Reference, without_path
+from compound.storage.records import is_deep
 
 RUN = "run(self, inputs, values, call)"
 ASK_RETRIES, ASK_SECONDS = 3, 120.0  # for requests outside of nodes
@@ -447,7 +449,8 @@ class Caller:
             except CallError as error:
                 failure = Failure(error.kind, str(error))
                 usage += context.usage
-                return CallResult(error.outputs, failure, usage, tuple(context.tokens), tries, key=key)
+                kept = {name: v for name, v in error.outputs.items() if not is_deep(v, OUTPUT_DEPTH)}
+                return CallResult(kept, failure, usage, tuple(context.tokens), tries, key=key)
             except CompoundError:
                 raise
             except Exception as error:  # noqa: BLE001 - any exception of a component is a failed call
@@ -571,10 +574,11 @@ def _check_outputs(component: Operation, address: str, outputs: object) -> None:
             f"{address} must return the fields {sorted(ports)}, but returned {got}{_place(component)}"
         )
     for name, port in ports.items():
-        if not accepts(port.type, outputs[name]):
+        problem = ""
+        if is_deep(outputs[name], OUTPUT_DEPTH):  # a record of it could not be read
+            problem = f"{address}.{name} is nested more than {OUTPUT_DEPTH} levels deep"
+        elif not accepts(port.type, outputs[name]):
+            problem = f"{address}.{name} must be {format_type(port.type)}, but is {outputs[name]!r:.200}"
+        if problem:
             kept = {n: v for n, v in outputs.items() if n in ports and accepts(ports[n].type, v)}
-            raise OutputTypeError(
-                f"{address}.{name} must be {format_type(port.type)}, but is {outputs[name]!r:.200}"
-                f"{_place(component)}",
-                outputs=kept,
-            )
+            raise OutputTypeError(f"{problem}{_place(component)}", outputs=kept)

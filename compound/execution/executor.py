@@ -32,7 +32,7 @@ from compound.execution.trace import Call, Trace
 from compound.graph.component import Operation
 from compound.graph.system import System
 from compound.graph.types import accepts, all_as_declared, as_declared, format_type
-from compound.security.sanitize import remember_environment
+from compound.security.sanitize import remember_environment, replace_surrogates
 
 
 class Executor:
@@ -106,7 +106,7 @@ class Executor:
 
         Args:
             system: system to run, bound to a configuration.
-            inputs: a value for each input of the system.
+            inputs: a value for each input of the system; lone surrogates in texts are replaced.
             example: id of the example; part of every random stream.
             sample: sample index of the stochastic components.
             cache: ``False`` bypasses the cache for this run.
@@ -122,7 +122,10 @@ class Executor:
             DeclarationError: an input is missing, unknown or of the wrong type.
             BudgetExhausted: the next engine call does not fit into the budget.
         """
-        inputs = {name: as_declared(system.inputs.get(name, Any), value) for name, value in inputs.items()}
+        inputs = {
+            name: as_declared(system.inputs.get(name, Any), replace_surrogates(value))
+            for name, value in inputs.items()
+        }
         _check_inputs(system, inputs)
         run = RunState(system, example, sample, self.seed, not cache, settings or {}, samples=samples or {})
         run.listener = listener

@@ -158,9 +158,13 @@ class Throttle:
     def slow_down(self, turn: Turn, retry_after: float | None) -> float:
         """Record a rejection because of the rate limit; return the seconds that all callers wait.
 
-        Requests in flight together that are all rejected slow the engine down once.
+        Requests in flight together that are all rejected slow the engine down once. A server that rejects
+        again after the wait that it requested gets a pause of at least `FIRST_WAIT`: a wait of 0 would repeat
+        the requests without any pause.
         """
         now = asyncio.get_running_loop().time()
+        if now - self._until > LONGEST_WAIT:  # an earlier series ended, perhaps without an answer
+            self._refused, self._refusing_since = 0, float("inf")
         self._refusing_since = min(self._refusing_since, now)
         if turn.round == self.round:
             self.round += 1
@@ -168,6 +172,8 @@ class Throttle:
             self.limit = max(1.0, self.limit / 2)
             if retry_after is None:
                 retry_after = min(FIRST_WAIT * 2.0 ** (self._refused - 1), LONGEST_WAIT)
+            elif self._refused > 1:
+                retry_after = max(retry_after, FIRST_WAIT)
         if retry_after is not None:
             self._until = max(self._until, now + retry_after)
         return max(0.0, self._until - now)

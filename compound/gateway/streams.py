@@ -23,8 +23,10 @@ async def stream_of(
     Args:
         exchange: the request.
         answer: the complete answer, or the task that returns it.
-        pieces: pieces of the answer as they arrive; an upstream's own events are passed on unchanged.
+        pieces: pieces of the answer as they arrive; an upstream's own events are passed on unchanged, without
+            a usage that the agent has not asked for.
     """
+    forwarded = _ForwardedEvents(exchange)
     encoder = (_ResponsesEvents if exchange.route == "responses" else _ChatEvents)(exchange)
     streamed = False
     async for piece in pieces:
@@ -32,7 +34,11 @@ async def stream_of(
             for event in encoder.start():
                 yield event
         streamed = True
-        yield piece if exchange.raw else encoder.text(piece)
+        text = forwarded.text(piece) if exchange.raw else encoder.text(piece)
+        if text:
+            yield text
+    if rest := forwarded.rest():
+        yield rest
     try:
         document = await answer if isinstance(answer, asyncio.Task) else answer
     except Problem as problem:  # it failed within the stream
@@ -48,6 +54,43 @@ async def stream_of(
             yield event
     for event in encoder.end(document, text_sent=streamed):
         yield event
+
+
+class _ForwardedEvents:
+    """Events of an upstream, without the usage that only the engine has asked for.
+
+    The chunk of the usage has no choices, and clients that did not ask for it often read the first choice.
+    """
+
+    def __init__(self, exchange: GatewayExchange) -> None:
+        self._drops = exchange.route == "chat/completions" and not exchange.include_usage
+        self._held = ""
+
+    def text(self, piece: str) -> str:
+        """Return the complete lines after another piece."""
+        if not self._drops:
+            return piece
+        *lines, self._held = (self._held + piece).split("\n")
+        return "".join(f"{line}\n" for line in lines if not _is_usage(line))
+
+    def rest(self) -> str:
+        """Return what is left: a last line without its end."""
+        return "" if _is_usage(self._held) else self._held
+
+
+def _is_usage(line: str) -> bool:
+    """Return whether a line is the chunk with the usage of a chat completion.
+
+    >>> _is_usage('data: {"choices": [], "usage": {"prompt_tokens": 4}}'), _is_usage("data: [DONE]")
+    (True, False)
+    """
+    if not line.startswith("data:") or '"usage"' not in line:
+        return False
+    try:
+        chunk = json.loads(line.removeprefix("data:"))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(chunk, dict) and chunk.get("choices") == [] and bool(chunk.get("usage"))
 
 
 class _ChatEvents:

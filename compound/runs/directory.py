@@ -113,16 +113,33 @@ class RunDirectory:
         self.write(name, to_document(value))
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
-        """Append a JSON line with its checksum, and flush it to the operating system."""
+        """Append a JSON line with its checksum, and flush it to the operating system.
+
+        Raises:
+            RunDirectoryError: it cannot be written, for example because the disk is full; no part of it is
+                left in the file.
+        """
         self._lock.check()
         file = self._files.get(name)
         if file is None:
             file = self._files[name] = self.folder.appender(name)
         line, checksum = to_line(record, self._checksums[name])
         with os_errors_as(self.path / name):
-            file.write(line)
-            file.flush()
+            end = os.fstat(file.fileno()).st_size
+            try:
+                file.write(line)
+                file.flush()
+            except OSError:
+                self._remove_partial_line(name, end)
+                raise
         self._checksums[name] = checksum
+
+    def _remove_partial_line(self, name: str, end: int) -> None:
+        """Cut a file to the end of its last complete line, and drop what is still buffered for it."""
+        with suppress(OSError):
+            self._files.pop(name).close()
+        with suppress(RunDirectoryError):
+            self.folder.truncate(name, end)
 
     def read(self, name: str) -> Iterator[dict[str, Any]]:
         """Yield the records of an append-only file; an incomplete last line is ignored."""
@@ -196,7 +213,8 @@ class RunDirectory:
     def close(self) -> None:
         """Close the files and release the lock."""
         for file in self._files.values():
-            file.close()
+            with suppress(OSError):  # `append` flushes each line, and has raised the error
+                file.close()
         self._files.clear()
         self._lock.release()
 

@@ -13,6 +13,7 @@ from compound.errors import DeclarationError
 
 MIB = 2**20
 DEPTH = 200  # levels of nested JSON; Python's json module fails at about 1000
+OUTPUT_DEPTH = DEPTH // 2  # levels of an output of a component, which records hold inside further levels
 
 
 @dataclass(frozen=True)

@@ -71,18 +71,18 @@ def parse(text: bytes | str, parse_constant: Callable[[str], object] | None = No
     return value
 
 
-def is_deep(value: object) -> bool:
+def is_deep(value: object, levels: int = DEPTH) -> bool:
     """Return whether a JSON value has more levels than other functions can process.
 
-    >>> is_deep([[1], {"a": 2}])
-    False
+    >>> is_deep([[1], {"a": 2}]), is_deep([[1], {"a": 2}], levels=1)
+    (False, True)
     """
     level, depth = [value], 0
-    while level and depth <= DEPTH:
-        containers = [item for item in level if isinstance(item, dict | list)]
+    while level and depth <= levels:
+        containers = [item for item in level if isinstance(item, dict | list | tuple)]
         level = [x for item in containers for x in (item.values() if isinstance(item, dict) else item)]
         depth += 1
-    return depth > DEPTH
+    return depth > levels
 
 
 def to_encodable_json(value: object, indent: int | None = None) -> str:

@@ -376,12 +376,19 @@ def test_the_events_of_an_upstream_pass_unchanged() -> None:
 
         headers = {"Authorization": f"Bearer {api_key}"}
         body = {"messages": [{"role": "user", "content": "?"}], "stream": True}
+        if question == "with usage":
+            body["stream_options"] = {"include_usage": True}
         return httpx.post(f"{base_url}/chat/completions", json=body, headers=headers, trust_env=False).text
 
     with fake_openai(lambda path, document: (200, "text/event-stream", stream)) as fake:
-        trace = run(system(agent, prompts=[]), cp.OpenAI("up", api_base=fake.url))
-        assert fake.requests[0]["stream"] is True
+        engine = cp.OpenAI("up", api_base=fake.url)
+        without = run(system(agent, prompts=[]), engine)
+        trace = run(system(agent, prompts=[]), engine, question="with usage")
+        assert [sent["stream_options"] for sent in fake.requests] == [{"include_usage": True}] * 2
     assert str(trace.outputs["answer"]).encode() == stream
+    chunks = [line for line in str(without.outputs["answer"]).splitlines() if line]
+    assert chunks == [line for line in stream.decode().splitlines() if line and '"choices": []' not in line]
+    assert without.usage == trace.usage
     assert trace.calls[0].outputs["text"] == "Lima\nf({})"
     assert (trace.usage.prompt_tokens, trace.usage.completion_tokens) == (4, 2)
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -36,6 +37,7 @@ from compound.graph.space import Choice, Float, Int, Text
 from compound.graph.system import System
 from compound.graph.types import Port
 from compound.narrowing import entry
+from compound.runs.directory import RunDirectory
 from compound.testing import ScriptedLM
 
 
@@ -131,6 +133,34 @@ def test_branches_of_a_diamond_run_at_the_same_time() -> None:
 def test_a_system_may_hand_an_input_straight_through() -> None:
     trace = run(System("s", outputs={"y": X}), {"x": 1})
     assert (trace.outputs, trace.calls, trace.equivalents) == ({"y": 1}, (), 1.0)
+
+
+def test_inputs_that_cannot_be_encoded_are_replaced_before_any_component_reads_them() -> None:
+    def size(text: str, parts: list[str]) -> int:
+        return len(text.encode()) + len("".join(parts).encode())
+
+    measured = Function("size", size)(text=Input("text", str), parts=Input("parts", list[str]))
+    system = System("s", outputs={"size": measured})
+    trace = asyncio.run(Executor().run(system, {"text": "Hi \ud83d", "parts": ["\udc80"]}))
+    assert trace.failure is None
+    assert trace.outputs == {"size": 9}
+    assert trace.inputs == {"text": "Hi \ufffd", "parts": ["\ufffd"]}
+
+
+@pytest.mark.parametrize("kind", [list[object], dict[str, object]])
+def test_an_output_that_no_record_could_hold_is_a_failed_call(kind: Any, tmp_path: Path) -> None:
+    text = "[" * 250 + "]" * 250
+    deep = text if kind == list[object] else json.dumps({"a": json.loads(text)})
+    answerer = LLM("llm", prompt="Answer.", output=kind)
+    system = System("s", outputs={"y": answerer(q=Input("q"))}, lm="m")
+    trace = asyncio.run(Executor({"m": ScriptedLM([deep])}).run(system, {"q": "?"}))
+    assert trace.failure is not None
+    assert trace.failure.kind == "type"
+    assert "nested more than 100 levels deep" in trace.failure.message
+    run = RunDirectory.create(tmp_path / "run", "", {})
+    run.append("traces.jsonl", to_json(trace))
+    assert len(list(run.read("traces.jsonl"))) == 1
+    run.close()
 
 
 def test_one_component_at_two_nodes_counts_its_invocations_in_graph_order() -> None:

@@ -220,6 +220,43 @@ def test_a_server_that_admits_again_is_used_again() -> None:
     assert second.outputs == {"y": "2"}
 
 
+@pytest.mark.parametrize("retry_after", [0.0, 0.001])
+def test_a_server_that_requests_no_wait_is_not_asked_without_a_pause(retry_after: float) -> None:
+    lm = Limited(0.0, retry_after=retry_after)
+    lm.max_wait = 10.0
+    lm._limiter = Limiter(0.0)
+    lm._limiter._tokens = 0.0
+
+    async def scenario() -> Trace:
+        executor = Executor({"m": lm}, on_notice=lambda _: None)
+        async with asyncio.timeout(60):
+            return await executor.run(asking(), {"q": "1"})
+
+    trace = virtual_time.run(scenario())
+    assert trace.failure is not None
+    assert trace.failure.kind == "rate_limit"
+    assert lm.refused <= 25
+
+
+def test_a_rejection_long_after_the_last_one_starts_a_new_series() -> None:
+    lm = Limited(1.0, retry_after=1.0)
+    lm.max_wait = 10.0
+    lm._limiter = Limiter(0.0)
+    lm._limiter._tokens = 0.0
+
+    async def scenario() -> Trace:
+        executor = Executor({"m": lm}, on_notice=lambda _: None)
+        cancelled = asyncio.ensure_future(executor.run(asking(), {"q": "1"}))
+        await asyncio.sleep(0.5)
+        cancelled.cancel()  # it was rejected, and waits: no answer ends the series
+        await asyncio.sleep(3600)
+        lm._limiter = Limiter(1.0, asyncio.get_running_loop().time)
+        lm._limiter._tokens = 0.0
+        return await executor.run(asking(), {"q": "2"})
+
+    assert virtual_time.run(scenario()).outputs == {"y": "2"}
+
+
 def test_a_wait_for_the_rate_limit_is_no_part_of_the_time_limit_of_a_try() -> None:
     lm = Limited(1, retry_after=30.0)
 

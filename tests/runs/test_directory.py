@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import shutil
 import sqlite3
 import subprocess
@@ -563,6 +564,32 @@ def test_a_full_disk_is_named_whoever_was_writing(error: Exception, tmp_path: Pa
     ):
         raise error
     assert caught.value.__cause__ is error
+
+
+def test_a_line_that_meets_a_full_disk_leaves_no_part_of_itself(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", "system: demo", {"seed": 0})
+    run.append("events.jsonl", {"event": "start"})
+    full = (tmp_path / "run" / "events.jsonl").stat().st_size + 10
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (full, before[1]))
+    try:
+        with pytest.raises(RunDirectoryError, match="no space left on the disk"):
+            run.append("events.jsonl", {"event": "a longer line than fits"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    run.append("events.jsonl", {"event": "end"})
+    assert [record["event"] for record in run.read("events.jsonl")] == ["start", "end"]
+    run.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_run_on_a_full_disk_is_closed_and_unlocked(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", "system: demo", {"seed": 0})
+    full = run._files["events.jsonl"] = Path("/dev/full").open("ab")  # noqa: SIM115 - the run closes it
+    full.write(b"not written yet")
+    run.close()
+    assert full.closed
+    RunDirectory.open(tmp_path / "run").close()
 
 
 def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:

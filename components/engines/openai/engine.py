@@ -10,10 +10,11 @@ import asyncio
 import codecs
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from compound.components.engines.credentials import NO_KEY, Connection, isolated_client
-from compound.components.engines.openai.stream_events import StreamedAnswer
+from compound.components.engines.openai.stream_events import StreamedAnswer, error_message
 from compound.components.engines.options import Count, Price, Seconds, Wait, check_settings
 from compound.components.engines.remote import (
     answer_text,
@@ -22,7 +23,16 @@ from compound.components.engines.remote import (
     max_answer_bytes,
     max_prompt_tokens,
 )
-from compound.engine import NO_USAGE, Completion, FinishReason, Forward, OnText, Request, Usage
+from compound.engine import (
+    MAX_IMAGE_TOKENS,
+    NO_USAGE,
+    Completion,
+    FinishReason,
+    Forward,
+    OnText,
+    Request,
+    Usage,
+)
 from compound.errors import CallError, CompoundError, TransientError
 from compound.execution.budget import clip_usage
 
@@ -36,7 +46,8 @@ CHAT = "chat/completions"
 ROUTES = (CHAT, "responses")
 OWN_ADDRESS = "https://api.openai.com/v1"
 OWN_KEY = "OPENAI_API_KEY"
-IMAGE_TOKENS = 2_000  # upper bound of the tokens of one image, in addition to its bytes in the request
+IMAGES = ("image_url", "input_image")  # types of the parts of messages that are images
+PER_ALTERNATIVE = 256  # bytes of an answer for each log-probability of another token
 
 
 class OpenAIEngine:
@@ -114,9 +125,9 @@ class OpenAIEngine:
         """Return an upper bound of the request's usage: a token of a prompt has at least one byte."""
         size, answers = max_prompt_tokens(request), 1
         if request.forward is not None:
-            answers = _answers(request.forward)
-            images = request.forward.body.count('"image_url"') + request.forward.body.count('"input_image"')
-            size = len(request.forward.body.encode()) + IMAGE_TOKENS * images
+            document = json.loads(request.forward.body)
+            answers = _answers(document)
+            size = len(request.forward.body.encode()) + MAX_IMAGE_TOKENS * _images(document)
         most = answers * request.max_tokens
         return Usage(1, size, most, self._cost(size, most), int(not self.priced))
 
@@ -140,14 +151,15 @@ class OpenAIEngine:
         if request.adapter is not None:
             raise CallError(f"{self.name} does not serve adapters", charged=NO_USAGE)
         forward = request.forward or _as_forward(request, stream=on_text is not None)
-        with record_exchange(max_answer_bytes(request)) as noted:
+        seconds = request.timeout or self.timeout
+        with record_exchange(_max_bytes(request)) as noted:
             try:
-                async with asyncio.timeout(request.timeout or self.timeout):
+                async with asyncio.timeout(seconds):
                     return await self._send(request, forward, on_text)
             except CompoundError:
                 raise
             except TimeoutError:
-                message = f"{self.name} did not answer completely within {self.timeout:g} s"
+                message = f"{self.name} did not answer completely within {seconds:g} s"
                 unsent = noted.to and not noted.sent
                 raise TransientError(message, charged=NO_USAGE if unsent else None) from None
             except Exception as error:
@@ -165,7 +177,8 @@ class OpenAIEngine:
                 document["stream_options"] = {**document.get("stream_options", {}), "include_usage": True}
         client = self._connected()
         url = f"{self.api_base}/{forward.route}"
-        async with client.stream("POST", url, json=document, timeout=self.timeout) as response:
+        # the total time is limited by the caller; a limit between bytes would be another, shorter one
+        async with client.stream("POST", url, json=document, timeout=None) as response:
             if response.status_code >= 400:
                 body = (await response.aread())[:4096]
                 raise _Refused(response.status_code, body)
@@ -179,7 +192,15 @@ class OpenAIEngine:
                 if on_text is not None:
                     # a forwarded stream is reported as it is; else only its text
                     on_text(piece if request.forward is not None else text)
+            self._check_stream(request, answer)
             return self._completion(request, forward, answer.document())
+
+    def _check_stream(self, request: Request, answer: StreamedAnswer) -> None:
+        """Reject a stream that reported an error, or ended before the answer did."""
+        if answer.error or not answer.complete:
+            problem = answer.error or "the stream ended before the end of the answer"
+            charged = self._usage(request, answer.document().get("usage"))
+            raise TransientError(f"{self.name}: {problem}", charged=charged)
 
     def _connected(self) -> httpx.AsyncClient:
         """Return the client of the running event loop."""
@@ -192,8 +213,10 @@ class OpenAIEngine:
     def _completion(self, request: Request, forward: Forward, document: object) -> Completion:
         if not isinstance(document, Mapping):
             raise TransientError(f"{self.name} returned an answer that is not a JSON object")
-        usage = self._usage(request, document.get("usage"))
         message, finish = _message(document)
+        usage = self._usage(request, document.get("usage"), answered=bool(message.get("content")))
+        if forward.route == CHAT and (problem := _missing_answer(document)):
+            raise TransientError(f"{self.name}: {problem}", charged=usage)
         if request.forward is None:
             text = answer_text(message, finish, request, self.name, usage)
         else:
@@ -202,14 +225,20 @@ class OpenAIEngine:
         body = json.dumps(document, ensure_ascii=False) if request.forward is not None else ""
         return Completion(text, usage, reason, body=body)
 
-    def _usage(self, request: Request, used: object) -> Usage:
-        """Return the reported usage, with the worst case for missing numbers."""
+    def _usage(self, request: Request, used: object, *, answered: bool = False) -> Usage:
+        """Return the reported usage, with the worst case for missing numbers.
+
+        An ``answered`` request without tokens of an answer counts as one whose number is missing.
+        """
         worst, found = self.worst_case(request), used if isinstance(used, Mapping) else {}
-        prompt = found.get("prompt_tokens", found.get("input_tokens", worst.prompt_tokens))
-        completion = found.get("completion_tokens", found.get("output_tokens", worst.completion_tokens))
-        possible, _ = clip_usage(Usage(1, prompt, completion), worst)
+        prompt = _first(found, "prompt_tokens", "input_tokens") or worst.prompt_tokens
+        completion = _first(found, "completion_tokens", "output_tokens")
+        if completion is None or (answered and completion == 0):
+            completion = worst.completion_tokens
+        usage = Usage(1, cast("int", prompt), cast("int", completion))  # checked where it is charged
+        possible, _ = clip_usage(usage, worst)
         cost = self._cost(possible.prompt_tokens, possible.completion_tokens)
-        return Usage(1, prompt, completion, cost, worst.unpriced)
+        return replace(usage, cost=cost, unpriced=worst.unpriced)
 
     def _cost(self, prompt: int, completion: int) -> float:
         if self.price is None:
@@ -241,6 +270,15 @@ class _Refused(Exception):
         self.status, self.body = status, body
 
 
+def _first(found: Mapping[str, object], *names: str) -> object:
+    """Return the first of several values that is not null, or None.
+
+    >>> _first({"prompt_tokens": None, "input_tokens": 5}, "prompt_tokens", "input_tokens")
+    5
+    """
+    return next((value for name in names if (value := found.get(name)) is not None), None)
+
+
 def _error_message(body: bytes) -> str:
     """Return the message in the body of an error.
 
@@ -254,10 +292,48 @@ def _error_message(body: bytes) -> str:
         return body.decode(errors="replace").strip() or "an error without a message"
 
 
-def _answers(forward: Forward) -> int:
+def _missing_answer(document: Mapping[str, object]) -> str:
+    """Return why a chat completion with status 200 is no answer, or ``""``.
+
+    >>> _missing_answer({"error": {"message": "overloaded", "code": 503}}), _missing_answer({"choices": []})
+    ('overloaded', 'the answer has no choices')
+    """
+    choices = document.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    if isinstance(first, Mapping) and first.get("finish_reason") != "error":
+        return ""
+    for found in (first, document):
+        if isinstance(found, Mapping) and found.get("error"):
+            return error_message(found)
+    return "the answer has no choices" if first is None else "the provider reports an error"
+
+
+def _answers(document: Mapping[str, object]) -> int:
     """Return the number of answers that a request asks for, all of which are billed."""
-    given = json.loads(forward.body).get("n")
+    given = document.get("n")
     return max(1, given) if isinstance(given, int) else 1
+
+
+def _images(value: object) -> int:
+    """Return the number of images in the JSON of a request.
+
+    >>> _images({"messages": [{"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]})
+    1
+    """
+    if isinstance(value, Mapping):
+        return (value.get("type") in IMAGES) + sum(map(_images, value.values()))
+    return sum(map(_images, value)) if isinstance(value, list) else 0
+
+
+def _max_bytes(request: Request) -> int:
+    """Bound the bytes of the answer; a forwarded request may ask for several, with log-probabilities."""
+    most = max_answer_bytes(request)
+    if request.forward is None:
+        return most
+    document = json.loads(request.forward.body)
+    alternatives = document.get("top_logprobs")
+    listed = alternatives if isinstance(alternatives, int) else 0
+    return _answers(document) * (most + PER_ALTERNATIVE * max(0, listed) * request.max_tokens)
 
 
 def _as_forward(request: Request, *, stream: bool) -> Forward:

@@ -8,6 +8,7 @@ from typing import cast
 
 Document = dict[str, object]
 MAX_CALLS = 128  # tool calls of one answer
+LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")  # of the Responses API
 
 
 class StreamedAnswer:
@@ -15,6 +16,10 @@ class StreamedAnswer:
 
     Args:
         route: ``chat/completions`` or ``responses``.
+
+    Attributes:
+        complete: whether the end of the answer has arrived; a proxy may end a stream before it.
+        error: the message of an error that the server reported within the stream, or ``""``.
 
     Example:
         >>> answer = StreamedAnswer("chat/completions")
@@ -26,6 +31,7 @@ class StreamedAnswer:
     """
 
     def __init__(self, route: str) -> None:
+        self.complete, self.error = False, ""
         self._chat = route != "responses"
         self._held = ""
         self._document: Document = {}
@@ -45,7 +51,10 @@ class StreamedAnswer:
 
     def _line(self, line: str) -> str:
         name, _, data = line.partition(":")
-        if name != "data" or data.strip() in {"", "[DONE]"}:
+        if name != "data" or not data.strip():
+            return ""
+        if data.strip() == "[DONE]":
+            self.complete = True
             return ""
         try:
             event = json.loads(data)
@@ -53,12 +62,15 @@ class StreamedAnswer:
             return ""
         if not isinstance(event, Mapping):
             return ""
+        if event.get("error") or event.get("type") == "error":
+            self.error = error_message(event)
         return self._chunk(event) if self._chat else self._event(event)
 
     def _event(self, event: Mapping[str, object]) -> str:
         """Read an event of the Responses API; the last one has the whole answer."""
         if isinstance(event.get("response"), Mapping):
             self._document = dict(cast("Document", event["response"]))
+        self.complete = self.complete or event.get("type") in LAST_EVENTS
         is_text = event.get("type") == "response.output_text.delta"
         return str(event.get("delta", "")) if is_text else ""
 
@@ -81,8 +93,9 @@ class StreamedAnswer:
             _extend(message, delta)
             if choice.get("finish_reason") is not None:
                 known["finish_reason"] = choice["finish_reason"]
-            if choice.get("logprobs") is not None:
-                known["logprobs"] = choice["logprobs"]
+                self.complete = True
+            if isinstance(choice.get("logprobs"), Mapping):
+                _extend_logprobs(cast("Document", known.setdefault("logprobs", {})), choice["logprobs"])
             added += delta.get("content") or "" if index == 0 else ""
         return added
 
@@ -98,6 +111,24 @@ def _extend(message: Document, delta: Mapping[str, object]) -> None:
             message[name] = f"{message[name]}{value}"
         elif value is not None:
             message[name] = value
+
+
+def _extend_logprobs(known: Document, more: Mapping[str, object]) -> None:
+    """Add the log-probabilities of further tokens, which are lists by kind of token."""
+    for name, value in more.items():
+        earlier = known.get(name)
+        known[name] = [*earlier, *value] if isinstance(earlier, list) and isinstance(value, list) else value
+
+
+def error_message(document: Mapping[str, object]) -> str:
+    """Return the message of an error that a server reports in an answer with status 200.
+
+    >>> error_message({"error": {"message": "overloaded", "code": 503}}), error_message({"error": "full"})
+    ('overloaded', 'full')
+    """
+    error = document.get("error") or document
+    message = error.get("message") if isinstance(error, Mapping) else error
+    return str(message or "an error without a message")
 
 
 def _extend_tool(calls: list[Document], part: Mapping[str, object]) -> None:

@@ -232,9 +232,14 @@ def _client(key: str | None, connections: int, own: bool, keep: int | None = Non
         import httpx
     except ImportError:
         raise MissingExtra("a vLLM server", "httpx", "vllm") from None
+    from compound.components.engines.wire import KEEP_ALIVE
+
+    limits = httpx.Limits(
+        max_connections=connections + 4, max_keepalive_connections=keep, keepalive_expiry=KEEP_ALIVE
+    )
     return httpx.AsyncClient(  # nosec B113  # asyncio.timeout bounds the total time of each request
         headers={"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})},
-        limits=httpx.Limits(max_connections=connections + 4, max_keepalive_connections=keep),
+        limits=limits,
         timeout=None,
         trust_env=not own,
     )

@@ -159,6 +159,16 @@ def test_text_behind_a_stop_string_is_cut_even_if_the_provider_sent_it(server: S
     assert ask(engine(server), request(stop=("STOP", "END"))).text == "one "
 
 
+@pytest.mark.parametrize("text", ["", None])
+def test_an_answer_cut_before_its_first_character_is_a_failed_call(server: Server, text: str | None) -> None:
+    server.answer(text, finish="length")
+    with pytest.raises(CallError, match="used all of max_tokens=256 before it started to answer") as caught:
+        ask(engine(server))
+    assert caught.value.kind == "empty"
+    assert caught.value.charged is not None
+    assert caught.value.charged.completion_tokens == 5
+
+
 def test_an_answer_cut_at_the_token_limit_says_so(server: Server) -> None:
     server.answer("one two", finish="length")
     assert ask(engine(server)).finish_reason == "length"
@@ -198,6 +208,13 @@ def test_an_account_without_credit_is_a_permanent_error(server: Server) -> None:
         ask(engine(server))
 
 
+def test_an_anthropic_account_without_credit_is_a_permanent_error(server: Server) -> None:
+    message = "Your credit balance is too low to access the Anthropic API."
+    server.fail(400, message, code="invalid_request_error")
+    with pytest.raises(QuotaExhausted, match="no credit"):
+        ask(engine(server))
+
+
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_refused_key_names_the_variable_to_set(server: Server, status: int) -> None:
     server.fail(status, "bad key")
@@ -231,6 +248,13 @@ def test_a_refused_request_is_a_permanent_error(server: Server) -> None:
     with pytest.raises(CallError, match="temperature must be below 2") as caught:
         ask(engine(server))
     assert not isinstance(caught.value, TransientError)
+
+
+def test_a_prompt_that_a_content_filter_rejects_is_a_refusal(server: Server) -> None:
+    server.fail(400, "The prompt was filtered.", code="content_filter")
+    with pytest.raises(CallError, match="The prompt was filtered") as caught:
+        ask(engine(server))
+    assert caught.value.kind == "refusal"
 
 
 def test_a_prompt_beyond_the_context_says_how_to_fix_it(server: Server) -> None:
@@ -298,6 +322,55 @@ def test_prices_come_from_the_list_and_unknown_ones_count_as_zero() -> None:
     assert known.worst_case(request(max_tokens=1000)).cost > 1000 * 0.5e-6
     assert not unknown.priced
     assert unknown.worst_case(request()).cost == 0.0
+
+
+@pytest.mark.parametrize("model", ["heroku/claude-3-5-haiku", "snowflake/jamba-instruct"])
+def test_a_listed_model_without_a_price_of_tokens_is_not_priced(model: str) -> None:
+    import litellm
+
+    assert litellm.get_model_info(model)["input_cost_per_token"] == 0
+    assert not LiteLLMEngine(model).priced
+    assert LiteLLMEngine(model).worst_case(request()).unpriced == 1
+    assert LiteLLMEngine(model, price=(0.0, 0.0)).priced
+
+
+@pytest.mark.parametrize("model", ["perplexity/sonar", "openai/gpt-4o-search-preview"])
+def test_the_fee_of_a_search_is_part_of_the_cost_of_models_that_always_search(model: str) -> None:
+    import litellm
+
+    fees = litellm.get_model_info(model)["search_context_cost_per_query"]
+    used = litellm.Usage(prompt_tokens=20, completion_tokens=5, total_tokens=25)
+    choice = SimpleNamespace(finish_reason="stop", message=SimpleNamespace(content="hi"))
+    lm, asked = LiteLLMEngine(model), request()
+    usage = lm._completion(asked, SimpleNamespace(choices=[choice], usage=used)).usage
+    assert max(fees.values()) < usage.cost < lm.worst_case(asked).cost
+    assert LiteLLMEngine(model, price=(0.0, 0.0)).worst_case(asked).cost == 0
+    other = LiteLLMEngine("openai/gpt-4o-mini")  # searches only if a request asks for it
+    assert other.worst_case(asked).cost < max(fees.values())
+
+
+@pytest.mark.parametrize(
+    ("reported", "prompt", "completion"),
+    [
+        ({}, None, 50),
+        ({"prompt_tokens": 20, "completion_tokens": 0, "total_tokens": 20}, 20, 50),
+        ({"prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 45}, 20, 25),
+    ],
+)
+def test_the_list_price_covers_all_tokens_that_are_counted(
+    reported: dict[str, int], prompt: int | None, completion: int
+) -> None:
+    import litellm
+
+    message = SimpleNamespace(content="hi")
+    response = SimpleNamespace(
+        choices=[SimpleNamespace(finish_reason="stop", message=message)], usage=litellm.Usage(**reported)
+    )
+    lm, asked = LiteLLMEngine("openai/gpt-4o-mini"), request(max_tokens=50)
+    usage = lm._completion(asked, response).usage
+    prompt = lm.worst_case(asked).prompt_tokens if prompt is None else prompt
+    assert (usage.prompt_tokens, usage.completion_tokens) == (prompt, completion)
+    assert usage.cost == pytest.approx(sum(litellm.cost_per_token("gpt-4o-mini", prompt, completion)))
 
 
 @pytest.mark.parametrize("text", ["", "hello there", "Ünïcödé ☃ 雪が降る", "a b c d e f " * 50])

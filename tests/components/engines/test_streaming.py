@@ -33,9 +33,21 @@ async def streamed(lm: Any, request: Request) -> tuple[list[str], Completion]:
 
 
 class SseServer:
-    """An OpenAI-compatible server that streams chunks, and may end the connection early."""
+    """An OpenAI-compatible server that streams chunks.
 
-    def __init__(self, pieces: list[str], *, cut: bool = False) -> None:
+    Args:
+        pieces: the pieces of the text.
+        cut: whether it ends the connection after them.
+        end: the kinds of chunks that it sends after them.
+    """
+
+    def __init__(
+        self,
+        pieces: list[str],
+        *,
+        cut: bool = False,
+        end: tuple[str, ...] = ("finish", "usage", "done"),
+    ) -> None:
         self.received: list[dict[str, Any]] = []
         server = self
 
@@ -51,9 +63,13 @@ class SseServer:
                 if cut:
                     self.close_connection = True
                     return
-                self.send({}, "stop")
-                self.send(None, None, usage={"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13})
-                self.chunk(b"data: [DONE]\n\n")
+                if "finish" in end:
+                    self.send({}, "stop")
+                if "usage" in end:
+                    usage = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
+                    self.send(None, None, usage=usage)
+                if "done" in end:
+                    self.chunk(b"data: [DONE]\n\n")
                 self.chunk(b"")
 
             def send(self, delta: Any, finish: str | None, **more: Any) -> None:
@@ -114,6 +130,21 @@ def test_text_after_a_stop_string_is_not_reported() -> None:
 def test_a_stream_that_ends_early_is_a_transient_failure() -> None:
     with SseServer(["The", " Rí"], cut=True) as server, pytest.raises(TransientError):
         asyncio.run(streamed(server.engine(), request()))
+
+
+@pytest.mark.parametrize("pieces", [["The", " Rí"], []])
+def test_a_stream_that_a_proxy_ends_early_is_a_transient_failure(pieces: list[str]) -> None:
+    with SseServer(pieces, end=()) as server, pytest.raises(TransientError, match="ended before the end"):
+        asyncio.run(streamed(server.engine(), request()))
+
+
+@pytest.mark.parametrize("end", [("finish",), ("done",)])
+def test_a_stream_without_usage_is_charged_its_worst_case(end: tuple[str, ...]) -> None:
+    with SseServer(["The", " Rí"], end=end) as server:
+        lm = server.engine()
+        _, completion = asyncio.run(streamed(lm, request()))
+    assert completion.text == "The Rí"
+    assert completion.usage == lm.worst_case(request())
 
 
 def test_engines_say_by_their_methods_whether_they_stream(
