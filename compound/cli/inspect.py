@@ -150,9 +150,11 @@ def track(
     Sends what the tracker does not have yet: all of a run that was not tracked, or the rest of one during
     which the tracker was not reachable. Baselines become nested runs. optimize.trackers tracks runs live.
     """
+    from compound.formatting import plural
     from compound.trackers.tracking import send, tracker_name
 
-    send(tracker_name(to), run)
+    sent = send(tracker_name(to), run)
+    print(f"{plural(sent, 'event')} sent to {to}" if sent else f"{to} has all events already")
 
 
 @app.command(epilog=format_examples("runs", "runs --dir results", "runs --verify", "runs runs/demo --verify"))

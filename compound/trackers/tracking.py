@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from compound.errors import DeclarationError, suggest_name
+from compound.errors import CompoundError, DeclarationError, suggest_name
 from compound.execution.rng import derive_seed
 from compound.extras import raise_missing_extra
 from compound.report.training.steps import KIND
@@ -65,6 +65,10 @@ class Follower:
         name: name of the tracker.
         folder: the run directory.
         parent: follower of the main run, if this run is a baseline.
+
+    Attributes:
+        position: what the tracker has received.
+        sent: number of events that were sent by this object.
     """
 
     def __init__(self, name: TrackerName, folder: Path, parent: Follower | None = None) -> None:
@@ -73,6 +77,7 @@ class Follower:
         self._parent = parent
         self._open = tracker_class(name)
         self.position = Position()
+        self.sent = 0
         self._seed = 0
         self._seen = 0
         self._points = 0  # of the events seen so far
@@ -134,13 +139,17 @@ class Follower:
 
     def finish(self, status: Status) -> None:
         """Log what is missing, upload the files, and end the tracker's run."""
+        if self._started:
+            self.catch_up()
+        else:
+            self.start()
+        files = [self._folder.path / n for n in ARTIFACTS if self._folder.kind(n) == "file"]
+        self._tracker.finish(status, files)
+
+    def finish_if_possible(self, status: Status) -> None:
+        """Finish, or warn that the run is not completely logged."""
         try:
-            if self._started:
-                self.catch_up()
-            else:
-                self.start()
-            files = [self._folder.path / n for n in ARTIFACTS if self._folder.kind(n) == "file"]
-            self._tracker.finish(status, files)
+            self.finish(status)
         except Exception as error:  # noqa: BLE001 - a tracker must not end a run
             where = f"`compound track {self._folder.path} --to {self.name}` sends the rest"
             _log.warning("%s: the run is not completely logged: %s; %s", self.name, _describe(error), where)
@@ -159,6 +168,7 @@ class Follower:
         for number, point in enumerate(points, first):
             self._tracker.log(point, runs, at, number)
         self.position.events = self._seen
+        self.sent += 1
         self._store()
 
     def _covered(self, event: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -199,7 +209,7 @@ class Tracking:
 
     def finish(self, status: Status) -> None:
         """End the runs of all trackers, and wait for them."""
-        waiting = [self.worker.submit(follower.finish, status) for follower in self.followers]
+        waiting = [self.worker.submit(follower.finish_if_possible, status) for follower in self.followers]
         for each in waiting:
             each.result()
 
@@ -238,11 +248,14 @@ def tracked(
             tracking.worker.shutdown()
 
 
-def send(name: TrackerName, folder: Path) -> None:
+def send(name: TrackerName, folder: Path) -> int:
     """Send the record of a run directory and of its baselines to a tracker, as far as it lacks them.
 
+    Returns:
+        The number of events that were sent.
+
     Raises:
-        DeclarationError: the tracker cannot be reached.
+        CompoundError: the tracker cannot be reached, or not until the end.
         MissingExtra: the library of the tracker is not installed.
         RunDirectoryError: the folder is not a run directory.
     """
@@ -250,12 +263,19 @@ def send(name: TrackerName, folder: Path) -> None:
     try:
         main = Follower(name, folder)
         others = [Follower(name, other.path, main) for other in baselines(run.folder)]
+        followers = (*others, main)
         _start([main, *others])
-        for follower in (*others, main):
+        for follower in followers:
             follower.finish(_status(follower.folder))
-    except ImportError as error:
-        raise_missing_extra(error, f"the tracker {name!r}")
+        return sum(follower.sent for follower in followers)
+    except CompoundError:
         raise
+    except Exception as error:
+        raise_missing_extra(error, f"the tracker {name!r}")
+        raise CompoundError(
+            f"{name}: the run is not completely logged: {_describe(error)}",
+            hint="run the command again when the tracker is reachable; it sends the rest",
+        ) from error
     finally:
         run.close()
 

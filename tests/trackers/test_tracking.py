@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compound.api.verify import verify
-from compound.errors import DeclarationError, RunDirectoryError, SpecError
+from compound.errors import CompoundError, DeclarationError, RunDirectoryError, SpecError
 from compound.execution.rng import derive_seed
 from compound.runs.directory import RunDirectory
 from compound.runs.recorder import Recorder
@@ -216,6 +216,21 @@ def test_a_tracker_that_fails_for_a_baseline_does_not_end_the_run(
     send("mlflow", tmp_path / "run")
     assert [m["valid/mean"] for m, _ in Notebook.logs if "valid/mean" in m] == [0.5, 0.25]
     assert ("random (mmgrpo)", "run-0") in [(name, parent) for _, name, parent in Notebook.runs]
+
+
+@pytest.mark.parametrize("where", ["start", "log", "finish"])
+def test_sending_raises_if_the_tracker_fails_and_can_be_repeated(tmp_path: Path, where: str) -> None:
+    recorder = open_run(tmp_path / "run")
+    for kind, facts in SCRIPT:
+        write(recorder, kind, facts)
+    recorder.close()
+    Notebook.failing.append(where)
+    with pytest.raises(CompoundError, match=f"mlflow: .* ConnectionError: {where}: the server is gone"):
+        send("mlflow", tmp_path / "run")
+    Notebook.failing.clear()
+    events = [kind for kind, _ in SCRIPT if kind != "memory"]
+    assert send("mlflow", tmp_path / "run") == (0 if where == "finish" else len(events))
+    assert Notebook.points == list(range(len(Notebook.points)))
 
 
 def test_a_damaged_position_is_found_and_named(tmp_path: Path) -> None:

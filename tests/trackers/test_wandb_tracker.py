@@ -132,8 +132,9 @@ def test_a_run_directory_names_no_run_of_someone_else(offline: Path) -> None:
     optimize(offline / "run")
     (offline / "run" / FILE).write_text('{"wandb": {"id": "3k9zq1x7", "events": 0}}')
     send("wandb", offline / "run")
-    _, sent = recorded(offline)
-    assert sent.run.run_id == read_json(offline / "run", FILE)["wandb"]["id"] != "3k9zq1x7"
+    found = {run.run.run_id: run for run in recorded(offline)}
+    assert "3k9zq1x7" not in found
+    sent = found[read_json(offline / "run", FILE)["wandb"]["id"]]
     assert len(sent.history) == len(list(read_records(offline / "run", "events.jsonl")))
 
 
