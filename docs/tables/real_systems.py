@@ -11,9 +11,11 @@ from compound.evaluation.statistics import UNIT, interval_of_means
 from tables.data import markdown, results, spread
 
 SYSTEMS = ("relay", "atlas", "pubmedqa", "amazon")
-WITH_TWO_MODELS = ("atlas_models",)
+WITH_TWO_MODELS = ("atlas_models", "pubmedqa_models")
 BUDGETS = ("100", "200", "400")
 FEWEST_SEEDS = 3  # for an interval over seeds
+OURS = "optimas"
+TIE = 1e-9  # differences of test scores that are due to rounding
 
 
 def real_system(name: str) -> str:
@@ -65,6 +67,30 @@ def real_runs() -> str:
     return markdown(["system", "system runs", "seeds", "mean test scores, best first"], rows)
 
 
+def real_differences() -> str:
+    """Differences in test score between `optimas` and every other method, paired by system and seed."""
+    systems = {name: results(f"searches/{name}")["runs"] for name in SYSTEMS}
+    others = sorted({method for runs in systems.values() for method in runs} - {OURS})
+    rows = []
+    for budget in BUDGETS:
+        for method in others:
+            pairs = [
+                (fmean(runs[method][budget][seed]["scores"]), fmean(ours["scores"]))
+                for runs in systems.values()
+                if method in runs
+                for seed, ours in runs[OURS].get(budget, {}).items()
+                if seed in runs[method].get(budget, {})
+            ]
+            gains = [after - before for before, after in pairs]
+            difference = interval_of_means(gains, bounds=(-1.0, 1.0)).to_json()
+            signs = (sum(gain > TIE for gain in gains), sum(gain < -TIE for gain in gains))
+            counts = (signs[0], len(gains) - sum(signs), signs[1])
+            cells = (str(len(gains)), spread(difference, signed=True), " / ".join(map(str, counts)))
+            rows.append([budget, f"`{method}`", *cells])
+    headings = ["system runs", "compared with", "pairs of runs", "difference", "better / equal / worse"]
+    return markdown(headings, rows)
+
+
 def measured() -> str:
     """Test scores by 400 system runs of two methods, next to the controls."""
     rows = []
@@ -101,4 +127,4 @@ def valid_sizes_real() -> str:
     return markdown(headings, rows)
 
 
-TABLES = (measured, real_system, real_runs, valid_sizes_real)
+TABLES = (measured, real_system, real_runs, real_differences, valid_sizes_real)
