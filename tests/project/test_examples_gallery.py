@@ -76,7 +76,7 @@ def test_the_selector_takes_the_large_model_only_where_it_is_needed(run: Run, tm
     assert run("model_selector") == expected("model_selector")
     result = cp.load_result(tmp_path / "model_selector")
     assert dict(result.best) == {"total_model.choice": "large", "wish_model.choice": "small"}
-    assert "$0.0847" in result.report.replace("\\", "")
+    assert "$0.0724" in result.report.replace("\\", "")
 
 
 def test_the_optimizer_of_the_gallery_finds_the_line(run: Run, tmp_path: Path) -> None:
