@@ -35,9 +35,8 @@ UNSENT = (
     httpx.UnsupportedProtocol,
     httpx.ProxyError,
 )
-KEEP_ALIVE = (
-    4.0  # seconds; uvicorn, and so vLLM, closes idle connections after 5, and a request may meet that
-)
+KEEP_ALIVE = 4.0
+"""Seconds until an idle connection is closed. uvicorn, and so vLLM, closes it after 5, maybe in a request."""
 UNLIMITED = httpx.Limits(  # the throttle bounds the calls
     max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEEP_ALIVE
 )

@@ -1,9 +1,8 @@
 """Killed at any instant, a run goes on to the same end and asks nothing twice.
 
-A server on this machine counts what it is asked. Runs are processes of their own: a warm one that has
-imported everything forks a child for each attempt, and the child is killed for good (``SIGKILL``) when
-the server has seen so many requests, or at its n-th write to the run directory, before it, after it, or
-half-way through it.
+A server on this machine counts its requests. Runs are processes of their own: a warm process that has
+imported everything forks a child for each attempt. The child is killed (``SIGKILL``) at the n-th request to
+the server, or at the n-th write to the run directory: before it, after it, or half-way through it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ import pytest
 from compound.runs.directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
-CONCURRENCY = 4  # of the engine: at most so many requests are in flight when a run is killed
+CONCURRENCY = 4  # of the engine: the maximum number of requests in flight when a run is killed
 INTERRUPTED = 75
 WORKERS = 2
 SEEDS = {"search": 1, "optimas": 2}  # seeds whose runs have every phase

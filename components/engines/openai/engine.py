@@ -20,6 +20,7 @@ from compound.components.engines.remote import (
     answer_text,
     classify_error,
     error_code,
+    first_line,
     max_answer_bytes,
     max_prompt_tokens,
 )
@@ -48,6 +49,7 @@ OWN_ADDRESS = "https://api.openai.com/v1"
 OWN_KEY = "OPENAI_API_KEY"
 IMAGES = ("image_url", "input_image")  # types of the parts of messages that are images
 PER_ALTERNATIVE = 256  # bytes of an answer for each log-probability of another token
+MOST_ALTERNATIVES = 20  # of a token, in the APIs of OpenAI and vLLM
 
 
 class OpenAIEngine:
@@ -198,7 +200,7 @@ class OpenAIEngine:
     def _check_stream(self, request: Request, answer: StreamedAnswer) -> None:
         """Reject a stream that reported an error, or ended before the answer did."""
         if answer.error or not answer.complete:
-            problem = answer.error or "the stream ended before the end of the answer"
+            problem = first_line(answer.error or "the stream ended before the end of the answer")
             charged = self._usage(request, answer.document().get("usage"))
             raise TransientError(f"{self.name}: {problem}", charged=charged)
 
@@ -216,7 +218,7 @@ class OpenAIEngine:
         message, finish = _message(document)
         usage = self._usage(request, document.get("usage"), answered=bool(message.get("content")))
         if forward.route == CHAT and (problem := _missing_answer(document)):
-            raise TransientError(f"{self.name}: {problem}", charged=usage)
+            raise TransientError(f"{self.name}: {first_line(problem)}", charged=usage)
         if request.forward is None:
             text = answer_text(message, finish, request, self.name, usage)
         else:
@@ -332,8 +334,8 @@ def _max_bytes(request: Request) -> int:
         return most
     document = json.loads(request.forward.body)
     alternatives = document.get("top_logprobs")
-    listed = alternatives if isinstance(alternatives, int) else 0
-    return _answers(document) * (most + PER_ALTERNATIVE * max(0, listed) * request.max_tokens)
+    listed = min(max(0, alternatives), MOST_ALTERNATIVES) if isinstance(alternatives, int) else 0
+    return _answers(document) * (most + PER_ALTERNATIVE * listed * request.max_tokens)
 
 
 def _as_forward(request: Request, *, stream: bool) -> Forward:

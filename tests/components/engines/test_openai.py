@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from compound.components.engines.credentials import isolated_client
-from compound.components.engines.openai.engine import OpenAIEngine
+from compound.components.engines.openai.engine import OpenAIEngine, _max_bytes
 from compound.components.engines.openai.stream_events import StreamedAnswer
 from compound.components.engines.vllm.api import API
 from compound.engine import MAX_IMAGE_TOKENS, Completion, Forward, Message, Request
@@ -47,6 +47,23 @@ def ask(body: bytes, request: Request, *, stream: bool = False) -> tuple[list[st
 
 
 PLAIN = Request((Message("user", "Hi"),), max_tokens=50)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_message_of_an_error_is_bounded(stream: bool) -> None:
+    """A server chooses it; records and the terminal show it."""
+    error = {"error": {"message": "overloaded\n" + "x" * 10_000}}
+    body = events(error) if stream else json.dumps(error).encode()
+    with pytest.raises(TransientError) as caught:
+        ask(body, Request((Message("user", "Hi"),), max_tokens=50), stream=stream)
+    assert "overloaded" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_the_number_of_alternatives_in_the_bound_of_an_answer_is_limited() -> None:
+    most = _max_bytes(forwarded(logprobs=True, top_logprobs=20))
+    assert _max_bytes(forwarded(logprobs=True, top_logprobs=10**9)) == most
 
 
 @pytest.mark.parametrize("request_", [PLAIN, forwarded()], ids=["own", "forwarded"])
