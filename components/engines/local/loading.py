@@ -115,8 +115,11 @@ def _load(
             hint="use an instruction-tuned model, or set chat_template of an engine for it: "
             f"engines: {{NAME: {{transformers: {{model: {name}, chat_template: FILE.jinja}}}}}}",
         )
+    from compound.components.engines.local.attention import use_blocks
     from compound.components.engines.local.packing import pack
 
+    if placement.attn_implementation == "auto":
+        use_blocks(model)
     return pack(model.eval()), tokenizer
 
 
