@@ -1,10 +1,10 @@
-"""Attention of prompts in bfloat16 on a CPU, computed block by block.
+"""Attention in bfloat16 on a CPU, computed block by block.
 
-PyTorch's fused kernel multiplies bfloat16 matrices no faster than float32 ones on processors without AMX, and
-given a mask it also computes what the mask removes. Long prompts then spend most of their time in attention.
-Here each block of queries attends to the keys up to its end, in ordinary matrix products, which are several
-times as fast where the processor multiplies bfloat16. Scores are rounded to bfloat16, as in the ``eager``
-attention of transformers.
+On processors without AMX, PyTorch's fused kernel multiplies bfloat16 matrices no faster than float32 ones.
+Given a mask it also computes what the mask removes, and for a single query it reads the keys once for each head
+that shares them, several times as slowly as in float32. Here each block of queries attends to the keys up to
+its end, in ordinary matrix products, which are faster where the processor multiplies bfloat16. Scores are
+rounded to bfloat16, as in the ``eager`` attention of transformers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 NAME = "compound_blocks"  # under which transformers knows this attention
 BLOCK = 128  # number of queries in a block; its scores fit the processor's cache
-MIN_QUERIES = 32  # below it, as in decoding, the fused kernel serves
 CLEARLY_FASTER = 0.7  # maximum fraction of the fused kernel's time
 OTHER_TERMS = ("position_bias", "softcap", "s_aux")  # parts of some models' attention that `attend` lacks
-SHAPE = (1, 6, 512, 64)  # of the measured queries: rows, heads, tokens, width
+SIZES = (1, 512)  # numbers of queries that are measured: of decoding, and of a prompt
 
 
 def attend(
@@ -56,26 +55,30 @@ def attend(
     # The heads of a group share keys and values, so their queries are rows of one product.
     grouped = (query * scaling).view(rows, groups, heads // groups, queries, width)
     result = torch.empty_like(grouped)
+    together = groups if queries == 1 else 1  # scores of one group at a time stay in the cache
     for start in range(0, queries, BLOCK):
         own = slice(start, min(start + BLOCK, queries))
         count = own.stop - start
         end = tokens - queries + own.stop
         later = torch.ones(count, count, dtype=torch.bool, device=query.device).triu(1)
-        for group in range(groups):
-            block = grouped[:, group, :, own].reshape(rows, -1, width)
-            scores = (block @ key[:, group, :end].transpose(-1, -2)).view(rows, -1, count, end)
+        for first in range(0, groups, together):
+            some = slice(first, first + together)
+            # Products of contiguous matrices are faster, by more than the copies take.
+            keys, values = key[:, some, :end].contiguous(), value[:, some, :end].contiguous()
+            block = grouped[:, some, :, own].reshape(rows, together, -1, width)
+            scores = (block @ keys.transpose(-1, -2)).view(rows, together, -1, count, end)
             if mask is None:
                 scores[..., end - count :].masked_fill_(later, float("-inf"))
             else:
                 # Finite, because a padding token attends to nothing.
-                scores.masked_fill_(~mask[:, :, own, :end], torch.finfo(scores.dtype).min)
-            weights = scores.softmax(-1).view(rows, -1, end)
-            result[:, group, :, own] = (weights @ value[:, group, :end]).view(rows, -1, count, width)
+                scores.masked_fill_(~mask[:, :, None, own, :end], torch.finfo(scores.dtype).min)
+            weights = scores.softmax(-1).view(rows, together, -1, end)
+            result[:, some, :, own] = (weights @ values).view(rows, together, -1, count, width)
     return result.view(query.shape)
 
 
 def use_blocks(model: PreTrainedModel) -> PreTrainedModel:
-    """Make a model use `attend` for its prompts if that is faster here, and return the model.
+    """Make a model use `attend` where that is faster on this processor, and return the model.
 
     This applies to inference of models in bfloat16 on a CPU that would use torch's fused kernel.
     """
@@ -83,7 +86,7 @@ def use_blocks(model: PreTrainedModel) -> PreTrainedModel:
         model.device.type == "cpu"
         and model.dtype == torch.bfloat16
         and model.config._attn_implementation == "sdpa"
-        and clearly_faster()
+        and any(clearly_faster(queries) for queries in SIZES)
     ):
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
@@ -95,15 +98,20 @@ def use_blocks(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @functools.cache
-def clearly_faster() -> bool:
+def clearly_faster(queries: int) -> bool:
     """Return whether `attend` takes clearly less time than torch's fused kernel on this processor.
 
     The margin is wide so that all processes of a run choose the same.
+
+    Args:
+        queries: the number of queries to measure with, one of `SIZES`.
     """
-    query = torch.ones(SHAPE, dtype=torch.bfloat16)
-    mask = torch.ones(SHAPE[2], SHAPE[2], dtype=torch.bool).tril()[None, None]
-    fused = functools.partial(torch.nn.functional.scaled_dot_product_attention, query, query, query, mask)
-    blocks = functools.partial(attend, query, query, query, mask, SHAPE[-1] ** -0.5)
+    query = torch.ones(1, 6, queries, 64, dtype=torch.bfloat16)
+    key = torch.ones(1, 3, max(SIZES), 64, dtype=torch.bfloat16)
+    mask = None if queries == 1 else torch.ones(queries, queries, dtype=torch.bool).tril()[None, None]
+    attention = torch.nn.functional.scaled_dot_product_attention
+    fused = functools.partial(attention, query, key, key, mask, enable_gqa=True)
+    blocks = functools.partial(attend, query, key, key, mask, 64**-0.5)
     return _seconds(blocks) < CLEARLY_FASTER * _seconds(fused)
 
 
@@ -137,6 +145,7 @@ def _forward(
         and (getattr(module, "is_causal", True) if causal is None else causal)
         and not any(options.get(name) is not None for name in OTHER_TERMS)
         and _suitable(query, key, value, attention_mask)
+        and clearly_faster(SIZES[query.shape[2] > 1])
     ):
         factor = query.shape[-1] ** -0.5 if scaling is None else scaling
         return attend(query, key, value, attention_mask, factor).transpose(1, 2).contiguous(), None
@@ -146,15 +155,12 @@ def _forward(
     return result, None
 
 
-def _suitable(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-) -> bool:
-    """Return whether `attend` supports tensors of these formats and shapes, and has enough queries."""
+def _suitable(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Return whether `attend` supports tensors of these formats and shapes."""
     queries, tokens = query.shape[2], key.shape[2]
-    return (
-        queries >= MIN_QUERIES
-        and query.dtype == key.dtype == torch.bfloat16
+    return bool(
+        query.dtype == key.dtype == torch.bfloat16
         and key.shape == value.shape
         and query.shape[-1] == key.shape[-1]
-        and (queries == tokens if mask is None else mask.dtype == torch.bool and mask.shape[1] == 1)
+        and (queries in (1, tokens) if mask is None else mask.dtype == torch.bool and mask.shape[1] == 1)
     )

@@ -30,13 +30,16 @@ class PackedLinear(torch.nn.Module):  # type: ignore[misc]  # mypy skips torch
 
 
 def packable(model: PreTrainedModel) -> bool:
-    """Return whether packing applies: float32 weights on a CPU, and torch has the kernel."""
-    return bool(
+    """Return whether packing applies: on a CPU, in a format for which torch has the kernel."""
+    if not (
         model.device.type == "cpu"
-        and model.dtype == torch.float32
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+    ):
+        return False
+    if model.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return bool(model.dtype == torch.float32)
 
 
 def pack(model: PreTrainedModel) -> PreTrainedModel:

@@ -14,13 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numerics import LOGPROBS, REAL
+from numerics import LOGPROBS, REAL, rounding
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -32,6 +33,7 @@ from compound.components.engines.prefilled import Prefilled  # noqa: E402
 from compound.engine import Completion, Engine, Message, Request  # noqa: E402
 from compound.errors import CallError, CompoundError, DeclarationError, ModelNotFound, TransientError  # noqa: E402
 
+HALF = rounding(4.0, dtype="bfloat16")
 LINES = [
     "the quick brown fox jumps over the lazy dog and runs far away",
     "a question about a river, a town, a king and the colour of the sky",
@@ -301,8 +303,6 @@ def test_a_shared_prefix_is_computed_once_and_changes_no_answer(
 @pytest.mark.parametrize("window", [None, 24])
 def test_a_sliding_window_counts_no_padding(window: int | None) -> None:
     """Padding between a shared prefix and the suffixes would push real tokens out of the window."""
-    from types import SimpleNamespace
-
     from transformers import MistralConfig, MistralForCausalLM
 
     config = MistralConfig(
@@ -362,23 +362,29 @@ def test_cached_prefixes_are_evicted_at_the_limit(folder: Path) -> None:
     assert [kept[0] for _, kept in reader._cached] == [8, 9]
 
 
-def test_packed_layers_compute_what_the_layers_did(folder: Path) -> None:
-    plain = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    packed, _ = loading.load(str(folder), "float32")
+@pytest.mark.parametrize(("dtype", "atol"), [("float32", LOGPROBS), ("bfloat16", HALF)])
+def test_packed_layers_compute_what_the_layers_did(
+    folder: Path, dtype: str, atol: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "packable", lambda _: False)
+        plain, _ = loading.load(str(folder), dtype)
+    packed, _ = loading.load(str(folder), dtype)
+    if dtype == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor has no kernel for packed bfloat16 weights")
     kinds = Counter(type(layer) for layer in packed.modules())
-    assert (kinds[torch.nn.Linear], kinds[packing.PackedLinear]) == (
-        0,
-        22,
-    )  # 7 in each of 3 blocks, and the head
+    in_blocks, head = 3 * 7, 1
+    assert (kinds[torch.nn.Linear], kinds[packing.PackedLinear]) == (0, in_blocks + head)
     for shape in ((1, 1), (5, 1), (3, 40)):
         tokens = torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(1))
         with torch.inference_mode():
-            torch.testing.assert_close(packed(tokens).logits, plain(tokens).logits, atol=LOGPROBS, rtol=0)
+            torch.testing.assert_close(packed(tokens).logits, plain(tokens).logits, atol=atol, rtol=0)
 
 
-def test_half_precision_is_not_packed(folder: Path) -> None:
-    model, _ = loading.load(str(folder), "bfloat16")
-    assert any(type(layer) is torch.nn.Linear for layer in model.modules())
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", "float16"), ("meta", "float32")])
+def test_other_formats_and_devices_are_not_packed(device: str, dtype: str) -> None:
+    model: Any = SimpleNamespace(device=torch.device(device), dtype=getattr(torch, dtype))
+    assert not packing.packable(model)
 
 
 # -- the deterministic mode -----------------------------------------------------------------------------
