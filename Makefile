@@ -62,7 +62,7 @@ bench: $(VENV)/dev.stamp ## Measure overheads and the embedded engine; results g
 	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.measure.overhead
 	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.measure.engine_throughput
 	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.measure.decoding.constrained_decoding
-	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.measure.decoding.prefill
+	HF_HUB_OFFLINE=1 $(BIN)/python -m compound.benchmarks.measure.decoding.cpu_kernels
 
 clean: ## Remove the environment and what was built
 	rm -rf $(VENV) $(VLLM) $(RAY) build dist site *.egg-info

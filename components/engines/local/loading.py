@@ -77,11 +77,14 @@ def load(
 
 def load_base(folder: Path, placement: Placement) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the causal language model in a folder where a placement says; raises like `load_causal`."""
+    from compound.components.engines.local.attention import use_blocks
+
     with models.hide_progress_bars():
-        return model_folder.load_causal(
+        model, tokenizer = model_folder.load_causal(
             folder, dtype_of(placement), device=devices.resolve_device(placement.device),
             attention=placement.attn_implementation, quantization=placement.quantization,
         )  # fmt: skip
+    return use_blocks(model) if placement.attn_implementation == "auto" else model, tokenizer
 
 
 def _load(
@@ -115,11 +118,8 @@ def _load(
             hint="use an instruction-tuned model, or set chat_template of an engine for it: "
             f"engines: {{NAME: {{transformers: {{model: {name}, chat_template: FILE.jinja}}}}}}",
         )
-    from compound.components.engines.local.attention import use_blocks
     from compound.components.engines.local.packing import pack
 
-    if placement.attn_implementation == "auto":
-        use_blocks(model)
     return pack(model.eval()), tokenizer
 
 
