@@ -1,9 +1,9 @@
 """Measure what speeds up bfloat16 models on a CPU: blocks of attention, packed weights, long prompts alone.
 
-``python -m compound.benchmarks.measure.decoding.cpu_kernels`` prints and saves JSON. The same random tokens are
-processed in two ways, alternately, in one thread: prompts and decoded tokens with the model as transformers and
-as the engine loads it, and prompts of different lengths padded in a batch and each alone. Processor time is
-measured, because other programs hardly change it.
+``python -m compound.benchmarks.measure.decoding.cpu_kernels`` prints and saves JSON. The same random tokens
+are processed in two ways, alternately, in one thread: prompts and decoded tokens with the model as
+transformers and as the engine loads it, and prompts of different lengths padded in a batch and each alone.
+Processor time is measured, because other programs hardly change it.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Placement:
     Attributes:
         device: ``auto`` (CUDA if available, else the CPU), ``cpu``, ``cuda``, ``cuda:1``, ``xpu`` or ``mps``.
         dtype: the number format of the weights; ``auto`` selects the fastest one of the device.
-        attn_implementation: the attention kernels; ``auto`` leaves the choice to transformers.
+        attn_implementation: the attention kernels; ``auto`` leaves the choice to `load_base`.
         quantization: the quantization of linear layers by bitsandbytes.
     """
 

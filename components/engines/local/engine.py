@@ -90,7 +90,7 @@ class TransformersEngine:
             float32 on a CPU, which is measured.
         device: ``auto`` (CUDA if available, else the CPU), ``cpu``, ``cuda``, ``cuda:1``, ``xpu`` or ``mps``.
         attn_implementation: the attention kernels: ``eager``, ``sdpa`` or ``flash_attention_2`` (CUDA, with
-            flash-attn installed); ``auto`` leaves the choice to transformers.
+            flash-attn installed); ``auto`` is transformers' choice, or a faster one for bfloat16 on a CPU.
         quantization: ``8bit`` or ``4bit`` (NF4) quantizes the linear layers by bitsandbytes (extra
             ``quantized``), on CUDA only.
         max_batch: maximum number of calls in a batch.

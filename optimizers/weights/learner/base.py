@@ -19,7 +19,7 @@ class BaseModelSettings(Settings):
     samples, or else the fastest one of the device."""
     attn_implementation: Attention = "auto"
     """Attention kernels: `eager`, `sdpa`, or `flash_attention_2`, which needs CUDA and flash-attn; `auto`
-    leaves the choice to transformers."""
+    is transformers' choice, or a faster one for bfloat16 on a CPU."""
     gradient_checkpointing: bool = False
     """Recompute the activations of each layer in the backward pass, instead of storing them: less memory,
     about a third more computation, and equal prompts are not processed once."""
