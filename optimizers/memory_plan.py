@@ -347,7 +347,7 @@ def _engine(engine: Engine, system: System) -> Demand | str | None:
     if isinstance(found, str):
         return f"the engine of {engine.model!r} is unknown: {found}"
     folder, sizes = found
-    dtype = engine.dtype
+    dtype, device = engine.dtype, _device(engine.placement.device)
     adapters = [
         sizes.adapter(space.rank, resolve(footprint.empty_model(folder), space.targets))
         for space in system.parameters.values()
@@ -361,8 +361,8 @@ def _engine(engine: Engine, system: System) -> Demand | str | None:
     )
     return Demand(
         f"engine of {engine.model!r} in {dtype}",
-        _device(engine.placement.device),
-        0 if engine.loaded else sizes.weights(dtype, engine.quantization),
+        device,
+        0 if engine.loaded else sizes.weights(dtype, engine.quantization) + sizes.packed(device, dtype),
         working,
         f"lower max_batch_tokens and max_batch of the engine of {engine.model!r}",
         f"set dtype: bfloat16, quantization: 4bit or another device of the engine of {engine.model!r}, or "

@@ -44,6 +44,7 @@ class Footprint:
         vocabulary: the number of logits of a token.
         linear: inputs and outputs of each linear layer, by name.
         context: the maximum number of tokens of a request; 0 if unknown.
+        tied: the number of parameters that the output layer shares with the input embeddings.
     """
 
     parameters: int
@@ -58,6 +59,7 @@ class Footprint:
     vocabulary: int
     linear: tuple[tuple[str, int, int], ...]
     context: int = 0
+    tied: int = 0
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Footprint:
@@ -89,6 +91,9 @@ class Footprint:
             config.vocab_size,
             tuple((name, layer.in_features, layer.out_features) for name, layer in linear),
             getattr(config, "max_position_embeddings", None) or 0,
+            output.weight.numel()
+            if getattr(config, "tie_word_embeddings", False) and output is not None
+            else 0,
         )
 
     def weights(self, dtype: str, quantization: str = "none") -> int:
@@ -97,6 +102,10 @@ class Footprint:
         if quantization == "none":
             return full
         return full - int(self.quantizable * (BYTES[dtype] - QUANTIZED[quantization]))
+
+    def packed(self, device: str, dtype: str) -> int:
+        """Return the bytes that packing adds on a device: an output layer tied to the embeddings is copied."""
+        return self.tied * BYTES[dtype] if device == "cpu" and dtype in ("float32", "bfloat16") else 0
 
     def adapter(self, rank: int, targets: Sequence[str]) -> int:
         """Return the number of parameters of a LoRA adapter on the layers with these name suffixes."""

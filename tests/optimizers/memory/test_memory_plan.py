@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -165,6 +166,18 @@ def stored_bytes(model: Any, checkpointing: bool) -> float:
     assert output.requires_grad
     found = sum(t.untyped_storage().nbytes() for place, t in stored.items() if place not in own)
     return float(found / ids.numel())
+
+
+def test_packing_copies_an_output_layer_that_is_tied_to_the_embeddings(folder: Path, tmp_path: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    tied, untied = footprint.footprint(tmp_path), footprint.footprint(folder)
+    shared = config["vocab_size"] * config["hidden_size"]
+    assert untied.parameters - tied.parameters == shared
+    assert tied.packed("cpu", "float32") == 4 * shared
+    assert tied.packed("cpu", "bfloat16") == 2 * shared
+    assert tied.packed("cpu", "float16") == tied.packed("cuda:0", "bfloat16") == 0
+    assert untied.packed("cpu", "float32") == 0
 
 
 def test_trainer_and_engine_are_planned_together(folder: Path) -> None:
