@@ -104,7 +104,7 @@ class Footprint:
         return full - int(self.quantizable * (BYTES[dtype] - QUANTIZED[quantization]))
 
     def packed(self, device: str, dtype: str) -> int:
-        """Return the bytes that packing adds on a device: an output layer tied to the embeddings is copied."""
+        """Return the bytes that packing adds: an output layer tied to the embeddings is copied on a CPU."""
         return self.tied * BYTES[dtype] if device == "cpu" and dtype in ("float32", "bfloat16") else 0
 
     def adapter(self, rank: int, targets: Sequence[str]) -> int:
