@@ -10,12 +10,13 @@ are rounded to bfloat16, as in the ``eager`` attention of transformers.
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+
+from compound.components.engines.local import devices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -209,18 +210,9 @@ def clearly_faster(queries: int) -> bool:
     attention = torch.nn.functional.scaled_dot_product_attention
     fused = functools.partial(attention, query, key, key, mask, enable_gqa=True)
     blocks = functools.partial(attend, query, key, key, mask, 64**-0.5)
-    return _seconds(blocks) < CLEARLY_FASTER * _seconds(fused)
-
-
-def _seconds(compute: Callable[[], torch.Tensor]) -> float:
-    """Return the shortest time of a few computations."""
-    seconds = []
     with torch.inference_mode():
-        for _ in range(4):
-            start = time.perf_counter()
-            compute()
-            seconds.append(time.perf_counter() - start)
-    return min(seconds)
+        ours, theirs = devices.shortest_times(blocks, fused)
+    return ours < CLEARLY_FASTER * theirs
 
 
 def _forward(

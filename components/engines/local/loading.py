@@ -11,7 +11,6 @@ import ctypes
 import functools
 import gc
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,8 +51,8 @@ def fastest_dtype(device: str = "auto") -> str:
     torch, device = devices.torch_module(), devices.resolve_device(device)
     if devices.device_type(device) != "cpu":
         return "bfloat16" if devices.supports_bfloat16(device) else "float32"
-    seconds = {name: _product_seconds(getattr(torch, name)) for name in ("float32", "bfloat16")}
-    return "bfloat16" if seconds["bfloat16"] < CLEARLY_FASTER * seconds["float32"] else "float32"
+    seconds = _product_seconds(torch.float32, torch.bfloat16)
+    return "bfloat16" if seconds[1] < CLEARLY_FASTER * seconds[0] else "float32"
 
 
 def load(
@@ -150,14 +149,9 @@ def release() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def _product_seconds(dtype: torch.dtype) -> float:
-    """Return the shortest time of a few matrix products."""
+def _product_seconds(*dtypes: torch.dtype) -> list[float]:
+    """Return the shortest time of a matrix product in each format."""
     torch = devices.torch_module()
     rows, inner, columns = PRODUCT_SHAPE
-    left, right = torch.ones(rows, inner, dtype=dtype), torch.ones(inner, columns, dtype=dtype)
-    seconds = []
-    for _ in range(4):
-        start = time.perf_counter()
-        left @ right
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    factors = [(torch.ones(rows, inner, dtype=d), torch.ones(inner, columns, dtype=d)) for d in dtypes]
+    return devices.shortest_times(*(functools.partial(torch.matmul, *pair) for pair in factors))

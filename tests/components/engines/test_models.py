@@ -135,7 +135,7 @@ def test_the_faster_format_is_the_one_that_measures_faster(monkeypatch: pytest.M
     torch = pytest.importorskip("torch")
     for fast, slow in (("float32", "bfloat16"), ("bfloat16", "float32")):
         seconds = {getattr(torch, fast): 1.0, getattr(torch, slow): 2.0}
-        monkeypatch.setattr(loading, "_product_seconds", seconds.__getitem__)
+        monkeypatch.setattr(loading, "_product_seconds", lambda *dtypes, s=seconds: [s[d] for d in dtypes])
         assert loading.fastest_dtype.__wrapped__("cpu") == fast
 
 
