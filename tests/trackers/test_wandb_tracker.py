@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -92,7 +93,13 @@ class Offline:
 
 
 def recorded(folder: Path) -> list[Offline]:
-    return [Offline(path) for path in sorted(folder.glob("wandb/offline-run-*"))]
+    """Read all runs, once their last record is there: the process of the library writes them on its own."""
+    deadline = time.monotonic() + 120
+    while True:
+        found = [Offline(path) for path in sorted(folder.glob("wandb/offline-run-*"))]
+        if all(hasattr(run, "exit_code") for run in found) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
 
 
 def test_a_run_and_its_baseline_are_recorded(offline: Path) -> None:

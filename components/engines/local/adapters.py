@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from compound.components.engines.adapter_files import Addition, read_adapter
-from compound.components.engines.local.packing import PackedLinear
+from compound.components.engines.local.kernels.packing import PackedLinear
 from compound.components.engines.probe import check_logprobs, read_probe
 from compound.engine import Adapter
 from compound.errors import AdapterNotServed, ConfigurationError

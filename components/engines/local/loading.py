@@ -76,7 +76,7 @@ def load(
 
 def load_base(folder: Path, placement: Placement) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the causal language model in a folder where a placement says; raises like `load_causal`."""
-    from compound.components.engines.local.attention import use_blocks
+    from compound.components.engines.local.kernels.attention import use_blocks
 
     with models.hide_progress_bars():
         model, tokenizer = model_folder.load_causal(
@@ -117,7 +117,7 @@ def _load(
             hint="use an instruction-tuned model, or set chat_template of an engine for it: "
             f"engines: {{NAME: {{transformers: {{model: {name}, chat_template: FILE.jinja}}}}}}",
         )
-    from compound.components.engines.local.packing import pack
+    from compound.components.engines.local.kernels.packing import pack
 
     return pack(model.eval()), tokenizer
 

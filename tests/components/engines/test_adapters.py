@@ -30,8 +30,9 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 
 import compound as cp  # noqa: E402
 from compound.components.engines.adapter_files import CONFIG, WEIGHTS, read_adapter  # noqa: E402
-from compound.components.engines.local import adapters, decoding, packing, prefill  # noqa: E402
+from compound.components.engines.local import adapters, decoding, prefill  # noqa: E402
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
+from compound.components.engines.local.kernels import packing  # noqa: E402
 from compound.components.engines.local.sampling import Row  # noqa: E402
 from compound.engine import Adapter, Completion, Message, Request, TokenRecord  # noqa: E402
 from compound.errors import CallError, ConfigurationError  # noqa: E402

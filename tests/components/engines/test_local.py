@@ -26,8 +26,9 @@ from numerics import LOGPROBS, REAL, rounding
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from compound.components.engines.local import decoding, loading, packing, prefill  # noqa: E402
+from compound.components.engines.local import decoding, loading, prefill  # noqa: E402
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
+from compound.components.engines.local.kernels import packing  # noqa: E402
 from compound.components.engines.local.sampling import Row  # noqa: E402
 from compound.components.engines.prefilled import Prefilled  # noqa: E402
 from compound.engine import Completion, Engine, Message, Request  # noqa: E402

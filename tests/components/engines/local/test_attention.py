@@ -17,8 +17,9 @@ from numerics import rounding
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from compound.components.engines.local import attention, decoding, loading  # noqa: E402
+from compound.components.engines.local import decoding, loading  # noqa: E402
 from compound.components.engines.local.devices import Placement  # noqa: E402
+from compound.components.engines.local.kernels import attention  # noqa: E402
 from compound.components.engines.local.sampling import Row  # noqa: E402
 
 MISTRAL = {

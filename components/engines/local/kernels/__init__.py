@@ -1,0 +1,1 @@
+"""Faster computation of layers of local models on a CPU."""
