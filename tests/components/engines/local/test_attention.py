@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,19 +21,13 @@ from compound.components.engines.local.devices import Placement  # noqa: E402
 from compound.components.engines.local.kernels import attention  # noqa: E402
 from compound.components.engines.local.sampling import Row  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MISTRAL = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
     "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": 63,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
