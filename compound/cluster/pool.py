@@ -28,11 +28,16 @@ from compound.errors import CompoundError
 from compound.formatting import plural
 
 MAX_LOSSES = 5  # workers that may be lost while they run one example
+START_ATTEMPTS = 3  # times that one replacement is started
 RESUME = "run the same command to resume; finished calls are recorded"
 
 
 class WorkersLost(CompoundError):
     """Too many workers were lost."""
+
+
+class _LostInStart(WorkersLost):
+    """A worker was lost before it had completed the handshake."""
 
 
 class _RemoteWorker:
@@ -113,7 +118,7 @@ class WorkerPool:
         facts: what must be equal on each worker.
         notify: receives one-line notices.
         start_seconds: maximum time in which a worker must start and rebuild the system.
-        max_restarts: number of lost workers that are replaced.
+        max_restarts: number of lost workers that are replaced; one that is lost while it starts counts, too.
     """
 
     def __init__(
@@ -220,7 +225,7 @@ class WorkerPool:
         try:
             messages = for_driver(await worker.connection.receive())
         except WorkerLost as error:
-            raise WorkersLost(f"{worker.name} ended while it started: {error}", hint=SAME) from error
+            raise _LostInStart(f"{worker.name} ended while it started: {error}", hint=SAME) from error
         except ProtocolError as error:
             raise WorkerMismatch(
                 f"{worker.name} cannot be used: it sent {error.message}", hint=SAME
@@ -299,7 +304,7 @@ class WorkerPool:
     async def _replace(self, lost: _RemoteWorker) -> None:
         await asyncio.gather(lost.connection.aclose(), return_exceptions=True)
         try:
-            worker = await self._started(int(lost.name.removeprefix("worker ")))
+            worker = await self._restarted(int(lost.name.removeprefix("worker ")))
         except Exception as found:  # noqa: BLE001 - jobs would wait for ever
             replacing = f"replacing {lost.name}"
             error = found if isinstance(found, CompoundError) else _unexpected(replacing, found)
@@ -316,6 +321,18 @@ class WorkerPool:
         waiting, self._waiting = self._waiting, []
         for job in waiting:
             self._assign(job)
+
+    async def _restarted(self, number: int) -> _RemoteWorker:
+        """Start a replacement, again if it is lost while it starts."""
+        for _ in range(START_ATTEMPTS - 1):
+            try:
+                return await self._started(number)
+            except _LostInStart as error:
+                if self._restarts_left == 0:
+                    raise
+                self._restarts_left -= 1
+                self._notify(f"{error.message}; it will be started again")
+        return await self._started(number)
 
     def _break(self, error: CompoundError) -> None:
         """End all jobs, now and later, with an error."""

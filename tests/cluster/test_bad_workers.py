@@ -335,6 +335,31 @@ def test_a_worker_that_cannot_be_replaced_ends_the_run_only_if_none_is_left(sour
         run(source, Full([(2, False), (3, False)]))
 
 
+DIES_IN_START = (-1, False)
+
+
+@pytest.mark.parametrize(("deaths", "replaced"), [(1, True), (2, True), (3, False)])
+def test_a_replacement_that_is_lost_while_it_starts_is_started_again(
+    source: SystemFile, deaths: int, replaced: bool
+) -> None:
+    expected, notices = run(source, LocalTransport()), list[str]()
+    transport = LocalTransport([(2, False), (100, False), *[DIES_IN_START] * deaths])
+    assert run(source, transport, notify=notices.append) == expected
+    assert notices[1:] == [
+        *["worker 1 ended while it started: killed; it will be started again"] * min(deaths, 2),
+        *["worker 1 cannot be replaced: worker 1 ended while it started: killed"] * (not replaced),
+    ]
+    assert transport.started == 2 + min(deaths + 1, 3)
+
+
+def test_starts_of_a_replacement_count_as_restarts(source: SystemFile) -> None:
+    deaths, notices = [(2, False), DIES_IN_START, DIES_IN_START], list[str]()
+    with pytest.raises(WorkersLost, match="no worker is left: worker 1 ended while it started"):
+        run(source, LocalTransport(deaths), 1, max_restarts=2, notify=notices.append)
+    assert len(notices) == 2
+    assert run(source, LocalTransport(deaths), 1, max_restarts=3) == run(source, LocalTransport(), 1)
+
+
 def test_errors_that_end_a_run_are_those_of_a_run_in_this_process(tmp_path: Path) -> None:
     source = write_program(tmp_path)
     with (tmp_path / "parts.py").open("a") as file:

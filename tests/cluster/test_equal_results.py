@@ -48,7 +48,7 @@ def sent(source: SystemFile) -> int:
 
 def resent(notices: Iterable[str]) -> int:
     """Return the number of examples that lost workers were running."""
-    return sum(int(re.findall(r"(\d+) examples? will be sent again", notice)[0]) for notice in notices)
+    return sum(map(int, re.findall(r"(\d+) examples? will be sent again", "\n".join(notices))))
 
 
 @pytest.mark.parametrize("workers", [1, 3, 8])
