@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from compound.errors import MissingExtra
 
@@ -62,6 +63,20 @@ def raise_missing_extra(error: BaseException, feature: str = "this") -> None:
         known = LIBRARIES.get(error.name.partition(".")[0])
         if known is not None:
             raise MissingExtra(feature, *known) from error
+
+
+def check_installed(module: str, feature: str) -> None:
+    """Check that an optional library is installed, without importing it.
+
+    Args:
+        module: a key of `LIBRARIES`.
+        feature: what needs the library.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    if find_spec(module) is None:
+        raise MissingExtra(feature, *LIBRARIES[module])
 
 
 @contextmanager

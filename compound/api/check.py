@@ -14,18 +14,20 @@ from pathlib import Path
 
 from compound.api.optimize import make_problem
 from compound.api.runners import check_runner
-from compound.errors import CompoundError, DeclarationError, SeveralErrors, SpecError
+from compound.errors import CompoundError, DeclarationError, MissingExtra, SeveralErrors, SpecError
 from compound.evaluation.dataset import ROLES, Dataset
 from compound.evaluation.duplicates import check_no_overlaps, find_in_data
 from compound.evaluation.examples import read_examples
 from compound.evaluation.hub import HUB
 from compound.evaluation.metrics.scoring import check_rows
+from compound.extras import check_installed
 from compound.formatting import plural
 from compound.graph.types import holds_images
 from compound.optimization.prospects import outlook
 from compound.optimizers import methods
 from compound.optimizers.weights.methods import NothingToTune
 from compound.registry.engine_checks import no_images
+from compound.settings.optimize import OptimizeSettings
 from compound.spec import Program
 
 _PLACED = re.compile(r"(?P<file>[^\n]+?):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<rest>.*)", re.DOTALL)
@@ -123,6 +125,7 @@ def check_program(program: Program, *, strict: bool = False) -> CheckResult:
         checked.notes.extend(_check_method(program))
     with _collecting_errors(problems):
         _check_images(program)
+    checked.notes.extend(_missing_libraries(program.optimize))
     checked.not_checked.extend([*_missing_corpora(program), *_check_data(program, problems)])
     if problems:
         raise problems[0] if len(problems) == 1 else SeveralErrors(problems)
@@ -229,6 +232,18 @@ def _check_takes_images(program: Program, node: str, model: str) -> None:
     if not getattr(engine, "takes_images", False):
         problem = no_images(model)
         raise DeclarationError(f"{node!r} has images among its inputs: {problem.message}", hint=problem.hint)
+
+
+def _missing_libraries(settings: OptimizeSettings) -> Iterator[str]:
+    """Yield the settings whose library is not installed on this machine."""
+    modules: dict[str, str] = {f"optimize.trackers: {name}": name for name in settings.trackers}
+    if settings.runner is not None:
+        modules["optimize.runner: ray"] = "ray"
+    for setting, module in modules.items():
+        try:
+            check_installed(module, setting)
+        except MissingExtra as error:
+            yield str(error)
 
 
 def _missing_corpora(program: Program) -> Iterator[str]:

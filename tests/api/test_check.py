@@ -92,6 +92,25 @@ def test_check_of_several_files_prints_a_list_as_json(game: Path, cli: Any) -> N
     assert found[0]["not_checked"] == []
 
 
+# --- libraries -----------------------------------------------------------------------------------------
+
+
+def test_check_names_settings_whose_library_is_not_installed(
+    game: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = {"wandb", "ray"}
+    monkeypatch.setattr("compound.extras.find_spec", lambda name: None if name in missing else object())
+    ran = cli(
+        "check", "game.yaml", "--set", "optimize.trackers=[tensorboard, wandb]",
+        "--set", "optimize.runner={ray: {address: local}}", "--set", "optimize.method=random",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    for setting, library in (("trackers: wandb", "wandb"), ("runner: ray", "ray")):
+        message = f"note: optimize.{setting} needs {library}, which is not installed"
+        assert f'{message}; pip install "compound-ai[{library}]"' in ran.out
+    assert "tensorboard needs" not in ran.out
+
+
 # --- data ----------------------------------------------------------------------------------------------
 
 
