@@ -112,12 +112,18 @@ async def _first(context: RecipeContext, examples: Sequence[Example], count: int
 
 
 async def _everywhere(context: RecipeContext, examples: Sequence[Example], count: int) -> list[Rollout]:
-    """Fork at every agent: whole runs at the first agent, and forks of the first run at later agents."""
+    """Fork at every agent: whole runs at the first agent, and forks of one run at later agents.
+
+    Later agents are forked in an example's first run that no transient error ended: lost runs lack calls.
+    """
     runs = await _first(context, examples, count)
+    complete: dict[str, Rollout] = {}
+    for run in runs:
+        if not run.lost:
+            complete.setdefault(run.example.id, run)
     wanted = [
         Fork(rollout, call.address, place * count + number)
-        for rollout in runs
-        if rollout.number == 0
+        for rollout in complete.values()
         for place, call in enumerate(calls_of(rollout.trace, context.trained))
         if place
         for number in range(count)

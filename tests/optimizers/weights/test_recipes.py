@@ -362,15 +362,22 @@ class TestLost:
         complete = whole.collect(recipe)
         lab.lm.losses["b"] = 1
         found = lab.collect(recipe)
-        missing = 5 if recipe == mhgpo("is") else 1  # nothing forks a run that was lost
-        assert len(found.scores) == len(complete.scores) - missing
+        assert len(found.scores) == len(complete.scores) - 1
         learned, all_of_it = (
             {(s.example, s.address, s.rollout, s.tokens.sampled, s.reward) for s in credited.samples}
             for credited in (found, complete)
         )
         assert 0 < len(learned) < len(all_of_it)
-        if recipe != mhgpo("rr"):  # there what comes before the forks earns the mean of those that are left
+        # with rr, calls before the forks earn the mean of those that are left; with is, another run is forked
+        if recipe not in (mhgpo("rr"), mhgpo("is")):
             assert learned < all_of_it
+
+    def test_is_forks_the_first_run_that_was_not_lost(self) -> None:
+        lab = Lab(3, {"scale": "none"})
+        lab.lm.losses["b"] = 1  # of the first run of the first example
+        counts = Counter(sample.group for sample in lab.collect(mhgpo("is")).samples)
+        expected: dict[Any, int] = {(e.id, name, name): 4 for e in EXAMPLES for name in NAMES[:3]}
+        assert counts == {**expected, (EXAMPLES[0].id, "a", "a"): 3}
 
     @pytest.mark.parametrize(
         ("kind", "lost"), [("transient", True), ("rate_limit", True), ("parse", False), ("error", False)]
