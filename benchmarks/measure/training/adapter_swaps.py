@@ -16,6 +16,7 @@ import asyncio
 import json
 import os
 import platform
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -114,6 +115,7 @@ async def measure(engine: cp.Engine, trained: Trained, rounds: int) -> dict[str,
                 versions = trained.next()
             taken = await step(engine, versions, len(rates["same"] + rates["new"]) + 1)
             rates[kind].append(taken["tokens"] / taken["seconds"])
+            print(f"round {number}, {kind}: {rates[kind][-1]:.1f} tokens/s", file=sys.stderr, flush=True)
     await engine.aclose()
     ratios = [new / same for same, new in zip(rates["same"], rates["new"], strict=True)]
     return {
