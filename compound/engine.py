@@ -420,6 +420,27 @@ class SleepingEngine(Engine, Protocol):
 
 
 @runtime_checkable
+class AdapterEngine(Engine, Protocol):
+    """An engine that can load adapters before it samples with them.
+
+    Optional: without ``admit``, an engine loads an adapter at its first use.
+    """
+
+    @property
+    def max_loras(self) -> int:
+        """Maximum number of adapters that are loaded at the same time."""
+        ...
+
+    async def admit(self, adapter: Adapter) -> None:
+        """Load an adapter and check it, without sampling; adapters that are requested together share a wait.
+
+        Raises:
+            CompoundError: the engine does not support the adapter.
+        """
+        ...
+
+
+@runtime_checkable
 class StreamingEngine(Engine, Protocol):
     """An engine that reports the text of an answer as it arrives.
 

@@ -31,6 +31,47 @@ def speed() -> str:
     )  # fmt: skip
 
 
+def long_prompts() -> str:
+    """Compare reading long prompts once with reading them for every sample."""
+    found = results("weights_speed")["long"]
+    every, once = found["every"], found["once"]
+    row = [
+        *(in_range(one["seconds"], *one["spread"], digits=1) for one in (every, once)),
+        in_range(*ratios(once, every)),
+        *(f"{one['peak']:,.0f}" for one in (every, once)),
+    ]
+    return markdown(["every prompt, s", "equal prompts once, s", "time", "every, MiB", "once, MiB"], [row])
+
+
+def swaps() -> str:
+    """Tabulate the sampling rate with new adapters in every step, as a share of that with the same ones."""
+    rows = []
+    for engine, found in results("adapter_swaps").items():
+        same, shares = found["tokens_per_second"]["same"], found["by_same"]
+        rows.append(
+            [
+                f"`{engine}`",
+                str(found["rounds"]),
+                in_quartiles(same, digits=0),
+                in_quartiles(shares["new"]),
+                in_quartiles(shares["first use"]) if "first use" in shares else "–",
+            ]
+        )
+    head = [
+        "engine",
+        "rounds",
+        "tokens/s with the same adapters",
+        "share with new ones",
+        "loaded at first use",
+    ]
+    return markdown(head, rows)
+
+
+def in_quartiles(found: Mapping[str, float], *, digits: int = 2) -> str:
+    """Format a median with the quartiles."""
+    return in_range(found["median"], found["p25"], found["p75"], digits=digits)
+
+
 def ratios(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float, float]:
     """Return median, minimum and maximum of the ratios of one measurement's seconds to another's.
 
@@ -131,4 +172,4 @@ def _medians(found: Mapping[str, Any], ways: Sequence[str], quantity: str, scale
     return [in_range(*(scale * value for value in (one["median"], *one["spread"]))) for one in measured]
 
 
-TABLES = (speed, sampling, prefill, several, batches, overheads)
+TABLES = (speed, long_prompts, sampling, swaps, prefill, several, batches, overheads)

@@ -25,7 +25,7 @@ from typing import Any
 
 from compound.components.engines.prefilled import Prefilled
 from compound.concurrency.threads import compute
-from compound.engine import Adapter
+from compound.engine import Adapter, AdapterEngine
 from compound.errors import BudgetExhausted, DeclarationError, first_leaf
 from compound.execution.rng import derive_seed
 from compound.execution.schedule import setting_values
@@ -35,6 +35,7 @@ from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import ROLLOUTS, Progress, Proposal, Task
 from compound.optimizers.weights import moments
+from compound.optimizers.weights.adapter_loading import load_adapters
 from compound.optimizers.weights.bases import (
     base_format,
     base_model,
@@ -219,7 +220,7 @@ class TrainingSession:
         system, engine_of = self.task.system, self.task.context.executor.engine
         for name, some in self._groups.items():
             engine = engine_of(entry(setting_values(system.components[some[0]], system), "lm", str))
-            if hasattr(engine, "admit"):
+            if isinstance(engine, AdapterEngine):
                 with tempfile.TemporaryDirectory(prefix=".shape-", dir=self.folder) as folder:
                     path = Path(folder)
                     await compute(self.trainer.write_adapter, name, path)
@@ -278,6 +279,7 @@ class TrainingSession:
         """Score the weights of a state on the held-out train examples, and return the next state."""
         meter, step = self.task.context.executor.meter, state.step
         context = self._context(state, step, dict(state.kept))
+        await self._load_adapters(context)
         with meter.cap_runs(self.task.scorer.runs_left):
             scores = await self.recipe.evaluate(context, self.values(state.saved), self.plan.split.held_out)
         score, best = fmean(scores) if scores else None, state.best
@@ -354,6 +356,7 @@ class TrainingSession:
         """Sample with the weights of a state and assign credit, within the job's share of the budget."""
         meter, started = self.task.context.executor.meter, time.perf_counter()
         context, before, runs = self._context(state, number, kept), self._prefilled(), meter.system_runs
+        await self._load_adapters(context)
         with meter.cap_runs(self.task.scorer.runs_left):
             credited = await credited_by(self.recipe, context, self.plan.examples(number))
         context.sampler.check_failures()
@@ -396,6 +399,11 @@ class TrainingSession:
         return RecipeContext(
             sampler, self.trained, seed, self.trainer, task, kept, folder, spare, self._trainer_turn
         )
+
+    async def _load_adapters(self, context: RecipeContext) -> None:
+        """Load the weights that a step samples with into engines that can load them in advance."""
+        system, engine_of = context.sampler.system, self.task.context.executor.engine
+        await load_adapters(system, self.trained, engine_of, self.folder)
 
     def _trainer_turn(self) -> AbstractAsyncContextManager[None]:
         """Open a block in which the trainer may compute; engines on its GPUs may sleep meanwhile."""

@@ -3,10 +3,12 @@
 Run ``python -m compound.benchmarks.measure.training.adapter_swaps [--engine transformers|vllm]``.
 
 A system has `AGENTS` components in a chain, each with its own adapter. A step executes `RUNS` graphs
-concurrently. Steps with the adapters of the step before and steps with new versions of all adapters
-alternate, in reverse order in every other round. The time of a step includes loading, verifying and checking
-the versions, but not their training. ``vllm`` starts a server with the command in ``COMPOUND_VLLM``. Results
-of an engine are written to ``benchmarks/data/adapter_swaps.json``; those of the other one are kept.
+concurrently. Steps with the adapters of the step before (``same``) and with new versions of all adapters
+(``new``) alternate, in reverse order in every other round. The time of a step includes loading, verifying and
+checking the versions, but not their training. Servers load the versions of a step together before its first
+call; for them there are also steps that load each version at its first use (``first use``). ``vllm`` starts a
+server with the command in ``COMPOUND_VLLM``. Results of an engine are written to
+``benchmarks/data/adapter_swaps.json``; those of the other one are kept.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 import compound as cp
+from compound.engine import AdapterEngine
 from compound.execution.executor import Executor
 from compound.graph.component import Input
 from compound.graph.space import LoRA
+from compound.optimizers.weights.adapter_loading import load_adapters
 from compound.optimizers.weights.learner.adapters import Adapters
 
 if TYPE_CHECKING:
@@ -90,38 +94,43 @@ class Trained:
         return found
 
 
-async def step(engine: cp.Engine, versions: Versions, number: int) -> dict[str, float]:
-    """Execute the graphs of a step; return its time, and the number of completion tokens."""
+async def step(engine: cp.Engine, versions: Versions, number: int, *, together: bool = True) -> float:
+    """Execute the graphs of a step; return the number of completion tokens per second."""
     system, executor = chain().bind(versions), Executor({"lm": engine}, seed=number)
     topics = [f"the number {topic} and what people say of it" for topic in range(RUNS)]
     start = time.perf_counter()
+    if together:
+        await load_adapters(system, AGENTS, executor.engine, Path())  # as a training does
     traces = await asyncio.gather(
         *(executor.run(system, {"topic": topic}, example=topic, sample=number) for topic in topics)
     )
     seconds = time.perf_counter() - start
     calls = [call for trace in traces for call in trace.calls]
     assert len(calls) == RUNS * len(AGENTS)
-    return {"seconds": seconds, "tokens": sum(call.usage.completion_tokens for call in calls)}
+    return sum(call.usage.completion_tokens for call in calls) / seconds
 
 
 async def measure(engine: cp.Engine, trained: Trained, rounds: int) -> dict[str, object]:
     """Alternate steps with the same adapters and with new ones."""
+    kinds = ("same", "new", "first use") if isinstance(engine, AdapterEngine) else ("same", "new")
     versions = trained.next()
     await step(engine, versions, 0)
-    rates: dict[str, list[float]] = {"same": [], "new": []}
-    for number in range(1, rounds + 1):
-        for kind in ("same", "new") if number % 2 else ("new", "same"):
-            if kind == "new":
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for number in range(rounds):
+        for place, kind in enumerate(kinds if number % 2 else kinds[::-1]):
+            if kind != "same":
                 versions = trained.next()
-            taken = await step(engine, versions, len(rates["same"] + rates["new"]) + 1)
-            rates[kind].append(taken["tokens"] / taken["seconds"])
-            print(f"round {number}, {kind}: {rates[kind][-1]:.1f} tokens/s", file=sys.stderr, flush=True)
+            index = 1 + len(kinds) * number + place
+            rates[kind].append(await step(engine, versions, index, together=kind != "first use"))
+            print(f"round {number + 1}, {kind}: {rates[kind][-1]:.1f} tokens/s", file=sys.stderr, flush=True)
     await engine.aclose()
-    ratios = [new / same for same, new in zip(rates["same"], rates["new"], strict=True)]
+    ratios = {
+        kind: [new / same for same, new in zip(rates["same"], rates[kind], strict=True)] for kind in kinds[1:]
+    }
     return {
         "rounds": rounds,
         "tokens_per_second": {kind: _spread(found) for kind, found in rates.items()},
-        "new_by_same": _spread(ratios),
+        "by_same": {kind: _spread(found) for kind, found in ratios.items()},
     }
 
 

@@ -3,13 +3,14 @@
     python -m compound.benchmarks.measure.training.weights_speed [PART ...]
 
 Parts: ``step`` (TRL's GRPOTrainer and ours on the same 32 sequences of 192 + 32 tokens), ``shared`` (prompts
-ten times as long as the answer, computed once per group or once per sample), ``adapters`` (memory of 1, 2, 4
-and 8 adapters), ``batches`` (time and memory by ``micro_tokens``), ``sampling`` (64 examples through a graph,
-compared with the engine alone), ``prefill`` (prompt tokens of a step's rollouts, and how many of them were
-reused). Each measurement runs in a separate process. Comparisons with TRL alternate ``TURNS`` times, in
-reverse order every other turn, so that other load affects both equally. A ratio belongs to one turn; over all
-turns the median, the minimum and the maximum are reported. Results are written to
-``benchmarks/data/weights_speed.json``, with the machine's load at the start.
+ten times as long as the answer, computed once per group or once per sample), ``long`` (the same for a group
+of 8 with a prompt of 1,500 tokens), ``adapters`` (memory of 1, 2, 4 and 8 adapters), ``batches`` (time and
+memory by ``micro_tokens``), ``sampling`` (64 examples through a graph, compared with the engine alone),
+``prefill`` (prompt tokens of a step's rollouts, and how many of them were reused). Each measurement runs in a
+separate process. Steps that are compared alternate ``TURNS`` times, in reverse order every other turn, so
+that other load affects both equally. A ratio belongs to one turn; over all turns the median, the minimum and
+the maximum are reported. Results are written to ``benchmarks/data/weights_speed.json``, with the machine's
+load at the start.
 """
 
 from __future__ import annotations
@@ -100,15 +101,17 @@ def ours(
     shared: bool | None,
     most: int = OPTIMIZER.micro_tokens,
     repeats: int = REPEATS,
+    groups: int = 8,
+    each: int = 4,
 ) -> dict[str, object]:
-    """Measure our training step on 32 sequences in 8 groups, with at most ``most`` tokens per micro-batch."""
+    """Measure our training step on groups of sequences, with at most ``most`` tokens per micro-batch."""
     from compound.optimizers.weights.learner import forward
 
     if shared is not None:
         forward.MAX_SHARED_FRACTION = 1.0 if shared else -1.0
     adapters = Adapters("smollm2", {"x": LoRA(rank=16, targets=ATTENTION)})
     trainer = Trainer(adapters, {"x": "x"}, LOSS, OptimizerSettings(micro_tokens=most), RolloutSettings())
-    before, rows = peak(), samples(prompt, answer, 8, 4)
+    before, rows = peak(), samples(prompt, answer, groups, each)
     seconds = timed(lambda: trainer.step(list(rows), 0), repeats)
     return {
         "seconds": median(seconds),
@@ -355,6 +358,14 @@ def shared() -> dict[str, object]:
     )
 
 
+def long() -> dict[str, object]:
+    """Compare both on a group of eight samples with a prompt of 1,500 tokens."""
+    most = OPTIMIZER.micro_tokens
+    return interleaved(
+        {"every": ("ours", 1500, 32, False, most, 1, 1, 8), "once": ("ours", 1500, 32, True, most, 1, 1, 8)}
+    )
+
+
 def adapters() -> dict[str, object]:
     """Measure the growth of memory with the number of adapters."""
     found = {str(count): alone("several", count) for count in (1, 2, 4, 8)}
@@ -381,6 +392,7 @@ def prefill() -> dict[str, object]:
 PARTS: Mapping[str, Callable[[], dict[str, object]]] = {
     "step": step,
     "shared": shared,
+    "long": long,
     "adapters": adapters,
     "batches": batches,
     "sampling": sampling,

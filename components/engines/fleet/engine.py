@@ -135,6 +135,11 @@ class FleetEngine:
         return self._first.trainable if isinstance(self._first, VLLMEngine) else None
 
     @property
+    def max_loras(self) -> int:
+        """Maximum number of adapters on each replica; 0 if the replicas do not serve adapters."""
+        return self._first.max_loras if isinstance(self._first, VLLMEngine) else 0
+
+    @property
     def distribution_options(self) -> list[str]:
         """Settings that make the sampling distribution differ from the one a trainer computes."""
         return self._first.distribution_options if isinstance(self._first, VLLMEngine) else []

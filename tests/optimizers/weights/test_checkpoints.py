@@ -21,7 +21,7 @@ pytest.importorskip("peft")
 
 from compound.benchmarks.simulated.toys import Toy, toy  # noqa: E402
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
-from compound.engine import Adapter  # noqa: E402
+from compound.engine import Adapter, Completion, Request  # noqa: E402
 from compound.errors import CompoundError  # noqa: E402
 from compound.evaluation.metrics.scoring import apply_metric  # noqa: E402
 from compound.example import Example, Score  # noqa: E402
@@ -272,11 +272,35 @@ def test_adapters_that_an_engine_does_not_take_end_a_job_before_its_first_run(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TransformersEngine, "admit", admit, raising=False)
+        patch.setattr(TransformersEngine, "max_loras", 4, raising=False)
         with pytest.raises(CompoundError, match="does not load it"):
             run.job()
     assert shapes == [8, 8, 8]  # one of each agent
     assert (run.meter.system_runs, run.events) == (0.0, [])
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".shape")]
+
+
+def test_each_version_is_loaded_before_the_first_call_of_its_step(toy_model: Path, tmp_path: Path) -> None:
+    """Adapters that are loaded at their first use wait for the calls in flight, one component at a time."""
+    run, loaded, sampled = Run(toy_model, tmp_path), set[str](), set[str]()
+    generate = TransformersEngine.generate
+
+    async def admit(_: TransformersEngine, adapter: Adapter) -> None:
+        loaded.add(adapter.sha256)
+
+    async def watched(engine: TransformersEngine, request: Request) -> Completion:
+        if request.adapter is not None:
+            assert request.adapter.sha256 in loaded
+            sampled.add(request.adapter.sha256)
+            assert len(sampled) <= len(loaded) - 3  # without the three that check the shapes
+        return await generate(engine, request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TransformersEngine, "admit", admit, raising=False)
+        patch.setattr(TransformersEngine, "max_loras", 4, raising=False)
+        patch.setattr(TransformersEngine, "generate", watched)
+        run.job()
+    assert len(sampled) == 3 * SHORT["steps"]
 
 
 class TestNextJob:
