@@ -432,7 +432,9 @@ class AdapterEngine(Engine, Protocol):
         ...
 
     async def admit(self, adapter: Adapter) -> None:
-        """Load an adapter and check it, without sampling; adapters that are requested together share a wait.
+        """Load an adapter and check it, without sampling.
+
+        Adapters that are requested at the same time should be loaded together.
 
         Raises:
             CompoundError: the engine does not support the adapter.

@@ -25,8 +25,8 @@ async def load_adapters(
 ) -> None:
     """Load the adapters of some components into the engines that support it, all of one engine together.
 
-    Engines that hold fewer adapters than the components have load them at their use, as do engines that fail
-    now: the call that needs the adapter raises the error.
+    An engine that holds fewer adapters than the components have loads them at their first use. So does an
+    engine that fails now; the call that needs the adapter then raises the error.
 
     Args:
         system: the system, bound to the weights.
