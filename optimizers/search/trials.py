@@ -126,7 +126,8 @@ def plan_trials(
     """
     if not trials or not examples:
         return None
-    plans = _plans(trials, min(most, examples), min(full, examples), min(least, examples))
+    full = min(full, examples)
+    plans = _plans(trials, min(most, full), full, min(least, full))
     return next((plan for plan in plans if plan.runs <= runs), None)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from compound.api.optimize import optimize
@@ -496,6 +496,7 @@ class TestSizes:
         st.integers(1, 40), st.integers(1, 40), st.integers(1, 400), st.integers(1, 12), st.integers(1, 300),
         st.integers(0, 5000),
     )  # fmt: skip
+    @example(trials=4, most=2, full=1, least=2, examples=2, runs=4)  # a minibatch larger than the full set
     def test_a_plan_fits_and_more_runs_make_it_no_smaller(
         self, trials: int, most: int, full: int, least: int, examples: int, runs: int
     ) -> None:
