@@ -131,10 +131,10 @@ class FastSlow:
                 try:
                     if evaluates:
                         state.training = await session.evaluate(state.training)
-                        best, facts = state.training.best, {"evaluation": session.evaluation(state.training)}
+                        best, outcome = state.training.best, session.outcome(state.training)
                         if best is not None and best.step == state.training.step:
                             state.best = state.chosen
-                        note = session.format_evaluation(state.training)
+                        note, facts = outcome.format_evaluation(), {"evaluation": outcome.evaluation()}
                     elif state.training.step // self.settings.every > state.rounds:
                         async for event in self._round(task, session, state):
                             yield event

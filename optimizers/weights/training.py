@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -30,11 +29,11 @@ from compound.errors import BudgetExhausted, DeclarationError, first_leaf
 from compound.execution.rng import derive_seed
 from compound.execution.schedule import setting_values
 from compound.graph.configuration import components_of
-from compound.graph.system import System
 from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
-from compound.optimization.method import ROLLOUTS, Progress, Proposal, Task
+from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.weights import moments
+from compound.optimizers.weights.adapter_groups import AdapterGroups
 from compound.optimizers.weights.adapter_loading import load_adapters
 from compound.optimizers.weights.bases import (
     base_format,
@@ -53,6 +52,7 @@ from compound.optimizers.weights.learner.samples import SECTION
 from compound.optimizers.weights.learner.saved import Best, Saved, Step, Stored, TrainingState
 from compound.optimizers.weights.learner.trainer import OPTIMIZERS
 from compound.optimizers.weights.loss.objective import ImitationObjective, PolicyObjective
+from compound.optimizers.weights.outcome import Outcome
 from compound.optimizers.weights.recipes.recipe import (
     Recipe,
     RecipeContext,
@@ -72,7 +72,6 @@ from compound.optimizers.weights.step_notes import (
 from compound.optimizers.weights.step_plan import StepPlan
 from compound.optimizers.weights.turns import trainer_gpus, trainer_turn
 from compound.storage.artifacts import (
-    Reference,
     discard,
     folder_digest,
     is_reference,
@@ -81,7 +80,6 @@ from compound.storage.artifacts import (
 )
 
 RECORD = "training"  # the kind of a memory record
-WINDOW = 0.2  # share of the steps at each end whose mean reward is compared
 
 
 @dataclass(frozen=True)
@@ -118,8 +116,9 @@ class WeightTraining:
                 except BudgetExhausted:
                     break
                 session.delete_unused(state)
-                facts = {"evaluation": session.evaluation(state)} if evaluates else {}
-                note = session.format_evaluation(state) if evaluates else format_step(state.curve[-1])
+                outcome = session.outcome(state)
+                facts = {"evaluation": outcome.evaluation()} if evaluates else {}
+                note = outcome.format_evaluation() if evaluates else format_step(state.curve[-1])
                 yield Progress(state.to_json(), note, facts, step=state.step, of=self.recipe.settings.steps)
             yield session.proposal(state)
         except asyncio.CancelledError:
@@ -139,6 +138,7 @@ class TrainingSession:
         sharing: which components share an adapter.
         section: the path of the recipe's settings, for error messages.
         trained: the components whose weights are trained.
+        adapters: the adapters of the components.
         plan: the examples of its steps, and whether the budget covers them.
         trainer: updates the weights; set by `open`.
     """
@@ -148,14 +148,15 @@ class TrainingSession:
     sharing: Sharing = "each"
     section: str = SECTION
     trained: tuple[str, ...] = field(init=False)
+    adapters: AdapterGroups = field(init=False)
     plan: StepPlan = field(init=False)
     trainer: Learner = field(init=False)
     _gpus: tuple[str, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         self.trained = tuple(components_of(self.task.keys))
-        self._groups = partition(self.trained, self.sharing, self.section)
-        self._adapter_of = {c: name for name, some in self._groups.items() for c in some}
+        groups = partition(self.trained, self.sharing, self.section)
+        self.adapters = AdapterGroups(self.task.system, groups, self.section)
         self.plan = StepPlan(self.task, self.recipe, len(self.trained))
 
     @property
@@ -181,10 +182,12 @@ class TrainingSession:
             self.section,
         )
         self._gpus = trainer_gpus(placement, self.settings.learner)
-        shapes = {name: AdapterShape.of(space) for name, space in spaces(system, self._groups).items()}
+        shapes = {
+            name: AdapterShape.of(space) for name, space in spaces(system, self.adapters.groups).items()
+        }
         loss = self.recipe.loss
         spec = LearnerSpec(
-            model=model, shapes=shapes, adapter_of=self._adapter_of,
+            model=model, shapes=shapes, adapter_of=self.adapters.adapter_of,
             policy=loss if isinstance(loss, PolicyObjective) else None,
             imitation=loss if isinstance(loss, ImitationObjective) else None,
             optimizer=self.settings.optimizer, rollouts=self.recipe.sampling, critic=self.recipe.critic,
@@ -198,19 +201,10 @@ class TrainingSession:
         if state.saved is not None:
             self.trainer.restore(state.saved, self.folder)
             return
-        references = {name: _weights(system, some[0]) for name, some in self._groups.items()}
-        for name, some in self._groups.items():
-            reference = references[name]
-            if any(system.configuration[f"{c}.weights"] != reference for c in some):
-                raise DeclarationError(
-                    f"the components that share the adapter {name!r} start from different adapters",
-                    hint=f"start {', '.join(some)} from the same adapter, or set {self.section}.adapters to "
-                    "each",
-                )
-        self.trainer.start(references, self.folder)
-        for name, kept in moments.find(self._memory, self._recipe, self._starts()).items():
+        self.trainer.start(self.adapters.starts(), self.folder)
+        for name, kept in moments.find(self._memory, self._recipe, self.adapters.digests()).items():
             self.trainer.restore_optimizer(name, kept.reference, self.folder)
-            if self.recipe.critic and set(kept.adapters) == set(self._groups):
+            if self.recipe.critic and set(kept.adapters) == set(self.adapters.groups):
                 self.trainer.restore_optimizer(VALUE, kept.reference, self.folder)
 
     async def check_engines(self, state: TrainingState) -> None:
@@ -218,7 +212,7 @@ class TrainingSession:
         if state.saved is not None:
             return
         system, engine_of = self.task.system, self.task.context.executor.engine
-        for name, some in self._groups.items():
+        for name, some in self.adapters.groups.items():
             engine = engine_of(entry(setting_values(system.components[some[0]], system), "lm", str))
             if isinstance(engine, AdapterEngine):
                 with tempfile.TemporaryDirectory(prefix=".shape-", dir=self.folder) as folder:
@@ -233,11 +227,6 @@ class TrainingSession:
     @property
     def _recipe(self) -> str:
         return type(self.recipe).__name__
-
-    def _starts(self) -> dict[str, str]:
-        """Return the digest of the starting adapter of each group; ``""`` stands for the base model."""
-        found = {name: _weights(self.task.system, some[0]) for name, some in self._groups.items()}
-        return {name: reference["sha256"] if reference else "" for name, reference in found.items()}
 
     def _max_answer_tokens(self) -> int:
         """Return the maximum number of tokens of an answer.
@@ -268,10 +257,8 @@ class TrainingSession:
             del self.trainer
 
     def values(self, saved: Saved | None) -> Mapping[str, object]:
-        """Return the weights of a checkpoint, by key of the configuration."""
-        if saved is None:
-            return {}
-        return {f"{c}.weights": saved.adapters[name] for c, name in self._adapter_of.items()}
+        """Return the values of a checkpoint by key of the configuration."""
+        return self.adapters.values(saved)
 
     # -- evaluation --------------------------------------------------------------------------------------
 
@@ -287,21 +274,16 @@ class TrainingSession:
             best = Best(step=step, score=score, saved=state.saved)
         return state.model_copy(update={"evaluated": [*state.evaluated, (step, score)], "best": best})
 
-    def evaluation(self, state: TrainingState) -> dict[str, float | None]:
-        """Return the last evaluation, as JSON."""
-        step, score = state.evaluated[-1]
-        best = state.best.step if state.best else None
-        return {"step": step, "score": score, "examples": len(self.plan.split.held_out), "best": best}
+    def outcome(self, state: TrainingState) -> Outcome:
+        """Return the result of the job in a state."""
+        return Outcome(state, self.settings.steps, len(self.plan.split.held_out), self.recipe.local)
 
-    def format_evaluation(self, state: TrainingState) -> str:
-        """Return the progress note of the last evaluation."""
-        _, score = state.evaluated[-1]
-        if score is None or state.best is None:
-            return "not evaluated: every run was lost to transient errors"
-        return (
-            f"score {score:.3f} on {len(self.plan.split.held_out)} held-out train examples; "
-            f"best so far: step {state.best.step}"
-        )
+    def proposal(self, state: TrainingState) -> Proposal:
+        """Propose the weights of the best step, and keep their optimizer states for later jobs."""
+        outcome = self.outcome(state)
+        if outcome.chosen is not None:
+            moments.remember(self._memory, self._recipe, outcome.chosen)
+        return outcome.proposal(self.values)
 
     # -- training steps ----------------------------------------------------------------------------------
 
@@ -443,58 +425,3 @@ class TrainingSession:
         held = [self.task.system.configuration, *state.kept.values()]
         values = [value for some in held if isinstance(some, Mapping) for value in some.values()]
         return {Path(value["path"]).name for value in values if is_reference(value)}
-
-    def _describe_steps(self, state: TrainingState) -> str:
-        """Return the number of completed steps, and why there were no more."""
-        if state.step == self.settings.steps:
-            return f"{state.step} steps"
-        return f"{state.step} of {self.settings.steps} steps (the job's budget is used up)"
-
-    def proposal(self, state: TrainingState) -> Proposal:
-        """Propose the weights of the best step, or of the last step if steps were not evaluated.
-
-        ``before`` and ``after`` are the scores of the starting and the proposed weights on the held-out
-        examples. Without evaluations, they are the mean rewards of the first and the last rollouts. These are
-        not directly comparable, since the examples differ and rollouts use their own temperature, but
-        schedulers have no better estimate.
-        """
-        curve = [point.reward for point in state.curve if point.reward is not None]
-        facts: dict[str, Any] = {"steps": state.step, "samples": sum(point.samples for point in state.curve)}
-        if not curve or not facts["samples"]:
-            whys = Counter(point.why for point in state.curve if point.why)
-            why = whys.most_common(1)[0][0] if whys else "the budget does not cover one step"
-            return Proposal(self.values(None), note=f"nothing to learn from: {why}", facts=facts)
-        few = max(1, round(WINDOW * len(curve)))
-        before, after = fmean(curve[:few]), fmean(curve[-few:])
-        kind = "local reward of answers" if self.recipe.local else "reward of rollouts"
-        note = f"{self._describe_steps(state)}: mean {kind} {before:.3f} -> {after:.3f}"
-        best, chosen, scores = state.best, state.saved, {}
-        if len(state.evaluated) > 1 and best:
-            chosen, note = best.saved, f"{note}; {self._describe_best(state, best)}"
-            facts |= {"best_step": best.step, "evaluated": [list(pair) for pair in state.evaluated]}
-            if not self.recipe.local and state.evaluated[0][1] is not None:
-                scores = {"before": state.evaluated[0][1], "after": best.score}
-        elif not self.recipe.local:
-            scores, facts = {"before": before, "after": after}, {**facts, ROLLOUTS: True}
-        if chosen is not None:
-            moments.remember(self._memory, self._recipe, chosen)
-        return Proposal(self.values(chosen), **scores, tried=state.step, note=note, facts=facts)
-
-    def _describe_best(self, state: TrainingState, best: Best) -> str:
-        """Return which step is proposed and why, as part of the note."""
-        count = len(self.plan.split.held_out)
-        if best.step == 0:
-            claim = f"no step scored higher than the starting weights, {best.score:.3f}"
-            return f"{claim} on {count} held-out train examples"
-        tried = len(state.evaluated) - 1
-        start = state.evaluated[0][1]
-        claim = f"step {best.step} is the best of {tried} evaluated: {best.score:.3f}"
-        return f"{claim} on {count} held-out train examples" + (
-            "" if start is None else f", from {start:.3f}"
-        )
-
-
-def _weights(system: System, component: str) -> Reference | None:
-    """Return the reference to a component's adapter; ``None`` stands for the base model."""
-    value = system.configuration[f"{component}.weights"]
-    return value if is_reference(value) else None
