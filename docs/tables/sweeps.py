@@ -1,12 +1,14 @@
-"""Tables of sweeps, and of local rewards in them."""
+"""Tables of sweeps, and of judges of local rewards."""
 
 from __future__ import annotations
 
 from statistics import fmean
 
-from compound.report.comparison import accuracies, methods
+from compound.report.comparison import methods
 from compound.report.rendering.markdown import render_block
 from tables.data import markdown, results, spread
+
+MIN_INPUTS = 10  # of a component, over all runs
 
 
 def sweep(name: str) -> str:
@@ -15,26 +17,27 @@ def sweep(name: str) -> str:
     return render_block(methods(facts, name))
 
 
-def rewards(name: str) -> str:
-    """Tabulate the accuracies of a sweep's local rewards."""
-    facts = results(f"sweep_{name}")
-    return render_block(accuracies(facts, name))
-
-
 def judged(name: str) -> str:
-    """Tabulate the accuracy of local rewards and of a judge on the same pairs, by component."""
+    """Tabulate the accuracy of local rewards and of a judge on the same pairs, by component.
+
+    Accuracies are means over the inputs of all runs. Components with few inputs are left out.
+    """
     runs = results(f"judged_{name}")["runs"]
     components = dict.fromkeys(component for rows in runs.values() for component in rows)
     rows = []
     for component in components:
         found = [rows[component] for rows in runs.values() if component in rows]
+        inputs = [row["local"]["inputs"] for row in found]
+        if sum(inputs) < MIN_INPUTS:
+            continue
         means = (
-            f"{fmean(row[kind]['mean'] for row in found):.3f} "
+            f"{fmean([row[kind]['mean'] for row in found], inputs):.3f} "
             f"({', '.join(format(row[kind]['mean'], '.2f') for row in found)})"
             for kind in ("local", "judge")
         )
-        rows.append([component, *means, ", ".join(str(row["pairs"]) for row in found)])
-    return markdown(["component", "local reward (each run)", "judge (each run)", "pairs"], rows)
+        counts = (", ".join(map(str, some)) for some in (inputs, (row["pairs"] for row in found)))
+        rows.append([component, *means, *counts])
+    return markdown(["component", "local reward (each run)", "judge (each run)", "inputs", "pairs"], rows)
 
 
 def of_searches() -> str:
@@ -49,4 +52,4 @@ def of_searches() -> str:
     return markdown(["search", "seeds", "mean", "standard deviation", "lowest", "highest"], rows)
 
 
-TABLES = (sweep, rewards, judged, of_searches)
+TABLES = (sweep, judged, of_searches)
