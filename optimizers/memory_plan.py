@@ -318,20 +318,26 @@ def _trainer(
     if settings.learner.sharding == "fsdp":
         layers = sizes.quantizable * BYTES[dtype]  # the rest, such as embeddings, is copied to every process
         weights += layers // settings.learner.processes + layers // sizes.layers - layers  # one is gathered
-    tokens = settings.optimizer.micro_tokens
-    longest = settings.rollouts.max_length if isinstance(settings, PolicySettings) else tokens
+    tokens, checkpointing = settings.optimizer.micro_tokens, settings.base.gradient_checkpointing
     eager = placement.attn_implementation == "eager"
-    stored = sizes.activations(
-        dtype, checkpointing=settings.base.gradient_checkpointing, attended=eager * min(tokens, longest)
-    )
-    logits = LOGIT_COPIES * 4 * min(CHUNK, tokens * sizes.vocabulary)
+
+    def activations(number: int, attended: int) -> int:
+        return number * sizes.activations(dtype, checkpointing=checkpointing, attended=eager * attended)
+
+    # A batch of several samples has at most `tokens`; a sample that is longer is processed by itself.
+    longest = settings.rollouts.max_length if isinstance(settings, PolicySettings) else tokens
+    longest = min(longest, sizes.context or longest)
+    batch = activations(tokens, min(tokens, longest)) * (1 if checkpointing else REPEATED)
+    stored = max(int(batch), activations(longest, longest))
+    logits = LOGIT_COPIES * 4 * min(CHUNK, max(tokens, longest) * sizes.vocabulary)
     return Demand(
         f"trainer of {model!r} in {dtype}",
         _device(placement.device),
         weights + (OPTIMIZER_BYTES + SUM_BYTES) * adapters,
-        int(tokens * stored * (1 if settings.base.gradient_checkpointing else REPEATED)) + logits,
+        stored + logits,
         f"lower {section}.optimizer.micro_tokens"
-        + ("" if settings.base.gradient_checkpointing else f" or set {section}.base.gradient_checkpointing"),
+        + (f" and {section}.rollouts.max_length" if longest > tokens else "")
+        + ("" if checkpointing else f" or set {section}.base.gradient_checkpointing"),
         f"set {section}.base.dtype to bfloat16 or {section}.base.quantization to 4bit, choose another "
         f"{section}.base.device, "
         + (f"lower {section}.learner.processes, " if settings.learner.processes > 1 else "")

@@ -181,7 +181,7 @@ def test_packing_copies_an_output_layer_that_is_tied_to_the_embeddings(folder: P
 
 
 def test_trainer_and_engine_are_planned_together(folder: Path) -> None:
-    plan = plan_memory(problem(folder, optimizer={"micro_tokens": 128}))
+    plan = plan_memory(problem(folder, optimizer={"micro_tokens": 128}, rollouts={"max_length": 128}))
     sizes = footprint.footprint(folder)
     assert {demand.device for demand in plan.demands} == {devices.indexed_device(devices.resolve_device())}
     engine, trainer = plan.demands
@@ -219,6 +219,20 @@ def test_checkpointing_and_smaller_batches_need_less(folder: Path) -> None:
     assert "gradient_checkpointing" in usual.lower
     assert "gradient_checkpointing" not in trainer(base={"gradient_checkpointing": True}).lower
     assert trainer(base={"attn_implementation": "eager"}).working > usual.working
+
+
+@pytest.mark.parametrize(("max_length", "longest"), [(200, 200), (8192, 256)])  # of the model: 256
+def test_a_sample_longer_than_a_batch_is_planned_by_itself(
+    folder: Path, max_length: int, longest: int
+) -> None:
+    plan = plan_memory(problem(folder, optimizer={"micro_tokens": 64}, rollouts={"max_length": max_length}))
+    trainer, sizes = plan.demands[1], footprint.footprint(folder)
+    logits = longest * 3 * 4 * sizes.vocabulary
+    assert trainer.working == longest * sizes.activations("float32") + logits
+    assert (
+        "lower optimize.mmgrpo.optimizer.micro_tokens and optimize.mmgrpo.rollouts.max_length"
+        in trainer.lower
+    )
 
 
 def test_every_process_of_a_learner_is_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,7 +441,8 @@ def gpu_of_a_gib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpu_of_a_gib")
 def test_a_vllm_server_beside_the_trainer_is_planned_with_it(folder: Path) -> None:
-    plan = plan_memory(problem(folder, VLLMEngine(str(folder)), optimizer={"micro_tokens": 128}))
+    short = {"optimizer": {"micro_tokens": 128}, "rollouts": {"max_length": 128}}
+    plan = plan_memory(problem(folder, VLLMEngine(str(folder)), **short))
     sizes = footprint.footprint(folder)
     adapter = sum(RANK * (inputs + outputs) for _, inputs, outputs in sizes.linear)
     fixed = sizes.weights("float32") + 24 * adapter
