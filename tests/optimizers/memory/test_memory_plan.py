@@ -441,7 +441,7 @@ def gpu_of_a_gib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpu_of_a_gib")
 def test_a_vllm_server_beside_the_trainer_is_planned_with_it(folder: Path) -> None:
-    short = {"optimizer": {"micro_tokens": 128}, "rollouts": {"max_length": 128}}
+    short: Any = {"optimizer": {"micro_tokens": 128}, "rollouts": {"max_length": 128}}
     plan = plan_memory(problem(folder, VLLMEngine(str(folder)), **short))
     sizes = footprint.footprint(folder)
     adapter = sum(RANK * (inputs + outputs) for _, inputs, outputs in sizes.linear)
