@@ -21,7 +21,7 @@ import numpy as np
 from rich.progress import track
 from scipy import stats
 
-from compound.benchmarks.simulated.mislabelled import SHARES
+from compound.benchmarks.simulated.ablations import SHARES
 from compound.benchmarks.simulated.reward_accuracy import KINDS, accuracy, lora
 from compound.benchmarks.simulated.search import Outcome, search, world
 from compound.benchmarks.simulated.systems import SHAPES
@@ -40,7 +40,7 @@ from compound.settings.optimize import OptimizeSettings
 
 OUTPUT = Path(__file__).parents[1] / "data" / "local_rewards.json"
 SEEDS = 20
-LABELS = "compound.benchmarks.simulated.mislabelled"
+LABELS = "compound.benchmarks.simulated.ablations"
 
 SETTINGS = OptimizeSettings(candidates=16, minibatch=8, alpha=0.2, valid_size=40)
 

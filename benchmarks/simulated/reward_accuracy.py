@@ -48,8 +48,8 @@ def _accuracy(made: Simulated) -> dict[str, float]:
     system = made.system()
     draws, _ = _draws(made, system, "train", TRAIN_INPUTS * (NOISY_FACTOR if made.noise else 1))
     fresh, outputs = _draws(made, system, "fresh", FRESH_INPUTS)
-    learned = fit_rewards(_buffer(system, draws), system, made.names, make_backbone("none"), "none",
-                    weighting="margin", seed=made.seed)  # fmt: skip
+    buffer, backbone = _buffer(system, draws), make_backbone("none")
+    learned = fit_rewards(buffer, system, made.names, backbone, "none", seed=made.seed)
     right: list[bool] = []
     best: list[bool] = []
     for name in made.names:
@@ -73,9 +73,7 @@ def lora(shape: str, seed: int) -> dict[str, float]:
     backbone = Backbone("minilm", max_length=64)
     texts = [component_pairs(buffer, system, name, held_out=True) for name in made.names]
     curve = train(backbone, texts, Training(rank=8, alpha=16, epochs=4, batch=32, patience=60), seed=seed)
-    learned = fit_rewards(
-        buffer, system, made.names, backbone, "minilm", weighting="margin", trained=True, seed=seed
-    )
+    learned = fit_rewards(buffer, system, made.names, backbone, "minilm", trained=True, seed=seed)
     means = [reward.accuracy.mean for reward in learned.model.rewards_of.values()]
     losses = [loss for _, loss in curve.losses]
     return {"accuracy": float(np.mean(means)), "loss_before": losses[0], "loss_after": min(losses)}

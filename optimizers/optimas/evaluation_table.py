@@ -24,7 +24,7 @@ from compound.optimizers.optimas.part import Part, run_parts
 from compound.rewards.buffer import Entry
 from compound.rewards.features import Embedder
 from compound.rewards.gains.critic import Critic, fit_critic, read_call
-from compound.rewards.gains.estimates import Evaluations
+from compound.rewards.gains.estimates import EstimateGains, Evaluations, estimate_gains
 from compound.rewards.gains.gold import gold_features
 from compound.rewards.pairs import Draw
 from compound.rewards.sampling.candidates import Candidate
@@ -57,7 +57,7 @@ class Conditions:
         backbone: embeds texts.
         gold: whether the local reward may read the gold answers of train examples.
         certain: whether the components after this one are deterministic.
-        shrink: whether estimates weigh the correction (see `compound.rewards.gains.estimates`).
+        estimate: estimates gains from evaluations; see `compound.rewards.gains.estimates`.
         fit: fits the local reward to draws.
     """
 
@@ -67,7 +67,7 @@ class Conditions:
     backbone: Embedder
     gold: bool = True
     certain: bool = True
-    shrink: bool = True
+    estimate: EstimateGains = estimate_gains
     fit: FitCritic = fit_critic
 
 

@@ -34,6 +34,7 @@ from compound.optimizers.search.racing import race
 from compound.optimizers.search.reserve import ReservingScorer
 from compound.rewards.buffer import Entry
 from compound.rewards.gains.critic import fit_critic
+from compound.rewards.gains.estimates import EstimateGains, estimate_gains
 from compound.rewards.model import RewardModel
 from compound.rewards.pairs import has_certain_downstream
 from compound.rewards.policy import store_reward
@@ -93,7 +94,7 @@ class GuidedSearch:
         prompts: proposes prompts and demonstrations.
         rounds: the maximum number of rounds of candidates; each starts from the best of the previous one.
         gold: whether the local reward may read the gold answers of train examples.
-        shrink: whether estimates weigh the correction by its use (see `compound.rewards.gains.estimates`).
+        estimate: estimates gains from evaluations; see `compound.rewards.gains.estimates`.
         fit: fits the local reward to draws.
     """
 
@@ -101,7 +102,7 @@ class GuidedSearch:
     prompts: PromptSearch
     rounds: int = 2
     gold: bool = True
-    shrink: bool = True
+    estimate: EstimateGains = estimate_gains
     fit: FitCritic = fit_critic
 
     def bound(self, outlook: Outlook) -> JobBound:
@@ -250,7 +251,7 @@ class GuidedSearch:
 
     def _conditions(self, task: Task, part: Part, price: float) -> Conditions:
         return conditions_of(
-            task, self.learning, part, price, gold=self.gold, shrink=self.shrink, fit=self.fit
+            task, self.learning, part, price, gold=self.gold, estimate=self.estimate, fit=self.fit
         )
 
     async def _proposal(
@@ -271,7 +272,7 @@ def conditions_of(
     price: float,
     *,
     gold: bool,
-    shrink: bool,
+    estimate: EstimateGains,
     fit: FitCritic,
 ) -> Conditions:
     """Return the conditions of a job that a local reward guides."""
@@ -279,7 +280,7 @@ def conditions_of(
     backbone = shared_backbone(settings.model, settings.max_length, settings.placement)
     backbone.store_in(task.context.memory.folder / f"features-{settings.max_length}.bin")
     certain = all(has_certain_downstream(task.system, name) for name in part.components)
-    return Conditions(part, price, part.template(), backbone, gold, certain, shrink, fit)
+    return Conditions(part, price, part.template(), backbone, gold, certain, estimate, fit)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.racing import Track, rungs_of
 from compound.rewards.buffer import Entry
 from compound.rewards.gains.critic import Critic
-from compound.rewards.gains.estimates import Evaluations, Gains, estimate_gains
+from compound.rewards.gains.estimates import Evaluations, Gains
 from compound.rewards.pairs import Draw
 from compound.storage.state import State
 
@@ -304,7 +304,7 @@ class GuidedRacer:
             lambda: given.fit(entries, given.template, given.backbone, certain=given.certain)
         )
         data = self._table.gains(critic)
-        gains = estimate_gains(data, shrink=given.shrink)
+        gains = given.estimate(data)
         ranked = sorted(state.alive, key=lambda number: (-_or_low(float(gains.mean[number])), number))
         best = gains.mean[ranked[0]]
         hopeless = len(ranked) == 1 and not best > 0

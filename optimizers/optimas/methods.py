@@ -31,6 +31,7 @@ from compound.optimizers.scheduling.scheduler import UCB, RewardGapScheduler, Th
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.prompts import PromptSearch, PromptSettings
 from compound.optimizers.weights.methods import check_component_names
+from compound.rewards.gains.estimates import EstimateGains, estimate_gains, estimate_unbiased
 from compound.rewards.settings import (
     BackboneSettings,
     PairSettings,
@@ -48,6 +49,10 @@ SCHEDULERS: Mapping[str, Callable[[], Scheduler]] = {
 }
 # Minimum share, in minibatches of system runs, of a job of choices and numbers: most of its candidates are
 # scored by the local reward, without system runs.
+ESTIMATES: Mapping[str, EstimateGains] = {
+    "shrinkage": estimate_gains,
+    "control_variate": estimate_unbiased,
+}
 MIN_MINIBATCHES = 2.0
 
 
@@ -113,7 +118,7 @@ def optimas(system: System, optimize: OptimizeSettings, settings: OptimasSetting
     prompts = PromptSearch.of(settings.prompts, system)
     search = GuidedSearch(
         learning, prompts, settings.search.rounds, settings.search.gold,
-        shrink=settings.search.estimator == "shrinkage",
+        estimate=ESTIMATES[settings.search.estimator],
     )  # fmt: skip
     training = f"optimize.optimas.training.{settings.training.name}"
     guide = LearnedRewards()

@@ -42,7 +42,7 @@ from compound.optimizers.search.prompts import PromptSearch, split
 from compound.optimizers.search.racing import Track
 from compound.rewards.buffer import Entry, PairBuffer
 from compound.rewards.gains.critic import fit_critic
-from compound.rewards.gains.estimates import Evaluations, Gains, estimate_gains
+from compound.rewards.gains.estimates import Evaluations, Gains, estimate_unbiased
 from compound.rewards.pairs import Draw
 from compound.rewards.settings import RewardLearning
 from compound.storage.state import State
@@ -103,7 +103,9 @@ class SegmentSearch:
         else:
             state = await self._start(task, price, len(examples), rewards.iteration + 1)
             yield Progress(state.to_json(), plural(len(state.candidates), "candidate"))
-        given = conditions_of(task, self.learning, part, price, gold=self.gold, shrink=False, fit=self.fit)
+        given = conditions_of(
+            task, self.learning, part, price, gold=self.gold, estimate=estimate_unbiased, fit=self.fit
+        )
         draws = SegmentDraws(rewards, part.name)
         steps = Steps(task, given, state.candidates, examples, draws.entries(), state.iteration)
         await steps.table.restore(state.race.evaluations)
@@ -253,7 +255,7 @@ class Steps:
             lambda: given.fit(entries, given.template, given.backbone, certain=given.certain)
         )
         data = self.table.gains(critic)
-        gains = estimate_gains(data, shrink=given.shrink)
+        gains = given.estimate(data)
         model = self._model(gains, data)
         race = state.race.with_statistics(gains, data, critic, self.table)
         n_global = int(self.table.scored.any(0).sum())

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Evaluations", "Gains", "estimate_gains"]
+__all__ = ["EstimateGains", "Evaluations", "Gains", "estimate_gains", "estimate_unbiased"]
 
 Matrix = NDArray[np.float64]
 Vector = NDArray[np.float64]
@@ -79,6 +80,14 @@ class Gains:
     ratio: float
 
 
+class EstimateGains(Protocol):
+    """Estimates the gain of every candidate that has a global or a local evaluation."""
+
+    def __call__(self, data: Evaluations) -> Gains:
+        """Return the estimates; nan for candidates without an evaluation."""
+        ...
+
+
 def estimate_gains(data: Evaluations, *, shrink: bool = True) -> Gains:
     """Estimate the gain of every candidate that has a global or a local evaluation.
 
@@ -128,6 +137,11 @@ def estimate_gains(data: Evaluations, *, shrink: bool = True) -> Gains:
         math.sqrt(doubt2),
         float(finite.mean()) if slope and len(finite) else 1.0,
     )
+
+
+def estimate_unbiased(data: Evaluations) -> Gains:
+    """Estimate gains by the control variate without shrinkage."""
+    return estimate_gains(data, shrink=False)
 
 
 def _weights(n: NDArray[np.int64], noise2: float, spread2: float) -> Vector:

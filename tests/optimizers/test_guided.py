@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compound.benchmarks.simulated.mislabelled import fit_nothing
+from compound.benchmarks.simulated.ablations import fit_nothing
 from compound.benchmarks.simulated.relays import Relay, RelayStep
 from compound.components.llm import LLM
 from compound.errors import TransientError

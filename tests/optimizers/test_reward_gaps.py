@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from compound.benchmarks.simulated.mislabelled import fit_nothing
+from compound.benchmarks.simulated.ablations import fit_nothing
 from compound.benchmarks.simulated.relays import Relay, RelayStep, answer_of
 from compound.components.function import Function
 from compound.evaluation.metrics.custom import custom

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from compound.benchmarks.simulated.mislabelled import fit_nothing
+from compound.benchmarks.simulated.ablations import fit_nothing
 from compound.components.function import Function
 from compound.components.selector import Selector
 from compound.errors import DataError
@@ -39,7 +39,7 @@ from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.prompts import PromptSearch
 from compound.rewards.buffer import Entry, PairBuffer
 from compound.rewards.gains.critic import Critic, fit_critic
-from compound.rewards.gains.estimates import Evaluations, estimate_gains
+from compound.rewards.gains.estimates import Evaluations, estimate_gains, estimate_unbiased
 from compound.rewards.pairs import Draw
 from compound.rewards.sampling.candidates import Candidate
 from compound.settings.optimize import make_settings
@@ -290,7 +290,9 @@ class TestSearch:
         """Of three candidates, the last has no global evaluation; the others keep their gains."""
         task = job(document_system(), METRIC, examples(8), keys=tuple(BEST), share=60.0, minibatch=8).task
         part = part_of(task.system, ("cut", "show"), task.prices)
-        given = conditions_of(task, LEARNING, part, 1.0, gold=True, shrink=False, fit=fit_critic)
+        given = conditions_of(
+            task, LEARNING, part, 1.0, gold=True, estimate=estimate_unbiased, fit=fit_critic
+        )
         candidates: list[dict[str, object]] = [BEST, {**BEST, "show.count": 4}, {**BEST, "cut.size": 12}]
         steps = Steps(task, given, candidates, examples(8), [], 1)
         scores, local = np.full((3, 8), np.nan), np.zeros((3, 8))
@@ -309,7 +311,9 @@ class TestSearch:
         """A second job may plan its first step by the draws of the first one: no row has two values."""
         task = job(document_system(), METRIC, examples(8), keys=tuple(BEST), share=60.0, minibatch=2).task
         part = part_of(task.system, ("cut", "show"), task.prices)
-        given = conditions_of(task, LEARNING, part, 1.0, gold=True, shrink=False, fit=fit_critic)
+        given = conditions_of(
+            task, LEARNING, part, 1.0, gold=True, estimate=estimate_unbiased, fit=fit_critic
+        )
         candidates: list[dict[str, object]] = [BEST, {**BEST, "show.count": 4}]
         steps = Steps(task, given, candidates, examples(8), [], 1)
         steps.table.scores[:, 0] = [0.0, 1.0, 0.0]
@@ -362,7 +366,9 @@ class TestDivision:
     def test_the_mean_variance_is_least(self, job: Any, noise: float, local_sd: float) -> None:
         task = job(document_system(), METRIC, examples(60), keys=tuple(BEST), share=500.0, minibatch=8).task
         part = replace(part_of(task.system, ("cut", "show"), task.prices), price=0.25, weight=0.25)
-        given = conditions_of(task, LEARNING, part, 1.0, gold=True, shrink=False, fit=fit_critic)
+        given = conditions_of(
+            task, LEARNING, part, 1.0, gold=True, estimate=estimate_unbiased, fit=fit_critic
+        )
         candidates: list[dict[str, object]] = [BEST, {**BEST, "show.count": 4}]
         steps = Steps(task, given, candidates, examples(60), [], 1)
         race = GuidedRace(alive=[0, 1], slope=1.0, noise=noise, local_sd=local_sd)
