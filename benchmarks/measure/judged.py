@@ -26,7 +26,7 @@ from compound.spec import Program, load
 
 
 async def judged(program: Program, run: Path, executor: Executor, lm: str, pairs: int) -> dict[str, object]:
-    """Return the accuracies of the local reward and of the judge, and the number of pairs, by component."""
+    """Return, by component, the accuracies of local reward and judge, and the jobs that used the reward."""
     found = Inspection.open(run, program.system)
     rows: dict[str, object] = {}
     for component in track(found.components, f"judging {run.name}"):
@@ -34,10 +34,13 @@ async def judged(program: Program, run: Path, executor: Executor, lm: str, pairs
             lambda request: executor.request(lm, request), found.buffer, program.system, component,
             JudgeSettings(pairs=pairs), held_out=bool(found.stored.adapter),
         )  # fmt: skip
+        head = found.head(component)
         rows[component] = {
             "local": found.reward(component).accuracy.to_json(),
             "judge": accuracy.to_json(),
             "pairs": len(found.buffer.weighted_pairs(component)),
+            "jobs": head.jobs,
+            "steered": head.steered,
         }
     return rows
 

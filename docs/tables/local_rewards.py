@@ -25,13 +25,18 @@ def accuracy() -> str:
         [
             kind,
             *(
-                f"{found[kind]['learned'][s]['mean']:.3f} of {found[kind]['limit'][s]['mean']:.3f}"
+                f"{_over_seeds(found[kind]['learned'][s])} of {found[kind]['limit'][s]['mean']:.3f}"
                 for s in shapes
             ),
         ]
         for kind in found
     ]
     return markdown(["", *shapes], rows)
+
+
+def _over_seeds(found: Mapping[str, Any]) -> str:
+    """Format a mean with its interval; equal values of all seeds have none."""
+    return f"{found['mean']:.3f}" if found["low"] is None else spread(found)
 
 
 def lora() -> str:

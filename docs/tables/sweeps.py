@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-
 from compound.report.comparison import methods
 from compound.report.rendering.markdown import render_block
 from tables.data import markdown, results, spread
 
-MIN_INPUTS = 10  # of a component, over all runs
+MIN_INPUTS = 10
 
 
 def sweep(name: str) -> str:
@@ -18,26 +16,21 @@ def sweep(name: str) -> str:
 
 
 def judged(name: str) -> str:
-    """Tabulate the accuracy of local rewards and of a judge on the same pairs, by component.
+    """Tabulate the accuracies of local rewards and of a judge on the same pairs, by component and run.
 
-    Accuracies are means over the inputs of all runs. Components with few inputs are left out.
+    Runs with fewer than `MIN_INPUTS` inputs of a component are left out.
     """
     runs = results(f"judged_{name}")["runs"]
     components = dict.fromkeys(component for rows in runs.values() for component in rows)
     rows = []
     for component in components:
-        found = [rows[component] for rows in runs.values() if component in rows]
-        inputs = [row["local"]["inputs"] for row in found]
-        if sum(inputs) < MIN_INPUTS:
-            continue
-        means = (
-            f"{fmean([row[kind]['mean'] for row in found], inputs):.3f} "
-            f"({', '.join(format(row[kind]['mean'], '.2f') for row in found)})"
-            for kind in ("local", "judge")
-        )
-        counts = (", ".join(map(str, some)) for some in (inputs, (row["pairs"] for row in found)))
-        rows.append([component, *means, *counts])
-    return markdown(["component", "local reward (each run)", "judge (each run)", "inputs", "pairs"], rows)
+        for run, found in runs.items():
+            row = found.get(component)
+            if row and row["local"]["inputs"] >= MIN_INPUTS:
+                seed, local = run.rpartition("-")[2], row["local"]
+                accuracies = (spread(row[kind], digits=2) for kind in ("local", "judge"))
+                rows.append([component, seed, *accuracies, str(local["inputs"]), str(local["pairs"])])
+    return markdown(["component", "seed", "local reward", "judge", "inputs", "pairs"], rows)
 
 
 def of_searches() -> str:

@@ -55,7 +55,8 @@ class Gains:
 
     Attributes:
         mean: the estimate by candidate.
-        sd: its standard deviation.
+        sd: the square root of its mean squared error, which includes the bias of shrinkage; the standard
+            deviation of an unbiased estimate.
         locally: the calibrated local gain ``β · mean of L`` by candidate; nan without local evaluations.
         globally: the mean of D by candidate; nan without global evaluations.
         counts: the number of global evaluations by candidate.
@@ -64,7 +65,7 @@ class Gains:
         spread: τ, standard deviation between candidates of what the local reward does not explain; infinite
             if it is unknown, or not used.
         doubt: square root of the standard error of τ².
-        ratio: the variance of the estimates relative to global evaluations alone (their mean over
+        ratio: the mean squared error of the estimates relative to global evaluations alone (their mean over
             candidates); 1 without a local reward.
     """
 
@@ -119,7 +120,11 @@ def estimate_gains(data: Evaluations, *, shrink: bool = True) -> Gains:
     spread2, doubt2 = _variance_between(means, n, noise2) if slope and shrink else (math.inf, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         weight = _weights(n, noise2, spread2)
-        left = np.where(n > 0, weight * noise2 / n, spread2)  # variance of the correction
+        left = np.where(n > 0, weight**2 * noise2 / n, 0.0)  # mean squared error of the correction
+        if math.isfinite(spread2):
+            left += (1 - weight) ** 2 * (spread2 + doubt2)
+        else:
+            left = np.where(n > 0, left, math.inf)
         variance = left + np.where(n_local > 0, local2 / n_local, 0.0 if not slope else math.inf)
         alone = _variance_within(data.globally, known) / known.sum(1)
         ratios = np.where((n > 0) & (alone > 0), variance / alone, np.nan)

@@ -66,6 +66,15 @@ class TestControlVariate:
         se = found.std(0, ddof=1) / math.sqrt(len(found))
         assert np.all(np.abs(found.mean(0)) < 4 * se + 0.02)  # the estimated slope biases by O(1/n)
 
+    @pytest.mark.parametrize("shrink", [True, False])
+    @pytest.mark.parametrize("share", [0.0, 0.5, 0.95])
+    def test_its_intervals_contain_the_true_gains(self, share: float, *, shrink: bool) -> None:
+        """Of 95 % intervals; shrinkage is biased, and its intervals hold on average over the candidates."""
+        rng = np.random.default_rng(1)
+        found = [estimate_gains(evaluations(rng, share, 6, 60), shrink=shrink) for _ in range(400)]
+        covered = np.mean([np.abs(each.mean - TRUE) <= 1.96 * each.sd for each in found])
+        assert 0.91 < covered < 0.98
+
     def test_an_informative_reward_lowers_the_variance_and_a_useless_one_hardly_raises_it(self) -> None:
         alone = 0.5**2 / 6
         assert errors(0.95, shrink=False).var() < 0.5 * alone
@@ -127,15 +136,16 @@ class TestShrinkage:
         """All local gains are 1: slope 10 / 6; corrections 4/3, 1/3, -5/3; variance within rows 6 / 3.
 
         Between candidates it is (2 · 42 / 9 - 3 · 2) / 6 = 5 / 9 with standard error sqrt(6) · 2 / 6, so that
-        corrections weigh (5/9) / (5/9 + 2/2) = 5/14.
+        corrections weigh (5/9) / (5/9 + 2/2) = 5/14, with the mean squared error of the rest of the spread.
         """
         found = estimate_gains(Evaluations(self.SCORES, np.ones((3, 2))))
         assert found.slope == pytest.approx(5 / 3)
         assert found.mean == pytest.approx([15 / 7, 25 / 14, 15 / 14])
-        assert found.sd == pytest.approx([math.sqrt(5 / 14)] * 3)
+        error = (5 / 14) ** 2 + (9 / 14) ** 2 * (5 / 9 + math.sqrt(6) / 3)
+        assert found.sd == pytest.approx([math.sqrt(error)] * 3)
         assert found.spread == pytest.approx(math.sqrt(5 / 9))
         assert found.doubt == pytest.approx(math.sqrt(math.sqrt(6) / 3))
-        assert found.ratio == pytest.approx(5 / 14)
+        assert found.ratio == pytest.approx(error)  # of global evaluations alone: 2 / 2
 
     def test_two_candidates_tell_nothing_about_the_spread(self) -> None:
         found = estimate_gains(Evaluations(self.SCORES[:2], np.ones((2, 2))))
@@ -143,10 +153,13 @@ class TestShrinkage:
         assert found.mean == pytest.approx([3.0, 2.0])  # the unbiased estimate
 
     def test_means_no_further_apart_than_noise_leave_no_correction(self) -> None:
-        """Means 1, 1, 1 of scores 0 and 2: slope 1, corrections 0, and nothing beyond the noise."""
+        """Means 1, 1, 1 of scores 0 and 2: slope 1, corrections 0, and nothing beyond the noise.
+
+        The variance between candidates is 0, with the standard error sqrt(6) · 2 / 6.
+        """
         found = estimate_gains(Evaluations(np.array([[0.0, 2.0]] * 3), np.ones((3, 2))))
         assert (found.spread, found.mean.tolist()) == (0.0, [1.0, 1.0, 1.0])
-        assert found.sd.tolist() == [0.0, 0.0, 0.0]
+        assert found.sd == pytest.approx([math.sqrt(math.sqrt(6) / 3)] * 3)
 
     def test_a_reward_that_explains_everything_leaves_nothing_to_correct(self) -> None:
         """Local gains are the true ones; global gains are the true ones plus large noise."""
