@@ -25,6 +25,7 @@ from compound.optimization.allowance import allowance
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import plan_by_runs, prospects
 from compound.optimizers.methods import method
+from compound.optimizers.optimas.guided import GuidedProgress
 from compound.optimizers.search.joint import MOST_STEPS, JointProgress
 from compound.optimizers.search.racing import Race
 from compound.registry.engines import find_engine
@@ -33,7 +34,7 @@ from compound.runs.recorder import Recorder
 from compound.settings.optimize import OptimizeSettings, make_settings
 
 OUTPUT = Path(__file__).parents[1] / "data" / "predicted_runs.json"
-METHODS = ("search", "coordinate")
+METHODS = ("search", "coordinate", "optimas")
 TRAIN, VALID, RUNS = 400, 40, 900
 Reason = Literal["share", "examples", "no gain", "steps", "not raced"]
 WORLDS: Mapping[str, Simulated | Relay] = {
@@ -59,7 +60,8 @@ class JobRow(TypedDict):
 
 def measure(world: Simulated | Relay, name: str) -> list[JobRow]:
     """Optimize a system with a method, and return its jobs."""
-    settings = make_settings({"method": name, "valid_size": VALID, "budget": {"system_runs": RUNS}})
+    own = {name: {"backbone": {"model": "none"}}} if name == "optimas" else {}
+    settings = make_settings({"method": name, "valid_size": VALID, "budget": {"system_runs": RUNS}, **own})
     problem = problem_of(world, settings)
     plan, free = plan_by_runs(problem)
     expected = [
@@ -110,6 +112,12 @@ def _reason(progress: Mapping[str, Any]) -> Reason:
         if joint.steps == MOST_STEPS:
             return "steps"
         return "share" if joint.field else "examples"
+    if progress.get("guided") is not None:
+        guided = GuidedProgress.from_json(progress).guided
+        assert guided is not None
+        if guided.n_global == TRAIN:
+            return "examples"
+        return "no gain" if guided.best is None else "share"
     if progress.get("race") is None:
         return "not raced"
     race = Race.model_validate(progress["race"])
