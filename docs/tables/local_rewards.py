@@ -8,7 +8,7 @@ from typing import Any
 from compound.report.facts.text import p_value
 from tables.data import markdown, results, spread
 
-PUBLIC = ("optimas", "search", "coordinate", "random", "llm_selector")
+PUBLIC = ("optimas", "search", "coordinate", "random", "llm_selector", "hbc")
 
 
 def summary(part: str) -> Mapping[str, Any]:

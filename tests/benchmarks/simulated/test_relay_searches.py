@@ -1,0 +1,48 @@
+"""Searches of relays: the measured scores come from searches, and are the committed ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compound.benchmarks.simulated.relay_searches import (
+    BUDGETS,
+    BUDGETS_OF_HEAD,
+    HEAD,
+    METHODS,
+    ONLY,
+    OUTPUT,
+    SYSTEMS,
+    settings_of,
+    share,
+    value_of,
+)
+
+SYSTEM, SEED = "4 calls, 1 tuned", 2
+
+
+def test_a_search_takes_its_runs_and_improves_the_start() -> None:
+    """With five validation examples no change could be accepted, which must not end the search."""
+    world = SYSTEMS[SYSTEM](SEED)
+    start = value_of(world, {}) / world.optimum()[1]
+    assert share(SYSTEM, "optimas", 100, SEED) > start
+    assert share(SYSTEM, "unguided", 100, SEED) > start
+
+
+def test_a_committed_score_is_measured_again() -> None:
+    stored = json.loads(Path(OUTPUT).read_text(encoding="utf-8"))["methods"]
+    assert round(share(SYSTEM, "search", 100, SEED), 4) == stored["search"][SYSTEM]["100"]["values"][SEED]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_measured_with_all_budgets(name: str) -> None:
+    found = json.loads(Path(OUTPUT).read_text(encoding="utf-8"))["methods"][name]
+    assert set(found) == set(ONLY.get(name, SYSTEMS))
+    for system, rows in found.items():
+        assert set(rows) == {str(runs) for runs in (BUDGETS_OF_HEAD if system == HEAD else BUDGETS)}
+
+
+def test_runs_of_the_start_and_the_decision_are_additional() -> None:
+    assert settings_of("optimas", 100, 0).budget.system_runs == 110
