@@ -68,14 +68,22 @@ class TestRelay:
         assert facts["guided"]["accuracy"] > 0.7
 
     def test_the_candidate_proposed_was_never_eliminated(self, job: Any) -> None:
-        """Regression test: finalists came from rungs that they had not survived."""
-        states, proposal = relay_job(job, self.WORLD, "a.option", 100).run(
-            GuidedSearch(LEARNING, PromptSearch(()))
-        )
-        races = [s["guided"] for s in states if s["guided"]]
-        candidates = next(s["candidates"] for s in states if s["candidates"])
-        assert proposal.values in ({}, candidates[races[-1]["alive"][0]])
-        assert all(set(b["alive"]) <= set(a["alive"]) for a, b in pairwise(races))
+        """Regression test: finalists came from rungs that they had not survived.
+
+        After some of the races an eliminated candidate has the highest estimated gain; ranked with those left,
+        it would be proposed.
+        """
+        led_by_eliminated = 0
+        for seed in range(6):
+            assignment = relay_job(job, Relay(4, 1, seed=seed), "a.option", 100, seed)
+            states, proposal = assignment.run(GuidedSearch(LEARNING, PromptSearch(())))
+            races = [s["guided"] for s in states if s["guided"]]
+            candidates = next(s["candidates"] for s in states if s["candidates"])
+            assert all(set(b["alive"]) <= set(a["alive"]) for a, b in pairwise(races))
+            (left,), gains = races[-1]["alive"], races[-1]["gains"]
+            assert proposal.values == (candidates[left] if gains[left] > 0 else {})
+            led_by_eliminated += max(gains) > max(0.0, gains[left])
+        assert led_by_eliminated
 
     def test_answers_are_not_among_the_features_of_stored_rewards(self, job: Any) -> None:
         assignment = relay_job(job, self.WORLD, "a.option", 100)
