@@ -1,28 +1,40 @@
-"""Evaluations of a race: the system runs that missing ones are expected to take, by hand."""
+"""Evaluations of a race: predicted system runs by hand, and unbiased estimates of gains with fitted rewards."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from compound.benchmarks.simulated.ablations import FitToShuffled
 from compound.benchmarks.simulated.relays import Relay
 from compound.benchmarks.simulated.systems import Simulated
+from compound.example import Example
 from compound.optimization.prices import estimate_prices
-from compound.optimizers.optimas.evaluation_table import Cell, Conditions, EvaluationTable
+from compound.optimizers.optimas.evaluation_table import Cell, Conditions, EvaluationTable, FitCritic
 from compound.optimizers.optimas.part import part_of
-from compound.rewards.model import make_backbone
+from compound.rewards.buffer import Entry
+from compound.rewards.features import NoBackbone
+from compound.rewards.gains.critic import fit_critic
+from compound.rewards.gains.estimates import Gains, estimate_unbiased
 from compound.rewards.template import Template
 
 
-def table_of(job: Any, world: Relay | Simulated, rows: int = 5) -> EvaluationTable:
-    """Return a table of the other options of component b of a chain, without evaluations."""
-    task = job(world.system(), world, world.examples(rows), keys=("b.option",)).task
-    part = part_of(task.system, ["b"], estimate_prices(task.system))
-    template = Template.of(task.system.components["b"])
-    conditions = Conditions(part, task.prices.change(["b"]), template, make_backbone("none", 8))
-    candidates = [{"b.option": option} for option in range(1, world.options)]
+def table_of(
+    job: Any, world: Relay | Simulated, component: str, examples: Sequence[Example]
+) -> EvaluationTable:
+    """Return a table of the other options of a component of a chain, without evaluations."""
+    key = f"{component}.option"
+    task = job(world.system(), world, examples, keys=(key,)).task
+    part = part_of(task.system, [component], estimate_prices(task.system))
+    template = Template.of(task.system.components[component])
+    conditions = Conditions(part, task.prices.change([component]), template, NoBackbone())
+    candidates = [{key: option} for option in range(1, world.options)]
     return EvaluationTable(task, conditions, candidates, task.train)
 
 
@@ -35,7 +47,8 @@ class TestCost:
 
     @pytest.fixture
     def table(self, job: Any) -> EvaluationTable:
-        made = table_of(job, Relay(4, 2, options=4, seed=3))
+        world = Relay(4, 2, options=4, seed=3)
+        made = table_of(job, world, "b", world.examples(5))
         asyncio.run(made.evaluate_locally([(1, 0), (2, 1)]))
         assert [made.local_columns(row) for row in range(4)] == [[0, 1], [0], [1], []]
         return made
@@ -84,7 +97,8 @@ class TestCost:
 
 def test_the_cost_is_what_evaluations_take_if_all_outputs_differ(job: Any) -> None:
     """Candidates without outputs in common share nothing but the prefix."""
-    table = table_of(job, Simulated("chain", options=4, noise=0.0))
+    world = Simulated("chain", options=4, noise=0.0)
+    table = table_of(job, world, "b", world.examples(5))
     meter = table._task.context.executor.meter
     steps: list[tuple[list[int], list[Cell], int]] = [
         ([0, 1, 2], [], 2),
@@ -96,3 +110,56 @@ def test_the_cost_is_what_evaluations_take_if_all_outputs_differ(job: Any) -> No
         asyncio.run(table.evaluate(alive, cells, n_local))
         assert meter.system_runs - before == pytest.approx(expected)
         assert table.cost(alive, [], n_local) == 0
+
+
+Matrix = NDArray[np.float64]
+WORLD = Relay(4, 1, options=4, skill=(0.05, 0.95), seed=8)
+TRUE = np.array([WORLD.value({"a": option}) - WORLD.value({}) for option in range(1, 4)])
+REPEATS, GLOBAL, LOCAL = 80, 12, 40
+
+
+@pytest.fixture(scope="module")
+def repeats(job: Any) -> list[EvaluationTable]:
+    """Tables of the same candidates on different questions."""
+    found = []
+    for repeat in range(REPEATS):
+        table = table_of(job, WORLD, "a", WORLD.examples(LOCAL, f"repeat {repeat}"))
+        asyncio.run(table.evaluate([0, 1, 2], table.missing([0, 1, 2], GLOBAL), LOCAL))
+        found.append(table)
+    return found
+
+
+class TestUnbiased:
+    """Estimates with fitted rewards, over repeated draws of the questions of one relay.
+
+    The expected score of each option has a closed form. Of 40 questions 12 have global evaluations, to which
+    the reward is fitted; the estimates use all of them.
+    """
+
+    @staticmethod
+    def estimate(table: EvaluationTable, fit: FitCritic) -> Gains:
+        """Estimate the gains with a reward fitted to the table's own draws."""
+        entries = [Entry(draw, 1) for draw in table.draws()]
+        critic = fit(entries, table._given.template, NoBackbone(), certain=True)
+        return estimate_unbiased(table.gains(critic))
+
+    @staticmethod
+    def is_unbiased(errors: Matrix) -> bool:
+        """Return whether the mean error of each candidate is within four standard errors."""
+        se = errors.std(0, ddof=1) / math.sqrt(len(errors))
+        return bool(np.all(np.abs(errors.mean(0)) < 4 * se))
+
+    def test_estimates_with_a_fitted_reward(self, repeats: list[EvaluationTable]) -> None:
+        found = [self.estimate(table, fit_critic) for table in repeats]
+        assert sum(gains.slope > 0 for gains in found) >= 0.8 * REPEATS  # the reward is used
+        errors = np.array([gains.mean for gains in found]) - TRUE
+        assert self.is_unbiased(errors)
+        assert not self.is_unbiased(errors + 0.1)
+        assert not self.is_unbiased(errors - 0.1)
+
+    def test_a_reward_of_shuffled_labels_biases_local_gains_but_no_estimates(
+        self, repeats: list[EvaluationTable]
+    ) -> None:
+        found = [self.estimate(table, FitToShuffled()) for table in repeats]
+        assert self.is_unbiased(np.array([gains.mean for gains in found]) - TRUE)
+        assert not self.is_unbiased(np.nan_to_num([gains.locally for gains in found]) - TRUE)
