@@ -68,14 +68,22 @@ class TestRelay:
         assert facts["guided"]["accuracy"] > 0.7
 
     def test_the_candidate_proposed_was_never_eliminated(self, job: Any) -> None:
-        """Regression test: finalists came from rungs that they had not survived."""
-        states, proposal = relay_job(job, self.WORLD, "a.option", 100).run(
-            GuidedSearch(LEARNING, PromptSearch(()))
-        )
-        races = [s["guided"] for s in states if s["guided"]]
-        candidates = next(s["candidates"] for s in states if s["candidates"])
-        assert proposal.values in ({}, candidates[races[-1]["alive"][0]])
-        assert all(set(b["alive"]) <= set(a["alive"]) for a, b in pairwise(races))
+        """Regression test: finalists came from rungs that they had not survived.
+
+        After some of the races an eliminated candidate has the highest estimated gain; ranked with those left,
+        it would be proposed.
+        """
+        led_by_eliminated = 0
+        for seed in range(6):
+            assignment = relay_job(job, Relay(4, 1, seed=seed), "a.option", 100, seed)
+            states, proposal = assignment.run(GuidedSearch(LEARNING, PromptSearch(())))
+            races = [s["guided"] for s in states if s["guided"]]
+            candidates = next(s["candidates"] for s in states if s["candidates"])
+            assert all(set(b["alive"]) <= set(a["alive"]) for a, b in pairwise(races))
+            (left,), gains = races[-1]["alive"], races[-1]["gains"]
+            assert proposal.values == (candidates[left] if gains[left] > 0 else {})
+            led_by_eliminated += max(gains) > max(0.0, gains[left])
+        assert led_by_eliminated
 
     def test_answers_are_not_among_the_features_of_stored_rewards(self, job: Any) -> None:
         assignment = relay_job(job, self.WORLD, "a.option", 100)
@@ -145,8 +153,11 @@ def test_opro_sees_the_prompts_of_earlier_rounds_with_their_gains(job: Any) -> N
     def reply(message: str, rng: np.random.Generator) -> str:
         if "<prompt>" in message:
             seen.append(message)
-            return f"<prompt>Rule {len(seen)}: be {'brief' if len(seen) % 2 else 'long'}.</prompt>"
-        return "short" if "brief" in message else "a rather long answer"
+            return f"<prompt>Rule {len(seen)}: be {('clear', 'brief', 'long')[len(seen) % 3]}.</prompt>"
+        is_short = any(word in message for word in ("short", "brief")) or (
+            "clear" in message and "1" in message
+        )
+        return "short" if is_short else "a rather long answer"
 
     first = LLM("first", prompt=Text("Answer."))(question=Input("question"))
     last = LLM("last", prompt="Copy.")(text=first)
@@ -158,7 +169,14 @@ def test_opro_sees_the_prompts_of_earlier_rounds_with_their_gains(job: Any) -> N
 
     assignment = job(system, custom(score), rows, lambda: ScriptedLM(reply), 200, keys=("first.prompt",))
     assignment.task = replace(assignment.task, candidates=4)
-    assignment.run(GuidedSearch(LEARNING, PromptSearch(("opro",)), rounds=2))
-    later = [message for message in seen if "Rule 1" in message and "score" in message]
+    states, _ = assignment.run(GuidedSearch(LEARNING, PromptSearch(("opro",)), rounds=2))
+    race = [state["guided"] for state in states if state["round"] == 0 and state["guided"]][-1]
+    prompts = [values["first.prompt"] for values in states[0]["candidates"]]
+    assert race["gains"][0] == pytest.approx(1.0)  # always brief
+    assert race["gains"][1] == pytest.approx(0.0)
+    assert 0.1 < race["gains"][2] < 0.9
+    later = [message for message in seen if "Rule 1" in message]
     assert later
-    assert "Rule 2" in later[-1]
+    for message in later:
+        for prompt, gain in zip(prompts, race["gains"], strict=True):
+            assert f"<prompt>{prompt}</prompt> score {gain:.3f}\n" in message

@@ -38,6 +38,7 @@ from compound.optimizers.search.racing import race
 from compound.registry import policies
 from compound.rewards.alignment import Accuracy
 from compound.rewards.features import FeatureMap, NoBackbone
+from compound.rewards.gains.gold import GOLD
 from compound.rewards.heads import Head
 from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.policy import load_policy, store_reward
@@ -492,6 +493,14 @@ class TestOptimas:
         proposed = [job for job in jobs(result.path) if isinstance(job["values"].get("tool.choice"), dict)]
         assert proposed
         assert all(job["train_after"] > job["train_before"] for job in proposed)
+
+    def test_the_stored_reward_reads_no_gold_answers(self, result: cp.Result) -> None:
+        """The draws of train examples hold features of them, for other rewards."""
+        assert GOLD in (result.path / "memory.jsonl").read_text(encoding="utf-8")
+        folder = Path(entry(entry(result.best, "tool.choice", dict), "path", str))
+        card = (folder / "card.json").read_text(encoding="utf-8")
+        assert "choice=low*x" in card
+        assert GOLD not in card
 
     def test_a_fresh_process_chooses_the_same_wherever_the_run_lies(
         self, file: Path, result: cp.Result, tmp_path: Path

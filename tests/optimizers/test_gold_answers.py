@@ -1,0 +1,90 @@
+"""Gold answers in local rewards: read on train examples only, and in nothing that a run stores to be served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compound as cp
+from compound.benchmarks.simulated.heads import Head
+from compound.benchmarks.simulated.relays import Relay
+from compound.optimizers.optimas import evaluation_table
+from compound.rewards.gains.critic import Critic
+from compound.rewards.gains.gold import GOLD, gold_features
+from compound.rewards.template import Reading
+
+SIZES = {"train": 40, "valid": 16, "test": 4}
+
+
+@pytest.fixture
+def gold_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ids of the examples whose gold answers the local rewards read; every row has its id among its gold."""
+    found: list[str] = []
+
+    def recorded(outputs: Mapping[str, object], gold: Mapping[str, object]) -> dict[str, float]:
+        found.append(str(gold["id"]))
+        return gold_features(outputs, gold)
+
+    monkeypatch.setattr(evaluation_table, "gold_features", recorded)
+    return found
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ids of the examples that the rewards with gold answers score."""
+    found: list[str] = []
+    rewards = Critic.rewards
+
+    def recorded(critic: Critic, readings: Sequence[Reading], examples: Sequence[str]) -> Any:
+        found.extend(examples)
+        return rewards(critic, readings, examples)
+
+    monkeypatch.setattr(Critic, "rewards", recorded)
+    return found
+
+
+@pytest.fixture(params=["component", "segment"])
+def result(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    gold_read: list[str],
+    scored: list[str],
+) -> cp.Result:
+    """A run that accepts a change of one component, or of a segment, and evaluates the test split."""
+    monkeypatch.setattr("compound.report.write", lambda path: None)  # it shows the gold answers of test rows
+    world = Head(4) if request.param == "segment" else Relay(4, 1, options=4, skill=(0.05, 0.95))
+    rows = {
+        split: [{"id": e.id, **e.inputs, **e.gold} for e in world.examples(n, split)]
+        for split, n in SIZES.items()
+    }
+    return cp.optimize(
+        world.system(), rows, world.score, method="optimas", seed=1, budget=100, iterations=1,
+        run_dir=tmp_path / "run", progress=False, optimas={"backbone": {"model": "none"}},
+    )  # fmt: skip
+
+
+def test_rewards_read_gold_answers_on_train_examples_only(
+    result: cp.Result, gold_read: list[str], scored: list[str]
+) -> None:
+    train = {f"train-{i}" for i in range(SIZES["train"])}
+    assert result.accepted == 1
+    assert result.test_after is not None
+    assert gold_read
+    assert scored
+    assert set(gold_read) <= train
+    assert set(scored) <= train
+
+
+def test_results_hold_settings_and_no_reward(result: cp.Result) -> None:
+    """Features of gold answers are in the draws of the run's memory, and nowhere else."""
+    for key, value in result.best.items():
+        assert type(value) in (int, str), key
+    files = {
+        path.relative_to(result.path): path.read_bytes() for path in result.path.rglob("*") if path.is_file()
+    }
+    assert Path("best.json") in files
+    assert [str(path) for path, content in files.items() if GOLD.encode() in content] == ["memory.jsonl"]
