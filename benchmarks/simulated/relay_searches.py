@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -121,18 +121,31 @@ def value_of(world: Relay | Head, values: Mapping[str, object]) -> float:
     return world.value({key.split(".")[1]: value for key, value in values.items()})
 
 
+def budgets_of(system: str) -> Sequence[int]:
+    """Return the numbers of system runs that a system is measured with."""
+    return BUDGETS_OF_HEAD if system == HEAD else BUDGETS
+
+
+def missing(name: str, known: Mapping[str, Mapping[str, object]]) -> list[tuple[str, int]]:
+    """Return the systems and numbers of system runs that a method is to be measured with."""
+    wanted = ((system, runs) for system in ONLY.get(name, SYSTEMS) for runs in budgets_of(system))
+    return [(system, runs) for system, runs in wanted if str(runs) not in known.get(system, {})]
+
+
 def rows_of(name: str, known: Mapping[str, dict[str, object]]) -> dict[str, dict[str, object]]:
-    """Measure a method on all systems and budgets, except the known systems."""
-    found = dict(known)
+    """Measure a method with all systems and budgets, except the known ones."""
+    found = {system: dict(rows) for system, rows in known.items()}
     with ProcessPoolExecutor() as pool:
-        for system in (each for each in ONLY.get(name, SYSTEMS) if each not in known):
-            for runs in BUDGETS_OF_HEAD if system == HEAD else BUDGETS:
-                values = list(pool.map(partial(share, system, name, runs), range(SEEDS)))
-                summary = interval_of_means(values, bounds=UNIT)
-                rounded = [round(value, 4) for value in values]
-                found.setdefault(system, {})[str(runs)] = {**summary.to_json(), "values": rounded}
-                print(name, system, runs, summary, flush=True)
-    return found
+        for system, runs in missing(name, known):
+            values = list(pool.map(partial(share, system, name, runs), range(SEEDS)))
+            summary = interval_of_means(values, bounds=UNIT)
+            rounded = [round(value, 4) for value in values]
+            found.setdefault(system, {})[str(runs)] = {**summary.to_json(), "values": rounded}
+            print(name, system, runs, summary, flush=True)
+    return {
+        system: {str(runs): found[system][str(runs)] for runs in budgets_of(system)}
+        for system in ONLY.get(name, SYSTEMS)
+    }
 
 
 def start(system: str) -> float:
@@ -144,9 +157,7 @@ def start(system: str) -> float:
 def main() -> None:
     """Measure the named methods, or all that are missing, and write the file after each."""
     known = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {"methods": {}}
-    wanted = sys.argv[1:] or [
-        name for name in METHODS if len(known["methods"].get(name, {})) < len(ONLY.get(name, tuple(SYSTEMS)))
-    ]
+    wanted = sys.argv[1:] or [name for name in METHODS if missing(name, known["methods"].get(name, {}))]
     for name in wanted:
         measured = {**known["methods"], name: rows_of(name, known["methods"].get(name, {}))}
         known = {

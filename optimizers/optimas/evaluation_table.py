@@ -25,7 +25,7 @@ from compound.rewards.buffer import Entry
 from compound.rewards.features import Embedder
 from compound.rewards.gains.critic import Critic, fit_critic, read_call
 from compound.rewards.gains.estimates import EstimateGains, Evaluations, estimate_gains
-from compound.rewards.gains.gold import gold_features
+from compound.rewards.gains.gold import answers_of, gold_features
 from compound.rewards.pairs import Draw
 from compound.rewards.sampling.candidates import Candidate
 from compound.rewards.template import Template
@@ -275,7 +275,7 @@ class EvaluationTable:
         for name in (*self._given.part.components, *self._given.part.effects):
             for call in trace.calls_of(name):
                 shown |= {f"{name}.{field}": value for field, value in call.outputs.items()}
-        return gold_features(shown, example.gold)
+        return gold_features(shown, answers_of(example))
 
     def _matched(self, row: int, column: int) -> list[tuple[Call, Call]]:
         """Return the incumbent's calls of the component with the candidate's calls on the same inputs."""

@@ -53,7 +53,7 @@ ESTIMATES: Mapping[str, EstimateGains] = {
     "shrinkage": estimate_gains,
     "control_variate": estimate_unbiased,
 }
-MIN_MINIBATCHES = 2.0
+MIN_MINIBATCHES = 4.0  # fewer would divide alpha between more decisions (docs/evidence/acceptance.md)
 
 
 class BaseOptimasSettings(Settings):

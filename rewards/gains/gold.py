@@ -13,10 +13,27 @@ from collections.abc import Mapping, Sequence
 
 from compound.components.fields import format_value
 from compound.evaluation.metrics.text import normalize
+from compound.example import Example
 
-__all__ = ["GOLD", "gold_features"]
+__all__ = ["GOLD", "answers_of", "gold_features"]
 
 GOLD = "gold:"  # prefix of the names of these features
+
+
+def answers_of(example: Example) -> dict[str, object]:
+    """Return the gold fields of an example, without its inputs and its identifier.
+
+    Rows of files have all of their columns as gold fields.
+
+    >>> row = {"id": "r1", "question": "Who?", "answer": "Ann"}
+    >>> answers_of(Example("r1", {"question": "Who?"}, row))
+    {'answer': 'Ann'}
+    """
+    return {
+        name: value
+        for name, value in example.gold.items()
+        if name not in example.inputs and value != example.id
+    }
 
 
 def gold_features(outputs: Mapping[str, object], gold: Mapping[str, object]) -> dict[str, float]:
@@ -30,7 +47,7 @@ def gold_features(outputs: Mapping[str, object], gold: Mapping[str, object]) -> 
 
     Args:
         outputs: values by name.
-        gold: `Example.gold`.
+        gold: gold fields by name; see `answers_of`.
 
     >>> found = gold_features({"passages": ["Rome is old.", "Lima is in Peru."]}, {"answer": "Lima"})
     >>> found["gold:passages.answer.holds"], found["gold:passages.answer.rank"]

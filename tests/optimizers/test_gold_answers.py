@@ -13,7 +13,7 @@ from compound.benchmarks.simulated.heads import Head
 from compound.benchmarks.simulated.relays import Relay
 from compound.optimizers.optimas import evaluation_table
 from compound.rewards.gains.critic import Critic
-from compound.rewards.gains.gold import GOLD, gold_features
+from compound.rewards.gains.gold import GOLD, answers_of, gold_features
 from compound.rewards.template import Reading
 
 SIZES = {"train": 40, "valid": 16, "test": 4}
@@ -21,11 +21,24 @@ SIZES = {"train": 40, "valid": 16, "test": 4}
 
 @pytest.fixture
 def gold_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Ids of the examples whose gold answers the local rewards read; every row has its id among its gold."""
+    """Ids of the examples whose gold answers the local rewards read."""
     found: list[str] = []
 
+    def recorded(example: cp.Example) -> dict[str, object]:
+        found.append(example.id)
+        return answers_of(example)
+
+    monkeypatch.setattr(evaluation_table, "answers_of", recorded)
+    return found
+
+
+@pytest.fixture
+def features_read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of the gold fields that features are computed from."""
+    found: set[str] = set()
+
     def recorded(outputs: Mapping[str, object], gold: Mapping[str, object]) -> dict[str, float]:
-        found.append(str(gold["id"]))
+        found.update(gold)
         return gold_features(outputs, gold)
 
     monkeypatch.setattr(evaluation_table, "gold_features", recorded)
@@ -52,6 +65,7 @@ def result(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     gold_read: list[str],
+    features_read: set[str],
     scored: list[str],
 ) -> cp.Result:
     """A run that accepts a change of one component, or of a segment, and evaluates the test split."""
@@ -65,6 +79,12 @@ def result(
         world.system(), rows, world.score, method="optimas", seed=1, budget=100, iterations=1,
         run_dir=tmp_path / "run", progress=False, optimas={"backbone": {"model": "none"}},
     )  # fmt: skip
+
+
+def test_columns_of_the_inputs_and_the_identifier_are_no_gold_answers(
+    result: cp.Result, features_read: set[str]
+) -> None:
+    assert features_read == {"answer"}
 
 
 def test_rewards_read_gold_answers_on_train_examples_only(
