@@ -67,7 +67,7 @@ async def next_candidates(
     )
     if text_keys(task):
         current = {key: task.system.configuration[key] for key in task.keys}
-        tried = [ScoredCandidate({**current, **values}, gain, 1) for values, gain in scored]
+        tried = [ScoredCandidate({**current, **values}, gain, 1) for values, gain in [({}, 0.0), *scored]]
         system = task.system.bind({**task.system.configuration, **best})
         # a model that writes prompts sees all earlier ones with their gains
         nearby = replace(task, system=system, tried=[*task.tried, *tried])

@@ -180,3 +180,4 @@ def test_opro_sees_the_prompts_of_earlier_rounds_with_their_gains(job: Any) -> N
     for message in later:
         for prompt, gain in zip(prompts, race["gains"], strict=True):
             assert f"<prompt>{prompt}</prompt> score {gain:.3f}\n" in message
+        assert "<prompt>Answer.</prompt> score 0.000\n" in message  # the incumbent's
