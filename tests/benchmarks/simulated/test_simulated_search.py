@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from compound.benchmarks.simulated.ablations import SHARES, FitToShuffled
 
 from compound.benchmarks.measure import local_rewards
+from compound.benchmarks.simulated.ablations import SHARES, FitToShuffled
 from compound.benchmarks.simulated.search import search, world
 from compound.benchmarks.simulated.systems import SHAPES, Simulated
 from compound.rewards.buffer import Entry
