@@ -56,10 +56,8 @@ SYSTEMS: Mapping[str, Callable[[int], Relay | Head]] = {
 }  # by seed
 HEAD = "cheap head"
 RELAYS = tuple(system for system in SYSTEMS if system != HEAD)
-ONLY: Mapping[str, tuple[str, ...]] = {
-    "apart": (HEAD,),
-    "gate": RELAYS,
-}  # systems that an ablation differs on
+# systems that an ablation differs on, if not all
+ONLY: Mapping[str, tuple[str, ...]] = {"apart": (HEAD,), "gate": RELAYS}
 NO_BACKBONE = {"backbone": {"model": "none"}}
 ABLATIONS = "compound.benchmarks.simulated.ablations"
 METHODS: Mapping[str, tuple[str, Mapping[str, object]]] = {

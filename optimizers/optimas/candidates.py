@@ -67,7 +67,8 @@ async def next_candidates(
     )
     if text_keys(task):
         current = {key: task.system.configuration[key] for key in task.keys}
-        tried = [ScoredCandidate({**current, **values}, gain, 1) for values, gain in [({}, 0.0), *scored]]
+        shown_gains = [({}, 0.0), *scored]  # the incumbent's own values, then the candidates'
+        tried = [ScoredCandidate({**current, **values}, gain, 1) for values, gain in shown_gains]
         system = task.system.bind({**task.system.configuration, **best})
         # a model that writes prompts sees all earlier ones with their gains
         nearby = replace(task, system=system, tried=[*task.tried, *tried])
