@@ -111,8 +111,13 @@ class GuidedRace(State):
         return self.model_copy(update={"evaluations": StoredEvaluations()})
 
     def variance(self, n_global: float, n_local: float) -> float:
-        """Return the variance of an estimate with these numbers of evaluations."""
-        noise2, spread2 = self.noise**2, self.spread**2 + self.doubt**2
+        """Return the variance of an estimate with these numbers of evaluations.
+
+        The spread is taken at its estimate. Adding the doubt about it would spend global evaluations on
+        correcting a reward only because few evaluations have tested it yet; the next rung, whose global
+        evaluations show whether it errs, plans with a new estimate.
+        """
+        noise2, spread2 = self.noise**2, self.spread**2
         correction = noise2 / n_global if n_global else math.inf
         if math.isfinite(spread2):
             correction = spread2 * noise2 / (spread2 * n_global + noise2) if noise2 else 0.0

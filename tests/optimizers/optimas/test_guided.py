@@ -65,7 +65,7 @@ class TestRelay:
         assert facts["savings"] == pytest.approx(4.0)
         assert facts["steered"]
         assert 0 < facts["guided"]["ratio"] < 1
-        assert facts["guided"]["accuracy"] > 0.7
+        assert facts["guided"]["accuracy"] > 0.6
 
     def test_the_candidate_proposed_was_never_eliminated(self, job: Any) -> None:
         """Regression test: finalists came from rungs that they had not survived.

@@ -139,7 +139,7 @@ class TestRungs:
         ("spread", "doubt", "n_global", "n_local", "variance"),
         [
             (3.0, 0.0, 4, 10, 36 / 40 + 0.1),  # 9 · 4 / (9 · 4 + 4), and 1 / 10
-            (3.0, 4.0, 4, 10, 100 / 104 + 0.1),  # 9 + 16 instead of 9
+            (3.0, 4.0, 4, 10, 36 / 40 + 0.1),  # a plan takes the spread at its estimate
             (3.0, 0.0, 0, 10, 9 + 0.1),
             (math.inf, 0.0, 4, 10, 1 + 0.1),
             (math.inf, 0.0, 0, 10, math.inf),
