@@ -38,7 +38,8 @@ from compound.cluster.wire import Types, result_from_wire, result_to_wire, usage
 from compound.components.llm import LLM
 from compound.engine import NO_USAGE, Engine, Usage
 from compound.execution.budget import Budget, Meter
-from compound.execution.caller import Attempt, Caller
+from compound.execution.caller import Caller
+from compound.execution.calls.attempts import Attempt
 from compound.execution.outcomes import CallResult
 from compound.execution.sender import Engines, Notify, Sender
 from compound.execution.throttle import Gate, NeverAdmitted, Refusal, Turn

@@ -21,7 +21,8 @@ from compound.errors import DeclarationError, suggest_name
 from compound.example import Values
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
-from compound.execution.caller import Attempt, Caller
+from compound.execution.caller import Caller
+from compound.execution.calls.attempts import Attempt
 from compound.execution.exchange import recording
 from compound.execution.graph_run import ComponentSettings, GraphRun, RunState, make_fork
 from compound.execution.observers.events import RunListener

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from compound.errors import CallError, DeclarationError, first_leaf, suggest_name
 from compound.example import Values
 from compound.execution.budget import Meter
-from compound.execution.caller import Attempt, Caller
+from compound.execution.caller import Caller
+from compound.execution.calls.attempts import Attempt
 from compound.execution.observers.events import RunListener
 from compound.execution.observers.spans import active_tracer, within
 from compound.execution.outcomes import CallResult

@@ -22,7 +22,8 @@ import compound as cp
 from compound.components.selector import Selector
 from compound.errors import ConfigurationError
 from compound.execution.cache import MemoryCache
-from compound.execution.caller import Attempt, Caller
+from compound.execution.caller import Caller
+from compound.execution.calls.attempts import Attempt
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
 from compound.graph.component import CallContext, Operation

@@ -19,7 +19,7 @@ from compound.components.engines.remote import max_prompt_tokens
 from compound.components.engines.vllm import chat as vllm_chat
 from compound.engine import AnswerFormat, Completion, Message, Request, ToolCall, ToolSpec
 from compound.errors import DeclarationError, ParseError, RunFailed
-from compound.execution.caller import _as_key
+from compound.execution.calls.request_key import request_key
 from compound.execution.exchange import Exchange, record_exchange
 from compound.execution.tool_text import from_text, to_text
 from compound.graph.configuration import digest
@@ -42,10 +42,10 @@ class TestKeys:
             (Message("system", "Be brief."), Message("user", "Grüße?")),
             max_tokens=9, temperature=0.5, stop=("x",), seed=7, cue="A:",
         )  # fmt: skip
-        key = digest(["ask", "m", _as_key(request)])
+        key = digest(["ask", "m", request_key(request)])
         assert key == "6a71032f544ff26314ac664cc7c44ca9847c982f92468119441df79749582568"
         choices = Request((Message("user", "Hi"),), format=AnswerFormat(choices=("a", "b")))
-        key = digest(["ask", "m", _as_key(choices)])
+        key = digest(["ask", "m", request_key(choices)])
         assert key == "148ec094c670da74a76e1b6505d730968e0353a936ed6253f24daa44663a61af"
 
     def test_component_versions_are_unchanged(self) -> None:
@@ -63,7 +63,7 @@ class TestKeys:
             replace(plain, tools=(HALVE,)),
             replace(plain, tools=(HALVE,), tool_choice="none"),
         ]
-        keys = {digest(_as_key(request)) for request in [plain, *others]}
+        keys = {digest(request_key(request)) for request in [plain, *others]}
         assert len(keys) == len(others) + 1
 
 

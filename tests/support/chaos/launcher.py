@@ -137,12 +137,12 @@ def _serve() -> None:
     import compound.api.optimize
     import compound.api.progress
     import compound.cli
-    import compound.execution.caller
+    import compound.execution.calls.attempts
     import compound.optimizers.methods
     import compound.report
     import compound.spec
 
-    setattr(compound.execution.caller, "FIRST_WAIT", float(sys.argv[1]))  # noqa: B010 - not exported there
+    setattr(compound.execution.calls.attempts, "FIRST_WAIT", float(sys.argv[1]))  # noqa: B010 - not exported there
     torch.set_num_threads(1)
     gc.freeze()  # a collection in a child does not copy the pages of what is imported
     for line in sys.stdin:

@@ -1,0 +1,1 @@
+"""Single calls: attempts, the context of a running component, shared results."""
