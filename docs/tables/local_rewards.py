@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from compound.report.facts.text import p_value
-from tables.data import markdown, results, spread
+from tables.data import DATA, markdown, results, spread
 
+MIN_INPUTS = 10
 PUBLIC = ("optimas", "search", "coordinate", "random", "llm_selector", "hbc")
 
 
@@ -101,4 +102,19 @@ def relay_searches(system: str) -> str:
     return markdown(["method", *budgets], [start, *rows])
 
 
-TABLES = (accuracy, lora, interaction, misaligned, regret, relay_searches)
+def gold() -> str:
+    """Tabulate the accuracies of rewards with and without gold answers on pairs of real runs."""
+    rows = []
+    for path in sorted((DATA / "gold_accuracy").glob("*.json")):
+        for component, row in results(f"gold_accuracy/{path.stem}")["components"].items():
+            if row["gold"]["inputs"] >= MIN_INPUTS:
+                rows.append([
+                    path.stem, component, spread(row["without"]), spread(row["gold"]),
+                    spread(row["difference"], signed=True),
+                    str(row["gold"]["inputs"]), str(row["gold"]["pairs"]),
+                ])  # fmt: skip
+    headings = ["system", "component", "without gold", "with gold", "difference", "inputs", "pairs"]
+    return markdown(headings, rows)
+
+
+TABLES = (accuracy, gold, lora, interaction, misaligned, regret, relay_searches)
