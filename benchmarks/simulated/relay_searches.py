@@ -1,6 +1,6 @@
 """Compare methods on simulated systems with the price structure of real ones, whose optimum is known.
 
-    python -m compound.benchmarks.simulated.relay_searches [METHOD ...]
+    python -m compound.benchmarks.simulated.relay_searches [METHOD ...] [--first-seed 20]
 
 The systems are relays (`compound.benchmarks.simulated.relays`), with a few tuned steps at the beginning,
 whose candidates a local evaluation compares for a fraction of a run, before an expensive tail, and a system
@@ -14,13 +14,14 @@ read gold answers), `shuffled` (of the labels that the reward is fitted to), `fr
 first job only), `gate` (candidates are ranked by the local reward alone where it orders enough evaluations
 like the global one, and by the global reward alone elsewhere), `unguided` (no local reward), `apart` (one
 job for each component of the head). Finished methods and systems are kept, so an interrupted measurement can
-be resumed; to measure a method again, remove its entry from the file.
+be resumed; to measure a method again, remove its entry from the file. With another first seed, the named
+methods are measured on the relays of further seeds; the file is ``benchmarks/data/relay_searches_20.json``.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -124,45 +125,63 @@ def budgets_of(system: str) -> Sequence[int]:
     return BUDGETS_OF_HEAD if system == HEAD else BUDGETS
 
 
-def missing(name: str, known: Mapping[str, Mapping[str, object]]) -> list[tuple[str, int]]:
+def systems_of(name: str, first_seed: int) -> Sequence[str]:
+    """Return the systems that a method is measured on."""
+    return [system for system in ONLY.get(name, tuple(SYSTEMS)) if not first_seed or system in RELAYS]
+
+
+def missing(
+    name: str, known: Mapping[str, Mapping[str, object]], first_seed: int = 0
+) -> list[tuple[str, int]]:
     """Return the systems and numbers of system runs that a method is to be measured with."""
-    wanted = ((system, runs) for system in ONLY.get(name, SYSTEMS) for runs in budgets_of(system))
+    wanted = ((system, runs) for system in systems_of(name, first_seed) for runs in budgets_of(system))
     return [(system, runs) for system, runs in wanted if str(runs) not in known.get(system, {})]
 
 
-def rows_of(name: str, known: Mapping[str, dict[str, object]]) -> dict[str, dict[str, object]]:
+def rows_of(
+    name: str, known: Mapping[str, dict[str, object]], first_seed: int = 0
+) -> dict[str, dict[str, object]]:
     """Measure a method with all systems and budgets, except the known ones."""
     found = {system: dict(rows) for system, rows in known.items()}
+    seeds = range(first_seed, first_seed + SEEDS)
     with ProcessPoolExecutor() as pool:
-        for system, runs in missing(name, known):
-            values = list(pool.map(partial(share, system, name, runs), range(SEEDS)))
+        for system, runs in missing(name, known, first_seed):
+            values = list(pool.map(partial(share, system, name, runs), seeds))
             summary = interval_of_means(values, bounds=UNIT)
             rounded = [round(value, 4) for value in values]
             found.setdefault(system, {})[str(runs)] = {**summary.to_json(), "values": rounded}
             print(name, system, runs, summary, flush=True)
     return {
         system: {str(runs): found[system][str(runs)] for runs in budgets_of(system)}
-        for system in ONLY.get(name, SYSTEMS)
+        for system in systems_of(name, first_seed)
     }
 
 
-def start(system: str) -> float:
+def start(system: str, first_seed: int = 0) -> float:
     """Return the mean expected score of the initial configurations, as a share of the optimum's."""
-    worlds = [SYSTEMS[system](seed) for seed in range(SEEDS)]
+    worlds = [SYSTEMS[system](seed) for seed in range(first_seed, first_seed + SEEDS)]
     return round(sum(value_of(world, {}) / world.optimum()[1] for world in worlds) / SEEDS, 4)
 
 
 def main() -> None:
     """Measure the named methods, or all that are missing, and write the file after each."""
-    known = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {"methods": {}}
-    wanted = sys.argv[1:] or [name for name in METHODS if missing(name, known["methods"].get(name, {}))]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("methods", nargs="*", metavar="METHOD", help=f"one of {', '.join(METHODS)}")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of the 20 seeds")
+    args = parser.parse_args()
+    first: int = args.first_seed
+    output = OUTPUT.with_stem(f"{OUTPUT.stem}_{first}") if first else OUTPUT
+    known = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {"methods": {}}
+    wanted = args.methods or [
+        name for name in METHODS if missing(name, known["methods"].get(name, {}), first)
+    ]
     for name in wanted:
-        measured = {**known["methods"], name: rows_of(name, known["methods"].get(name, {}))}
+        measured = {**known["methods"], name: rows_of(name, known["methods"].get(name, {}), first)}
         known = {
-            "start": {system: start(system) for system in SYSTEMS},
+            "start": {system: start(system, first) for system in SYSTEMS},
             "methods": {each: measured[each] for each in METHODS if each in measured},
         }
-        OUTPUT.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        output.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

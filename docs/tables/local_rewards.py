@@ -102,6 +102,19 @@ def relay_searches(system: str) -> str:
     return markdown(["method", *budgets], [start, *rows])
 
 
+def relays_of_more_seeds() -> str:
+    """Tabulate the scores of configurations found on the relays of further seeds."""
+    methods = results("relay_searches_20")["methods"]
+    systems = methods["optimas"]
+    budgets = list(next(iter(systems.values())))
+    rows = [
+        [system, f"`{method}`", *(spread(values[system][runs]) for runs in budgets)]
+        for system in systems
+        for method, values in methods.items()
+    ]
+    return markdown(["relay", "method", *budgets], rows)
+
+
 def gold() -> str:
     """Tabulate the accuracies of rewards with and without gold answers on pairs of real runs."""
     rows = []
@@ -117,4 +130,4 @@ def gold() -> str:
     return markdown(headings, rows)
 
 
-TABLES = (accuracy, gold, lora, interaction, misaligned, regret, relay_searches)
+TABLES = (accuracy, gold, lora, interaction, misaligned, regret, relay_searches, relays_of_more_seeds)
