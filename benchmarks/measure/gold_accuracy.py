@@ -1,7 +1,7 @@
 """Compare training-time rewards that read gold answers with rewards that do not, on pairs of finished runs.
 
     python -m compound.benchmarks.measure.gold_accuracy benchmarks/atlas.yaml runs/atlas/optimas-400-* \
-        --output gold.json
+        --set components.namer.llm.weights=null --set components.answerer.llm.weights=null --output gold.json
 
 For each run directory of method `optimas` and each component, the script fits two cross-fitted rewards
 (`compound.rewards.gains.critic`) to the run's draws: one reads gold answers, as in the run, the other only
@@ -34,12 +34,12 @@ from compound.rewards.template import Template
 from compound.spec import load
 
 
-def reads_gold(entry: Entry) -> bool:
+def has_gold_features(entry: Entry) -> bool:
     """Return whether the outputs of a draw have gold features."""
     return any(name.startswith(GOLD) for c in entry.draw.candidates for name in c.signals)
 
 
-def without_gold(entries: Sequence[Entry]) -> list[Entry]:
+def remove_gold_features(entries: Sequence[Entry]) -> list[Entry]:
     """Return draws whose candidates have no gold features."""
     found = []
     for entry in entries:
@@ -58,7 +58,7 @@ class Verdicts:
     Attributes:
         gold: the verdicts of the reward that reads gold answers.
         without: those of the other reward.
-        inputs: the input of each pair.
+        inputs: the example of each pair; runs share examples.
     """
 
     gold: list[float] = field(default_factory=list)
@@ -96,20 +96,20 @@ def add_verdicts(found: Verdicts, run: Inspection, system: System, component: st
     certain = has_certain_downstream(system, component)
     gold, without = (
         fit_critic(used, template, run.model.backbone, certain=certain)
-        for used in (entries, without_gold(entries))
+        for used in (entries, remove_gold_features(entries))
     )
     if gold and without:
         found.gold += [(np.sign(margin) + 1) / 2 for margin in gold.margins]
         found.without += [(np.sign(margin) + 1) / 2 for margin in without.margins]
-        found.inputs += [f"{run.path.name} {name}" for name in gold.inputs]
+        found.inputs += gold.inputs
 
 
-def compared(system: System, runs: Sequence[Path]) -> dict[str, Comparison]:
+def compare_rewards(system: System, runs: Sequence[Path]) -> dict[str, Comparison]:
     """Return the accuracies of both rewards by component, over the pairs of all runs."""
     pooled: dict[str, Verdicts] = defaultdict(Verdicts)
     for folder in track(runs, "fitting rewards"):
         run = Inspection.open(folder, system)
-        for component in dict.fromkeys(e.draw.component for e in run.buffer.entries if reads_gold(e)):
+        for component in dict.fromkeys(e.draw.component for e in run.buffer.entries if has_gold_features(e)):
             add_verdicts(pooled[component], run, system, component)
     return {component: verdicts.summary() for component, verdicts in pooled.items() if verdicts.inputs}
 
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("gold.json"))
     args = parser.parse_args(arguments)
     program = load(args.system, overrides=[tuple(entry.split("=", 1)) for entry in args.set])
-    components = {name: each.to_json() for name, each in compared(program.system, args.runs).items()}
+    components = {name: each.to_json() for name, each in compare_rewards(program.system, args.runs).items()}
     found = {"runs": len(args.runs), "components": components}
     args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

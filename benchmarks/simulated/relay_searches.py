@@ -14,8 +14,8 @@ read gold answers), `shuffled` (of the labels that the reward is fitted to), `fr
 first job only), `gate` (candidates are ranked by the local reward alone where it orders enough evaluations
 like the global one, and by the global reward alone elsewhere), `unguided` (no local reward), `apart` (one
 job for each component of the head). Finished methods and systems are kept, so an interrupted measurement can
-be resumed; to measure a method again, remove its entry from the file. With another first seed, the named
-methods are measured on the relays of further seeds; the file is ``benchmarks/data/relay_searches_20.json``.
+be resumed; to measure a method again, remove its entry from the file. With another first seed, the
+relays of 20 further seeds are measured, and the file is ``benchmarks/data/relay_searches_SEED.json``.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def main() -> None:
     for name in wanted:
         measured = {**known["methods"], name: rows_of(name, known["methods"].get(name, {}), first)}
         known = {
-            "start": {system: start(system, first) for system in SYSTEMS},
+            "start": {system: start(system, first) for system in (RELAYS if first else SYSTEMS)},
             "methods": {each: measured[each] for each in METHODS if each in measured},
         }
         output.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")

@@ -39,7 +39,7 @@ from compound.components.llm import LLM
 from compound.engine import NO_USAGE, Engine, Usage
 from compound.execution.budget import Budget, Meter
 from compound.execution.caller import Caller
-from compound.execution.calls.attempts import Attempt
+from compound.execution.calls.attempts import PendingCall
 from compound.execution.outcomes import CallResult
 from compound.execution.sender import Engines, Notify, Sender
 from compound.execution.throttle import Gate, NeverAdmitted, Refusal, Turn
@@ -105,9 +105,9 @@ class ExampleLink:
         """Number of the job."""
         return self.start.job
 
-    def finish(self, claim: int, key: str, attempt: Attempt, result: Document) -> None:
+    def finish(self, claim: int, key: str, pending: PendingCall, result: Document) -> None:
         """Report an executed call."""
-        address, component = attempt.address, attempt.component.name
+        address, component = pending.address, pending.component.name
         self.questions.post(
             Finished(job=self.job, id=claim, key=key, address=address, component=component, result=result)
         )
@@ -287,53 +287,53 @@ class WorkerCaller(Caller):
         other.caches = link.start.caches
         return other
 
-    async def _call(self, attempt: Attempt) -> CallResult:
-        component, link, key = attempt.component, self._link, self.key(attempt)
-        types = _types(attempt)
-        if (known := link.start.done.get(attempt.address)) is not None:
+    async def _call(self, pending: PendingCall) -> CallResult:
+        component, link, key = pending.component, self._link, self.key(pending)
+        types = _types(pending)
+        if (known := link.start.done.get(pending.address)) is not None:
             return result_from_wire(known, types, key)
         if not key:
-            result = await self._recorded(attempt, "")
+            result = await self._recorded(pending, "")
             if result.usage != NO_USAGE:  # free calls can be repeated
-                link.finish(0, "", attempt, result_to_wire(result, types, attempt.address))
+                link.finish(0, "", pending, result_to_wire(result, types, pending.address))
             return result
         claim = CallClaim(link, key, component.name, link.questions.next_id())
-        found = None if self._only_sends(attempt) else await claim.ask()
+        found = None if self._only_sends(pending) else await claim.ask()
         if found is None:
-            made = await self._claimed(attempt, claim, types)
+            made = await self._claimed(pending, claim, types)
             if isinstance(made, CallResult):
                 return made
             found = made
         return result_from_wire(found, types, key)
 
-    def _only_sends(self, attempt: Attempt) -> bool:
+    def _only_sends(self, pending: PendingCall) -> bool:
         """Return whether a call has no effect before its first request, which is to a server."""
-        lm = attempt.values.get("lm")
-        return type(attempt.component) is LLM and isinstance(lm, str) and bool(lm) and self.engine(lm).remote
+        lm = pending.values.get("lm")
+        return type(pending.component) is LLM and isinstance(lm, str) and bool(lm) and self.engine(lm).remote
 
-    async def _claimed(self, attempt: Attempt, claim: CallClaim, types: Types) -> CallResult | Document:
+    async def _claimed(self, pending: PendingCall, claim: CallClaim, types: Types) -> CallResult | Document:
         """Execute a call and report it, or return the driver's result, unless it was asked before."""
         caller = copy.copy(self)
         caller._sender = self._own_sender.for_job(self._link, claim)
         try:
             try:
-                result = await caller._recorded(attempt, claim.key)
+                result = await caller._recorded(pending, claim.key)
             except Exception:
                 if (found := await claim.ask()) is None:
                     raise
                 return found
             if (found := await claim.ask()) is not None:  # it has failed without a request
                 return found
-            made = result_to_wire(result, types, attempt.address)
+            made = result_to_wire(result, types, pending.address)
         except ResultKnown as known:
             return known.result
         except BaseException:
             self._link.withdraw(claim.id)
             raise
-        self._link.finish(claim.id, claim.key, attempt, made)
+        self._link.finish(claim.id, claim.key, pending, made)
         return result
 
 
-def _types(attempt: Attempt) -> Types:
-    ports: Mapping[str, object] = {name: port.type for name, port in attempt.component.outputs.items()}
+def _types(pending: PendingCall) -> Types:
+    ports: Mapping[str, object] = {name: port.type for name, port in pending.component.outputs.items()}
     return lambda name: ports[name]

@@ -19,7 +19,7 @@ from compound.engine import NO_USAGE, Completion, Engine, OnText, Request, Usage
 from compound.errors import DeclarationError, TransientError
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
-from compound.execution.calls.attempts import Attempt, retry_delay, run_attempts
+from compound.execution.calls.attempts import PendingCall, retry_delay, run_attempts
 from compound.execution.calls.context import Context
 from compound.execution.calls.request_key import request_key
 from compound.execution.calls.shared_results import SharedResults
@@ -167,26 +167,26 @@ class Caller:
                     passing = error if isinstance(error, TransientError) else TransientError(str(error))
                     await self._sleep(retry_delay(passing, tries, request.seed))
 
-    async def call(self, attempt: Attempt) -> CallResult:
+    async def call(self, pending: PendingCall) -> CallResult:
         """Make a call, or reuse the result from the cache or from an equal call in flight."""
         tracer = active_tracer()
         if tracer is None:
-            return await self._call(attempt)
-        span = tracer.call(attempt.component, attempt.address, attempt.inputs)
-        return await within(span, self._call(attempt))
+            return await self._call(pending)
+        span = tracer.call(pending.component, pending.address, pending.inputs)
+        return await within(span, self._call(pending))
 
-    async def _call(self, attempt: Attempt) -> CallResult:
-        key = self.key(attempt)
+    async def _call(self, pending: PendingCall) -> CallResult:
+        key = self.key(pending)
         if not key:
-            return await self._recorded(attempt, "")
-        return await self.share(key, attempt.component, lambda: self._recorded(attempt, key))
+            return await self._recorded(pending, "")
+        return await self.share(key, pending.component, lambda: self._recorded(pending, key))
 
-    def key(self, attempt: Attempt) -> str:
+    def key(self, pending: PendingCall) -> str:
         """Return the cache key of a call; ``""`` if it is not cached."""
-        if not self.caches or attempt.bypass or not attempt.component.cacheable:
+        if not self.caches or pending.bypass or not pending.component.cacheable:
             return ""
         try:
-            return self._key(attempt)
+            return self._key(pending)
         except (TypeError, ValueError):  # inputs without a JSON form have no key
             return ""
 
@@ -206,24 +206,24 @@ class Caller:
         """Mark which of several equal calls was executed: the first in order, regardless of timing."""
         self._results.settle(calls)
 
-    def _key(self, attempt: Attempt) -> str:
-        component, values = attempt.component, attempt.values
+    def _key(self, pending: PendingCall) -> str:
+        component, values = pending.component, pending.values
         lm = values.get("lm")
         return digest(
             [
                 component.version,
                 {name: without_path(value) for name, value in values.items()},
-                list(attempt.inputs.items()),  # order matters: it is the order in the prompt
+                list(pending.inputs.items()),  # order matters: it is the order in the prompt
                 self.engine(lm).name if isinstance(lm, str) else None,
-                None if component.deterministic(values) else attempt.seed,
+                None if component.deterministic(values) else pending.seed,
             ]
         )
 
-    async def _recorded(self, attempt: Attempt, key: str) -> CallResult:
+    async def _recorded(self, pending: PendingCall, key: str) -> CallResult:
         """Make a call, and record its exchanges with models; cancel it when the run's minutes are used up."""
         async with self._meter.deadline():
-            result = await run_attempts(attempt, key, self, self._sleep)
-        return replace(result, exchanges=tuple(attempt.exchanges))
+            result = await run_attempts(pending, key, self, self._sleep)
+        return replace(result, exchanges=tuple(pending.exchanges))
 
     async def aclose(self) -> None:
         """Close every engine and every connection opened here."""

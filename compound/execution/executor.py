@@ -22,7 +22,7 @@ from compound.example import Values
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
 from compound.execution.caller import Caller
-from compound.execution.calls.attempts import Attempt
+from compound.execution.calls.attempts import PendingCall
 from compound.execution.exchange import recording
 from compound.execution.graph_run import ComponentSettings, GraphRun, RunState, make_fork
 from compound.execution.observers.events import RunListener
@@ -193,7 +193,7 @@ class Executor:
         seed = derive_seed(trace.seed, "call", trace.example, address, sample)
         ports = {n.name: n.inputs for n in system.all_nodes()}.get(call.node, {})
         inputs = all_as_declared(ports, call.inputs)
-        result = await self._caller.call(Attempt(component, address, inputs, values, seed, False))
+        result = await self._caller.call(PendingCall(component, address, inputs, values, seed, False))
         return replace(
             call,
             outputs=result.outputs, failure=result.failure, usage=result.usage, sample=sample,
@@ -227,7 +227,7 @@ class Executor:
         """
         seed = derive_seed(self.seed, "metric", example, address, sample)
         started = time.perf_counter()
-        result = await self._caller.call(Attempt(component, address, inputs, values, seed, False))
+        result = await self._caller.call(PendingCall(component, address, inputs, values, seed, False))
         return Call(
             address, component.name, component.name, (), inputs, result.outputs, result.failure, result.usage,
             time.perf_counter() - started, sample, reused=result.reused, attempts=result.attempts,

@@ -19,7 +19,7 @@ from compound.errors import CallError, DeclarationError, first_leaf, suggest_nam
 from compound.example import Values
 from compound.execution.budget import Meter
 from compound.execution.caller import Caller
-from compound.execution.calls.attempts import Attempt
+from compound.execution.calls.attempts import PendingCall
 from compound.execution.observers.events import RunListener
 from compound.execution.observers.spans import active_tracer, within
 from compound.execution.outcomes import CallResult
@@ -282,13 +282,13 @@ class GraphRun:
                 fork.dirty.add(address)
         seed = derive_seed(self.run.seed, "call", self.run.example, address, sample)
         assert isinstance(node.component, Operation)  # `connect` accepts only operations and composites
-        attempt = Attempt(
+        pending = PendingCall(
             node.component, address, inputs, values, seed, self.run.bypass, listener=self.run.listener
         )
         if self.run.listener is not None:
             self.run.listener.on_start(address, node.component.name)
         started = time.perf_counter()
-        result = await self.caller.call(attempt)
+        result = await self.caller.call(pending)
         return _to_call(node, address, parents, inputs, result, time.perf_counter() - started, sample)
 
     @staticmethod

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from compound.api.description import describe, open_run
-from compound.benchmarks.measure.gold_accuracy import Verdicts, compared, reads_gold, without_gold
+from compound.benchmarks.measure.gold_accuracy import (
+    Verdicts,
+    compare_rewards,
+    has_gold_features,
+    remove_gold_features,
+)
 from compound.benchmarks.simulated.relay_searches import TRAIN, VALID, settings_of
 from compound.benchmarks.simulated.relays import Relay
 from compound.concurrency.blocking import run_blocking
@@ -41,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_only_the_reward_with_gold_answers_orders_the_outputs_of_a_relay(run: Path) -> None:
-    found = compared(WORLD.system(), [run])
+    found = compare_rewards(WORLD.system(), [run])
     assert list(found) == ["a"]  # the other steps have nothing to tune
     gold, without, difference = found["a"].gold, found["a"].without, found["a"].difference
     assert gold.inputs == without.inputs == difference.n >= 10
@@ -51,12 +56,12 @@ def test_only_the_reward_with_gold_answers_orders_the_outputs_of_a_relay(run: Pa
 
 
 def test_only_gold_features_are_removed(run: Path) -> None:
-    entry = next(e for e in Inspection.open(run).buffer.entries if reads_gold(e))
+    entry = next(e for e in Inspection.open(run).buffer.entries if has_gold_features(e))
     candidates = [replace(c, signals={**c.signals, "other": 1.0}) for c in entry.draw.candidates]
-    kept = without_gold([replace(entry, draw=replace(entry.draw, candidates=tuple(candidates)))])
+    kept = remove_gold_features([replace(entry, draw=replace(entry.draw, candidates=tuple(candidates)))])
     assert [c.signals for c in kept[0].draw.candidates] == [{"other": 1.0}] * len(candidates)
     assert kept[0].draw.inputs == entry.draw.inputs
-    assert not reads_gold(without_gold([entry])[0])
+    assert not has_gold_features(remove_gold_features([entry])[0])
 
 
 def test_inputs_have_equal_weight_by_hand() -> None:

@@ -23,7 +23,7 @@ from compound.components.selector import Selector
 from compound.errors import ConfigurationError
 from compound.execution.cache import MemoryCache
 from compound.execution.caller import Caller
-from compound.execution.calls.attempts import Attempt
+from compound.execution.calls.attempts import PendingCall
 from compound.execution.executor import Executor
 from compound.execution.rng import generator
 from compound.graph.component import CallContext, Operation
@@ -438,7 +438,7 @@ class TestFolders:
 
         def made(path: str, digest: str) -> Any:
             values = {"choice": {"path": path, "sha256": digest}}
-            return asyncio.run(caller.call(Attempt(Tuned(), "tuned", {"x": 1.0}, values, 0, False)))
+            return asyncio.run(caller.call(PendingCall(Tuned(), "tuned", {"x": 1.0}, values, 0, False)))
 
         assert not made("here", "9f").reused
         assert made("there", "9f").reused

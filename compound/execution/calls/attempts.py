@@ -30,8 +30,19 @@ RUN = "run(self, inputs, values, call)"
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """A call to execute; ``listener`` receives its text as it arrives."""
+class PendingCall:
+    """A call to execute, in one or several attempts.
+
+    Attributes:
+        component: the component.
+        address: the address of the call in the trace.
+        inputs: values by input port.
+        values: values of the component's parameters.
+        seed: seeds sampling, and the waits between attempts.
+        bypass: whether the cache is not used.
+        exchanges: receives the requests to models and their answers.
+        listener: receives the text of the call as it arrives.
+    """
 
     component: Operation
     address: str
@@ -44,29 +55,29 @@ class Attempt:
 
 
 async def run_attempts(
-    attempt: Attempt, key: str, sender: RequestSender, sleep: Callable[[float], Awaitable[None]]
+    pending: PendingCall, key: str, sender: RequestSender, sleep: Callable[[float], Awaitable[None]]
 ) -> CallResult:
-    """Retry until the call succeeds, fails permanently, or has no retries left.
+    """Make a call: retry until it succeeds, fails permanently, or has no retries left.
 
     Args:
-        attempt: the call.
-        key: its cache key.
+        pending: the call.
+        key: its cache key; ``""`` if it is not cached.
         sender: sends the requests of the component.
         sleep: waits between attempts.
     """
-    component = attempt.component
+    component = pending.component
     usage, tries = NO_USAGE, 0
     while True:
         tries += 1
-        context = Context(attempt.address, attempt.seed, sender, exchanges=attempt.exchanges)
+        context = Context(pending.address, pending.seed, sender, exchanges=pending.exchanges)
         context.last_attempt = tries > component.retries
-        context.relay = _relays(attempt, tries)
+        context.relay = _relays(pending, tries)
         try:
-            outputs = await _once(attempt, context)
+            outputs = await _once(pending, context)
         except TransientError as error:
             usage += context.usage
             if tries <= component.retries:
-                await sleep(retry_delay(error, tries, attempt.seed))
+                await sleep(retry_delay(error, tries, pending.seed))
                 continue
             return CallResult({}, Failure(error.kind, str(error)), usage, (), tries, key=key)
         except CallError as error:
@@ -77,31 +88,31 @@ async def run_attempts(
         except CompoundError:
             raise
         except Exception as error:  # noqa: BLE001 - any exception of a component is a failed call
-            raise_missing_extra(error, attempt.address)
+            raise_missing_extra(error, pending.address)
             failure = Failure("error", located(error, component, RUN))
             return CallResult({}, failure, usage + context.usage, tuple(context.tokens), tries, key=key)
         return CallResult(outputs, None, usage + context.usage, tuple(context.tokens), tries, key=key)
 
 
-async def _once(attempt: Attempt, context: Context) -> Mapping[str, object]:
+async def _once(pending: PendingCall, context: Context) -> Mapping[str, object]:
     """Make one attempt.
 
     Raises:
         TransientError: the attempt timed out, or a service such as a search server did not answer.
     """
-    component = attempt.component
+    component = pending.component
     try:
-        with exit_as_error(attempt.address):
+        with exit_as_error(pending.address):
             if component.timeout is None:
-                outputs = await _running(attempt, context)
+                outputs = await _start(pending, context)
             else:
                 async with asyncio.timeout(component.timeout) as context.timer:
-                    outputs = await _running(attempt, context)
+                    outputs = await _start(pending, context)
     except (ConnectionError, TimeoutError) as error:
         if context.timer is not None and context.timer.expired():
-            raise TransientError(f"{attempt.address} took longer than {component.timeout:g} s") from None
+            raise TransientError(f"{pending.address} took longer than {component.timeout:g} s") from None
         raise TransientError(f"{type(error).__name__}: {error}") from error
-    _check_outputs(component, attempt.address, outputs)
+    _check_outputs(component, pending.address, outputs)
     return replace_surrogates(outputs)
 
 
@@ -113,27 +124,27 @@ def retry_delay(error: TransientError, tries: int, seed: int) -> float:
     return min(FIRST_WAIT * 2.0 ** (tries - 1) * jitter, LONGEST_WAIT)
 
 
-def _relays(attempt: Attempt, tries: int) -> Callable[[], TextRelay] | None:
+def _relays(pending: PendingCall, tries: int) -> Callable[[], TextRelay] | None:
     """Return a function that makes the relay of each request of an attempt; ``None`` without a listener."""
-    listener = attempt.listener
+    listener = pending.listener
     if listener is None:
         return None
     requests = itertools.count()
 
     def relay() -> TextRelay:
-        number, name = next(requests), attempt.component.name
-        return TextRelay(lambda text: listener.on_text(TextPiece(attempt.address, name, text, tries, number)))
+        number, name = next(requests), pending.component.name
+        return TextRelay(lambda text: listener.on_text(TextPiece(pending.address, name, text, tries, number)))
 
     return relay
 
 
-def _running(attempt: Attempt, context: Context) -> Awaitable[Mapping[str, object]]:
+def _start(pending: PendingCall, context: Context) -> Awaitable[Mapping[str, object]]:
     """Start a component; reject one that does not run asynchronously."""
-    component = attempt.component
-    started: object = component.run(copy_containers(attempt.inputs), copy_containers(attempt.values), context)
+    component = pending.component
+    started: object = component.run(copy_containers(pending.inputs), copy_containers(pending.values), context)
     if not inspect.isawaitable(started):
         raise OutputTypeError(
-            f"run of {attempt.address} returned {type(started).__name__}, which cannot be awaited"
+            f"run of {pending.address} returned {type(started).__name__}, which cannot be awaited"
             f"{_place(component)}",
             hint=f"write async def {RUN}",
         )
@@ -146,6 +157,7 @@ def _place(component: Operation) -> str:
 
 
 def _check_outputs(component: Operation, address: str, outputs: object) -> None:
+    """Raise an `OutputTypeError` unless the outputs have the declared fields and types."""
     ports = component.outputs
     if not isinstance(outputs, Mapping) or outputs.keys() != ports.keys():
         got = sorted(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__

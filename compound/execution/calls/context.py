@@ -22,7 +22,7 @@ from compound.storage.artifacts import Reference
 
 
 class RequestSender(Protocol):
-    """Sends the requests of components.
+    """Sends the requests of components; see `compound.execution.caller.Caller`.
 
     Attributes:
         sessions: connections that stay open until the executor is closed.

@@ -8,7 +8,10 @@ from compound.engine import Message, Request
 
 
 def request_key(request: Request) -> dict[str, object]:
-    """Return the fields of a request; one without the newer fields has the key of earlier versions."""
+    """Return the fields of a request for its cache key.
+
+    Fields that later versions added are left out at their defaults, so that earlier keys stay valid.
+    """
     fields = asdict(replace(request, messages=()))
     fields["messages"] = [_message_as_key(message) for message in request.messages]
     for name, default in (("format", None), ("tools", ()), ("tool_choice", "auto"), ("forward", None)):

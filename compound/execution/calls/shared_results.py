@@ -21,7 +21,8 @@ class SharedResults:
     """Results by cache key; shared by all callers of one budget tree.
 
     Attributes:
-        cache: stores the results; ``None`` in workers, whose driver has the cache.
+        cache: stores the results; ``None`` if calls are not cached here, as in workers, whose driver has the
+            cache. Only `get` needs it.
     """
 
     cache: Cache | None
@@ -81,7 +82,7 @@ class SharedResults:
     async def _execute(
         self, key: str, component: Component, execute: Callable[[], Awaitable[CallResult]]
     ) -> CallResult:
-        """Execute while equal calls wait for this one; its cancellation cancels them."""
+        """Execute a call while equal calls wait; if it is cancelled, one of them executes it."""
         future: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
         self._in_flight[key] = future
         try:
@@ -115,6 +116,7 @@ class SharedResults:
     async def _reuse(
         self, key: str, component: Component, row: Mapping[str, object], meter: Meter
     ) -> CallResult:
+        """Return a stored result; charge it if an interrupted run recorded it."""
         assert self.cache is not None
         result = from_row(cast("CallResultRow", row), key, component)  # rows are validated by the cache
         if not self.cache.take_pending(key):
