@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from statistics import fmean
-from typing import cast
+from typing import Any, cast
 
+from compound.evaluation.statistics import UNIT, Interval, interval_of_means, paired_interval
 from compound.report.comparison import SweepFacts, methods, trainings
 from compound.report.rendering.markdown import render_block
-from tables.data import DATA, markdown, results
+from tables.data import DATA, markdown, results, spread
 
 PARTS = ("first", "second", "third", "asked", "found", "f1", "right")
+COSTS = ("steps", "sampled", "tokens", "sample_seconds", "train_seconds")
 COURSE = ("penalty", "entropy", "similarity")
 
 
@@ -28,6 +30,46 @@ def trained(name: str, file: str = "") -> str:
     ]
     facts = cast("SweepFacts", {"rows": [first, *named]})
     return "\n\n".join(render_block(made(facts, file or name)) for made in (methods, trainings))
+
+
+def trained_seeds(name: str, first: str) -> str:
+    """Tabulate trainings of several seeds: scores with intervals over the seeds, and their cost.
+
+    Args:
+        name: the name of the system in ``weights_NAME_seeds``, which has a sweep for each training.
+        first: the training that the others are compared with, paired by seed.
+    """
+    paths = sorted(
+        (DATA / f"weights_{name}_seeds").glob("*.json"), key=lambda path: (path.stem != first, path)
+    )
+    runs: dict[str, list[dict[str, Any]]] = {
+        path.stem: results(f"weights_{name}_seeds/{path.stem}")["runs"] for path in paths
+    }
+    base = [run["test_after"] for run in runs[first]]
+    rows = []
+    for training, own in runs.items():
+        after = [run["test_after"] for run in own]
+        difference = "–" if training == first else _spread(paired_interval(base, after), signed=True)
+        means = {fact: fmean(run["training"][fact] for run in own) for fact in COSTS}
+        rows.append([
+            f"`{training}`", ", ".join(f"{score:.3f}" for score in after),
+            _spread(interval_of_means(after, bounds=UNIT)), difference,
+            f"{sum(run['accepted'] for run in own)} of {sum(run['decisions'] for run in own)}",
+            f"{fmean(run['system_runs'] for run in own):,.0f}",
+            *(f"{means[fact]:,.0f}" for fact in ("steps", "sampled", "tokens")),
+            f"{means['sample_seconds'] / 60:.0f} min", f"{means['train_seconds'] / 60:.0f} min",
+        ])  # fmt: skip
+    start = fmean(run["test_before"] for run in next(iter(runs.values())))
+    rows.insert(0, ["as it starts", f"{start:.3f}", *[""] * 9])
+    headings = [
+        "training", "test score, each seed", "mean", f"difference from `{first}`", "accepted", "system runs",
+        "steps", "tokens sampled", "tokens trained", "sampling", "training",
+    ]  # fmt: skip
+    return markdown(headings, rows)
+
+
+def _spread(found: Interval, *, signed: bool = False) -> str:
+    return spread({"mean": found.mean, "low": found.low, "high": found.high}, signed=signed)
 
 
 def learned() -> str:
@@ -74,4 +116,4 @@ def rollouts(name: str) -> str:
     return markdown(["method", "reward of rollouts", "groups of equal rewards"], rows)
 
 
-TABLES = (trained, learned, course, rollouts)
+TABLES = (trained, trained_seeds, learned, course, rollouts)
