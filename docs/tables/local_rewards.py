@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from statistics import fmean, stdev
 from typing import Any
 
 from compound.report.facts.text import p_value
@@ -67,12 +69,14 @@ def interaction() -> str:
 
 def misaligned() -> str:
     """Tabulate the gain of one step of each component, by the share of shuffled labels."""
-    found = summary("misaligned")
-    rows = [
-        [f"{float(share):.0%}", spread(next(iter(part.values())), signed=True)]
-        for share, part in found.items()
-    ]
-    return markdown(["shuffled", "gain, share of the optimum"], rows)
+    by_shape = results("local_rewards")["misaligned"]["rows"]
+    seeds = next(iter(by_shape.values()))
+    rows = []
+    for share, part in summary("misaligned").items():
+        below = sum(seed[share]["reached"] < seed[share]["start"] for seed in seeds)
+        gain = spread(next(iter(part.values())), signed=True)
+        rows.append([f"{float(share):.0%}", gain, f"{below} of {len(seeds)}"])
+    return markdown(["shuffled", "gain, share of the optimum", "seeds that end below the start"], rows)
 
 
 def regret() -> str:
@@ -115,6 +119,29 @@ def relays_of_more_seeds() -> str:
     return markdown(["relay", "method", *budgets], rows)
 
 
+def relay_differences() -> str:
+    """Tabulate the differences of `optimas` from each other row, paired by seed, in standard errors."""
+    methods = results("relay_searches")["methods"]
+    base = methods["optimas"]
+    budgets = list(next(iter(base.values())))
+    rows = [
+        [system, method, *(_difference(base[system], values[system], runs) for runs in budgets)]
+        for system in base
+        for method, values in methods.items()
+        if method != "optimas" and system in values
+    ]
+    return markdown(["system", "compared with", *budgets], rows)
+
+
+def _difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], runs: str) -> str:
+    if runs not in theirs or runs not in ours:
+        return "–"
+    differences = [a - b for a, b in zip(ours[runs]["values"], theirs[runs]["values"], strict=True)]
+    error = stdev(differences) / math.sqrt(len(differences))
+    mean = fmean(differences)
+    return f"{mean:+.3f} ({mean / error:+.1f})" if error else "0"
+
+
 def gold() -> str:
     """Tabulate the accuracies of rewards with and without gold answers on pairs of real runs."""
     rows = []
@@ -130,4 +157,14 @@ def gold() -> str:
     return markdown(headings, rows)
 
 
-TABLES = (accuracy, gold, lora, interaction, misaligned, regret, relay_searches, relays_of_more_seeds)
+TABLES = (
+    accuracy,
+    gold,
+    lora,
+    interaction,
+    misaligned,
+    regret,
+    relay_searches,
+    relays_of_more_seeds,
+    relay_differences,
+)

@@ -36,6 +36,11 @@ def test_a_committed_score_is_measured_again() -> None:
     assert round(share(SYSTEM, "search", 100, SEED), 4) == stored["search"][SYSTEM]["100"]["values"][SEED]
 
 
+def test_a_committed_score_of_a_further_seed_is_measured_again() -> None:
+    stored = json.loads(OUTPUT.with_stem(f"{OUTPUT.stem}_20").read_text(encoding="utf-8"))["methods"]
+    assert round(share(SYSTEM, "search", 100, 22), 4) == stored["search"][SYSTEM]["100"]["values"][2]
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_measured_with_all_budgets(name: str) -> None:
     found = json.loads(Path(OUTPUT).read_text(encoding="utf-8"))["methods"][name]
