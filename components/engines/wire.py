@@ -1,4 +1,4 @@
-"""HTTP transport of engines, which bounds bodies, prevents resending, and records what was sent and received.
+"""HTTP transports of engines: they bound bodies, prevent resending, record exchanges, and close completely.
 
 Client libraries wrap failures in their own errors, and some resend requests themselves. The charge of a
 request depends on whether it was sent and how much of the answer arrived, so the transport records that in
@@ -7,6 +7,7 @@ the `Exchange` of the call.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ssl
 import zlib
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import anyio
 import httpx
 
 from compound.components.engines.remote import charge_for_status, requested_wait
@@ -106,8 +108,11 @@ class Redirected(httpx.ReadError):
     """The server redirects the request, and with it the key, to another address."""
 
 
-class GuardedTransport(httpx.AsyncBaseTransport):
-    """Transport that bounds answers and records what was sent and received.
+class ClosableTransport(httpx.AsyncBaseTransport):
+    """Transport that cancels its requests before it closes the connections.
+
+    httpx closes the connections that exist. A request that is still connecting continues, and its connection
+    is never closed.
 
     Args:
         inner: the wrapped transport.
@@ -115,6 +120,46 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self.inner = inner
+        self._in_flight: dict[anyio.CancelScope, anyio.Event] = {}
+        self._closing: asyncio.Task[None] | None = None
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request, and return the answer when its headers have arrived.
+
+        Raises:
+            httpx.ReadError: the transport was closed; the server may have received the request.
+            httpx.TransportError: there is no answer.
+        """
+        with anyio.CancelScope() as scope:
+            ended = self._in_flight[scope] = anyio.Event()
+            try:
+                return await self.inner.handle_async_request(request)
+            finally:
+                del self._in_flight[scope]
+                ended.set()
+        raise httpx.ReadError("the connections were closed during the request", request=request)
+
+    async def aclose(self) -> None:
+        """Cancel the requests in flight, and close the connections, also if the caller is cancelled."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        in_flight = dict(self._in_flight)
+        for scope in in_flight:
+            scope.cancel()
+        for ended in in_flight.values():
+            await ended.wait()
+        await self.inner.aclose()
+
+
+class GuardedTransport(ClosableTransport):
+    """Transport that bounds answers and records what was sent and received.
+
+    Args:
+        inner: the wrapped transport.
+    """
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request.
@@ -128,7 +173,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         request.headers["accept-encoding"] = "identity"
         noted.begin(f"{request.method} {request.url}")
         try:
-            response = await self.inner.handle_async_request(request)
+            response = await super().handle_async_request(request)
         except UNSENT as error:
             noted.sent, noted.problem = False, _describe(error)
             raise
@@ -149,10 +194,6 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         return httpx.Response(
             response.status_code, headers=headers, stream=body, extensions=response.extensions
         )
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self.inner.aclose()
 
 
 def guard_litellm(handlers: ModuleType) -> None:
@@ -180,11 +221,19 @@ def guard_litellm(handlers: ModuleType) -> None:
     handler.create_httpx_proxy_mounts = staticmethod(mounts)
 
 
-def guarded(client: httpx.AsyncClient) -> httpx.AsyncClient:
-    """Wrap every transport of a client in a `GuardedTransport`, and return the client.
+def closable(client: httpx.AsyncClient) -> httpx.AsyncClient:
+    """Wrap every transport of a client in a `ClosableTransport`, and return the client.
 
     httpx creates the transports of the user's proxies itself and has no setting to wrap them.
     """
+    client._transport = ClosableTransport(client._transport)
+    mounts = client._mounts.items()
+    client._mounts = {pattern: inner and ClosableTransport(inner) for pattern, inner in mounts}
+    return client
+
+
+def guarded(client: httpx.AsyncClient) -> httpx.AsyncClient:
+    """Wrap every transport of a client in a `GuardedTransport`, and return the client; see `closable`."""
     client._transport = GuardedTransport(client._transport)
     client._mounts = {pattern: inner and GuardedTransport(inner) for pattern, inner in client._mounts.items()}
     return client

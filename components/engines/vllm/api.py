@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import httpx
 
 MAX_ANSWER_BYTES = 2**26  # of an answer whose request sets no limit
+FOR_ADAPTERS = 4  # requests in flight beside all samples, which load and unload adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class API:
         model: the base model's name on the server, for messages.
         key: the API key, if the server requires one.
         key_name: the environment variable that holds the key, for messages.
-        connections: maximum number of concurrent connections.
+        connections: maximum number of samples in flight; more requests may load adapters meanwhile.
         own: whether this process started the server; proxies are then ignored.
     """
 
@@ -83,8 +84,10 @@ class API:
         own: bool = False,
     ) -> None:
         self.address, self.model, self._key_name = address.rstrip("/"), model, key_name
-        self._client = _client(key, connections, own)
-        self._fresh = _client(key, connections, own, keep=0)
+        self._client = _client(key, own)
+        self._fresh = _client(key, own, keep=0)
+        # `httpx.Limits` would count a connection forever if its request is cancelled before it is sent
+        self._slots = asyncio.Semaphore(connections + FOR_ADAPTERS)
 
     async def ask(
         self, path: str, body: Mapping[str, object] | None, seconds: float, *, fresh: bool = False
@@ -140,11 +143,14 @@ class API:
         url = f"{self.address.removesuffix('/v1') if root else self.address}/{path}"
         method = "GET" if body is None else "POST"
         client = self._fresh if fresh else self._client
-        if client.is_closed:
-            raise TransientError(f"{self.model}: the connections to {url} are closed", charged=NO_USAGE)
         try:
-            async with asyncio.timeout(seconds), client.stream(method, url, json=body) as got:
-                pieces = [piece async for piece in wire.bounded(got.aiter_raw(), got.headers, largest)]
+            async with asyncio.timeout(seconds), self._slots:
+                if client.is_closed:
+                    raise TransientError(
+                        f"{self.model}: the connections to {url} are closed", charged=NO_USAGE
+                    )
+                async with client.stream(method, url, json=body) as got:
+                    pieces = [piece async for piece in wire.bounded(got.aiter_raw(), got.headers, largest)]
                 text = b"".join(pieces).decode("utf-8", "replace")
                 return Answer(got.status_code, text, requested_wait(got.headers))
         except TimeoutError:
@@ -227,19 +233,18 @@ class API:
         )
 
 
-def _client(key: str | None, connections: int, own: bool, keep: int | None = None) -> httpx.AsyncClient:
+def _client(key: str | None, own: bool, keep: int | None = None) -> httpx.AsyncClient:
     try:
         import httpx
     except ImportError:
         raise MissingExtra("a vLLM server", "httpx", "vllm") from None
-    from compound.components.engines.wire import KEEP_ALIVE
+    from compound.components.engines.wire import KEEP_ALIVE, closable
 
-    limits = httpx.Limits(
-        max_connections=connections + 4, max_keepalive_connections=keep, keepalive_expiry=KEEP_ALIVE
-    )
-    return httpx.AsyncClient(  # nosec B113  # asyncio.timeout bounds the total time of each request
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=keep, keepalive_expiry=KEEP_ALIVE)
+    client = httpx.AsyncClient(  # nosec B113  # asyncio.timeout bounds the total time of each request
         headers={"Accept-Encoding": "identity", **({"Authorization": f"Bearer {key}"} if key else {})},
         limits=limits,
         timeout=None,
         trust_env=not own,
     )
+    return closable(client)
