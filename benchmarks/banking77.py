@@ -1,11 +1,20 @@
-"""Python steps of the Banking77 system: the list of labels, and parsing of an answer."""
+"""Python steps of the Banking77 system: the list of labels, and parsing of an answer.
+
+    python -m compound.benchmarks.banking77 CATEGORIES FILE
+
+writes a system whose classifier must answer with one of the labels, without reasoning.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+import yaml
 
 from compound.errors import DataError
 from compound.evaluation.metrics.text import find_label
@@ -51,3 +60,28 @@ def read_label(text: str, labels: list[str]) -> str:
     marker = text.lower().rfind("intent:")
     behind = find_label(text[marker + len("intent:") :], labels) if marker >= 0 else None
     return behind or find_label(text, labels) or NONE
+
+
+def write_constrained(categories: Path, target: Path) -> None:
+    """Write ``banking77.yaml`` with a classifier whose answers are limited to the labels.
+
+    Args:
+        categories: the JSON list of labels.
+        target: the YAML file to write.
+    """
+    document = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    document["system"] = "banking77_labels"
+    classifier = document["components"]["classifier"]
+    classifier["llm"].update(prompt="Which intent does the message have?", max_tokens=24)
+    classifier["in"] = {"message": "$text"}
+    classifier["out"] = {"json_schema": {"type": "string", "enum": labels(str(categories))}}
+    target.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write the system with constrained answers."""
+    write_constrained(*map(Path, arguments))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

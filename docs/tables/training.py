@@ -68,6 +68,30 @@ def trained_seeds(name: str, first: str) -> str:
     return markdown(headings, rows)
 
 
+def trained_systems() -> str:
+    """Tabulate one training of each further system: scores, controls, and cost."""
+    rows = []
+    for path in sorted((DATA / "weights_systems").glob("*.json")):
+        sweep = results(f"weights_systems/{path.stem}")
+        scores = {row["control"] or row["method"]: row for row in sweep["rows"]}
+        (run,) = sweep["runs"]
+        own, training = scores[run["method"]], run["training"]
+        controls = (scores.get(name) for name in ("constant", "direct call"))
+        rows.append([
+            f"`{path.stem}`", f"`{run['method']}`", f"{own['test']['examples']}",
+            spread(scores["unoptimized"]["test"]), spread(own["test"]), spread(own["gain"], signed=True),
+            f"{run['accepted']} of {run['decisions']}",
+            *(spread(found["test"]) if found else "–" for found in controls),
+            f"{run['system_runs']:,.0f}", *(f"{training[fact]:,.0f}" for fact in ("steps", "tokens")),
+            *(f"{training[fact] / 60:.0f} min" for fact in ("sample_seconds", "train_seconds")),
+        ])  # fmt: skip
+    headings = [
+        "system", "method", "n", "before", "after", "gain", "accepted", "constant answer", "direct call",
+        "system runs", "steps", "tokens trained", "sampling", "training",
+    ]  # fmt: skip
+    return markdown(headings, rows)
+
+
 def _spread(found: Interval, *, signed: bool = False) -> str:
     return spread({"mean": found.mean, "low": found.low, "high": found.high}, signed=signed)
 
@@ -116,4 +140,4 @@ def rollouts(name: str) -> str:
     return markdown(["method", "reward of rollouts", "groups of equal rewards"], rows)
 
 
-TABLES = (trained, trained_seeds, learned, course, rollouts)
+TABLES = (trained, trained_seeds, trained_systems, learned, course, rollouts)

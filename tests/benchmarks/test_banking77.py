@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import compound as cp
-from compound.benchmarks.banking77 import labels, read_label
+from compound.benchmarks.banking77 import labels, main, read_label
 from compound.errors import DataError
 from compound.spec import load
 from compound.spec.program import Program
@@ -48,6 +48,18 @@ def test_one_model_is_trained_and_sees_all_labels(program: Program) -> None:
     assert score(program, lm) == 1.0
     shown = lm.requests[0].messages[-1].content
     assert "\n".join(f"[{i}] {label}" for i, label in enumerate(LABELS, 1)) in shown
+
+
+def test_answers_of_the_constrained_system_are_limited_to_the_labels(tmp_path: Path) -> None:
+    (tmp_path / "labels.json").write_text(json.dumps(LABELS))
+    main([str(tmp_path / "labels.json"), str(tmp_path / "constrained.yaml")])
+    file = ("components.labels.function.file", str(tmp_path / "labels.json"))
+    program = load(tmp_path / "constrained.yaml", overrides=[file])
+    lm = ScriptedLM(lambda message: "card_arrival" if "Where is" in message else "Refund_not_showing_up")
+    assert score(program, lm) == 1.0
+    (limits,) = {request.format for request in lm.requests}
+    assert limits is not None
+    assert list(limits.choices) == LABELS
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ ROLLOUTS = "rollouts"
 
 
 def course(run: Path) -> dict[str, Mapping[str, object]]:
-    """Return the means of each range of steps by agent; None without samples of the agent."""
+    """Return the means of each range that has steps, by agent; None without samples of the agent."""
     steps = records(run)
     names = sorted({name for step in steps for name in by_component(step)})
     return {
@@ -33,6 +33,7 @@ def course(run: Path) -> dict[str, Mapping[str, object]]:
             ROLLOUTS: _rollouts(steps[first:end]),
         }
         for first, end in RANGES
+        if steps[first:end]
     }
 
 
