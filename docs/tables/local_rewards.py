@@ -139,7 +139,7 @@ def _difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], runs: str) -
     differences = [a - b for a, b in zip(ours[runs]["values"], theirs[runs]["values"], strict=True)]
     error = stdev(differences) / math.sqrt(len(differences))
     mean = fmean(differences)
-    return f"{mean:+.3f} ({mean / error:+.1f})" if error else "0"
+    return f"{mean:+.3f} ({mean / error:+.1f})" if error else f"{mean:+.3f}"
 
 
 def gold() -> str:

@@ -117,7 +117,7 @@ def loop(turns: int) -> System:
 
 
 def mapped() -> System:
-    """``a``, then ``b`` for each of so many items, then the list as it is."""
+    """``a``, whose output is the number of items; then ``b`` for each item."""
     body = System("item", outputs={"y": add("b", x=X)})
     items = Function("count", count)(n=add("a", x=X))
     return System("mapped", outputs={"ys": Map("each", body, over="x")(x=items)})

@@ -468,17 +468,17 @@ class TestGoingOn:
         """A system of functions is not cached: running anything again would be paid for."""
         job(target, METRIC, rows(60), scripted(), share).check_resume(GEPA)
 
-    def test_what_was_answered_is_asked_nobody(self, job: Any) -> None:
+    def test_a_resumed_job_makes_no_answered_call_again(self, job: Any) -> None:
         """Everything is in the progress: another machine, with an empty cache, has nothing to run."""
 
-        def nobody(message: str) -> str:
+        def unreachable(message: str) -> str:
             raise ZeroDivisionError
 
         share = 60
         assignment = job(system(), METRIC, rows(60), scripted(), share)
         states, proposal = assignment.run(GEPA())
         assert len(states) > 3
-        again = job(system(), METRIC, rows(60), scripted(nobody), share - assignment.spent)
+        again = job(system(), METRIC, rows(60), scripted(unreachable), share - assignment.spent)
         again.task = replace(again.task, resume=states[-1])
         assert again.run(GEPA()) == ([], proposal)
         assert again.spent == 0
