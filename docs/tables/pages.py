@@ -17,6 +17,7 @@ from tables import (
     layouts,
     learner_processes,
     local_rewards,
+    one_gpu,
     real_systems,
     reliability,
     serving,
@@ -55,7 +56,7 @@ PAGES = tuple(
 )
 MODULES = (
     acceptance, agents, cluster, decoding, fleet, gateway, interchange, intervals, layouts, learner_processes,
-    local_rewards, real_systems, reliability, serving, sweeps, systems, training, training_speed,
+    local_rewards, one_gpu, real_systems, reliability, serving, sweeps, systems, training, training_speed,
     training_variants,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from compound.benchmarks.simulated.layouts.costs import BASES
 from compound.components.engines.local.footprint import OPTIMIZER_BYTES, SUM_BYTES, Footprint
 from compound.optimizers.weights.learner.head import CHUNK
+
+if TYPE_CHECKING:
+    from transformers import Qwen3Config
 
 OUTPUT = Path(__file__).parents[2] / "data" / "base_memory.json"
 RANK, TOKENS = 16, 8192  # of an adapter on all linear layers; of a micro-batch
@@ -24,13 +28,12 @@ SHAPES = {
 }
 
 
-def footprint_of(name: str) -> Footprint:
-    """Return the sizes of a base model."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+def config_of(name: str) -> Qwen3Config:
+    """Return the configuration of a base model."""
+    from transformers import Qwen3Config
 
     base = BASES[name]
-    config = Qwen3Config(
+    return Qwen3Config(
         **SHAPES[name],
         num_hidden_layers=base.layers,
         num_key_value_heads=base.heads,
@@ -38,8 +41,15 @@ def footprint_of(name: str) -> Footprint:
         vocab_size=151936,
         tie_word_embeddings=name == "0.6B",
     )
+
+
+def footprint_of(name: str) -> Footprint:
+    """Return the sizes of a base model."""
+    import torch
+    from transformers import Qwen3ForCausalLM
+
     with torch.device("meta"):
-        return Footprint.of(Qwen3ForCausalLM(config))
+        return Footprint.of(Qwen3ForCausalLM(config_of(name)))
 
 
 def memory_of(name: str) -> dict[str, int]:

@@ -50,11 +50,14 @@ from compound.settings.optimize import make_settings
 from compound.spec import load
 
 if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
     from compound.engine import Engine
 
 
 ATLAS = Path(__file__).parents[2] / "atlas.yaml"
 OUTPUT = Path(__file__).parents[2] / "data" / "weights_speed.json"
+ATTENTION_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj")
 REPEATS = 3
 TURNS = 5
 LOSS = PolicyObjective(grpo=ClippedLoss(correction=None))
@@ -124,6 +127,45 @@ def ours(
 def trls(prompt: int, answer: int, batches: int, repeats: int = REPEATS) -> dict[str, object]:
     """Measure TRL's trainer, with its loop and defaults, on these sequences in ``batches`` micro-batches."""
     import torch
+
+    seconds: list[float] = []
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with tempfile.TemporaryDirectory() as out:
+        rows = samples(prompt, answer, 8, 4)
+        trainer = trl_trainer(
+            resolve("smollm2"), rows, batches, repeats + 1, out, seconds.append,
+            device=device, targets=ATTENTION_LAYERS,
+        )  # fmt: skip
+        before = peak()
+        trainer.train()
+    kept = seconds[1:]
+    return {"seconds": median(kept), "spread": [min(kept), max(kept)], "peak": peak(), "idle": before}
+
+
+def trl_trainer(
+    model: str | Path,
+    rows: Sequence[Sample],
+    batches: int,
+    steps: int,
+    out: str,
+    on_step: Callable[[float], None],
+    *,
+    device: str,
+    targets: str | Sequence[str] = "all-linear",
+) -> GRPOTrainer:
+    """Return TRL's trainer, which takes some steps on samples of equal lengths.
+
+    Args:
+        model: the folder of the base model.
+        rows: the samples of each step.
+        batches: the micro-batches of a step.
+        steps: the number of steps.
+        out: a folder for its files.
+        on_step: called with the seconds of each step.
+        device: where the model is loaded.
+        targets: the layers with an adapter of rank 16.
+    """
+    import torch
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import TrainerCallback
@@ -131,48 +173,50 @@ def trls(prompt: int, answer: int, batches: int, repeats: int = REPEATS) -> dict
 
     from compound.components.engines.local.loading import fastest_dtype
 
-    rows = samples(prompt, answer, 8, 4)
-    seconds: list[float] = []
+    def synchronize() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
     class Fed(GRPOTrainer):  # type: ignore[misc]  # mypy skips trl
         def _generate_and_score_completions(self, inputs: object) -> object:
-            ids = torch.tensor([row.tokens.prompt for row in rows])
-            answers = torch.tensor([row.tokens.sampled for row in rows])
+            ids = torch.tensor([row.tokens.prompt for row in rows], device=device)
+            answers = torch.tensor([row.tokens.sampled for row in rows], device=device)
             return {
                 "prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "completion_ids": answers,
                 "completion_mask": torch.ones_like(answers),
-                "num_items_in_batch": torch.tensor(answers.numel()),
-                "advantages": torch.tensor([row.advantages[0] for row in rows]),
+                "num_items_in_batch": torch.tensor(answers.numel(), device=device),
+                "advantages": torch.tensor([row.advantages[0] for row in rows], device=device),
             }  # fmt: skip
 
     class Clock(TrainerCallback):  # type: ignore[misc]  # as above
         def on_step_begin(self, *_: object, **__: object) -> None:
-            seconds.append(-time.perf_counter())
+            synchronize()
+            self.start = time.perf_counter()
 
         def on_step_end(self, *_: object, **__: object) -> None:
-            seconds[-1] += time.perf_counter()
+            synchronize()
+            on_step(time.perf_counter() - self.start)
 
-    model, tokenizer = load_causal(resolve("smollm2"), fastest_dtype())
-    with tempfile.TemporaryDirectory() as out:
-        arguments = GRPOConfig(
-            output_dir=out, per_device_train_batch_size=32 // batches, gradient_accumulation_steps=batches,
-            num_generations=4, max_completion_length=answer,
-            max_steps=repeats + 1, beta=0.0, report_to=[], use_cpu=not torch.cuda.is_available(), bf16=False,
-            save_strategy="no", gradient_checkpointing=False, loss_type="grpo", logging_strategy="no",
-            disable_tqdm=True,
-        )  # fmt: skip
-        trainer = Fed(
-            model=model, reward_funcs=lambda **_: [0.0], args=arguments, callbacks=[Clock()],
-            train_dataset=Dataset.from_list([{"prompt": "go"}] * 32),
-            processing_class=tokenizer,
-            peft_config=LoraConfig(
-                r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]
-            ),
-        )  # fmt: skip
-        before = peak()
-        trainer.train()
-    kept = seconds[1:]
-    return {"seconds": median(kept), "spread": [min(kept), max(kept)], "peak": peak(), "idle": before}
+    loaded, tokenizer = load_causal(Path(model), fastest_dtype(device), device=device)
+    arguments = GRPOConfig(
+        output_dir=out, per_device_train_batch_size=len(rows) // batches,
+        gradient_accumulation_steps=batches, num_generations=rows_per_group(rows),
+        max_completion_length=len(rows[0].tokens.sampled),
+        max_steps=steps, beta=0.0, report_to=[], use_cpu=device == "cpu", bf16=False,
+        save_strategy="no", gradient_checkpointing=False, loss_type="grpo", logging_strategy="no",
+        disable_tqdm=True,
+    )  # fmt: skip
+    layers = targets if isinstance(targets, str) else list(targets)
+    return Fed(
+        model=loaded, reward_funcs=lambda **_: [0.0], args=arguments, callbacks=[Clock()],
+        train_dataset=Dataset.from_list([{"prompt": "go"}] * len(rows)), processing_class=tokenizer,
+        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=layers),
+    )  # fmt: skip
+
+
+def rows_per_group(rows: Sequence[Sample]) -> int:
+    """Return the number of samples of the first group."""
+    return sum(row.group == rows[0].group for row in rows)
 
 
 def several(count: int) -> dict[str, object]:

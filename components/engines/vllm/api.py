@@ -128,13 +128,13 @@ class API:
         Args:
             path: the path below the address.
             body: the JSON body to post.
-            seconds: the limit of the total time, from connecting to the end of the answer.
+            seconds: the limit of the total time, from waiting for a free place to the end of the answer.
             largest: maximum number of bytes of the answer.
             fresh: whether to use a new connection, which a load balancer may route to another server.
             root: whether the path is one of vLLM's own routes, outside of ``/v1``.
 
         Raises:
-            TransientError: there is no answer, or it is incomplete.
+            TransientError: there is no answer, or it is incomplete. Unsent requests cost nothing.
         """
         import httpx
 
@@ -142,9 +142,10 @@ class API:
 
         url = f"{self.address.removesuffix('/v1') if root else self.address}/{path}"
         method = "GET" if body is None else "POST"
-        client = self._fresh if fresh else self._client
+        client, waiting = self._fresh if fresh else self._client, True
         try:
             async with asyncio.timeout(seconds), self._slots:
+                waiting = False
                 if client.is_closed:
                     raise TransientError(
                         f"{self.model}: the connections to {url} are closed", charged=NO_USAGE
@@ -154,8 +155,10 @@ class API:
                 text = b"".join(pieces).decode("utf-8", "replace")
                 return Answer(got.status_code, text, requested_wait(got.headers))
         except TimeoutError:
+            problem = "had no free place for a request" if waiting else "did not answer completely"
             raise TransientError(
-                f"{self.model}: {url} did not answer completely within {seconds:g} s"
+                f"{self.model}: {url} {problem} within {seconds:g} s",
+                charged=NO_USAGE if waiting else None,
             ) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             unsent = isinstance(error, (*wire.UNSENT, httpx.InvalidURL))

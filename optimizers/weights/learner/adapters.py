@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +46,10 @@ METADATA = {"format": "pt"}
 PROBE_TEXT = "The answer to this question is a short sentence about the weather in a small town."
 FLOAT32_TOLERANCE = 1e-2  # nats by which a token's log-probability may differ through rounding, in float32
 HALF_TOLERANCE = 0.5  # the same in half precision
+# A second forward pass through a layer, and its backward pass, take as long on a GPU as this number of tokens
+# takes per parameter of the model: their kernels are too small to fill it. Measured on an H100
+# (`benchmarks/data/one_gpu.json`): for the 28 layers of Qwen3-0.6B, the time of 24,000 to 30,000 tokens.
+SECOND_PASS = 5e11
 CRITIC = "|critic"  # adapter names are identifiers, so they cannot collide with it
 Name = str
 Load = Callable[[Path, Placement], tuple["PreTrainedModel", "PreTrainedTokenizerBase"]]
@@ -66,6 +71,8 @@ class Adapters:
 
     Attributes:
         unshared: why equal prompts cannot be processed once on this base model; ``""`` if they can.
+        second_pass: the tokens that take as long as a second pass through the layers: 0 on a CPU, infinity
+            if equal prompts cannot be processed once.
         checkpointing: whether the activations of each layer are recomputed in the backward pass.
     """
 
@@ -102,6 +109,7 @@ class Adapters:
         if checkpointing:
             checkpoint_layers(self.base, model, "base.gradient_checkpointing")
             self.unshared = self.unshared or "gradient checkpointing is incompatible with cached prompts"
+        self.second_pass = math.inf if self.unshared else _second_pass_tokens(self.base)
         self._before: dict[Name, list[float]] = {}
         self._stored: dict[Name, tuple[str, dict[str, str] | None]] = {}
         for name in self.spaces:
@@ -288,6 +296,15 @@ def _logprobs(folder: Path) -> list[float] | None:
         ]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _second_pass_tokens(base: PreTrainedModel) -> float:
+    """Return the number of tokens that a second pass through the layers takes as long as."""
+    if base.device.type == "cpu":
+        return 0.0
+    layers: int = base.config.get_text_config(decoder=True).num_hidden_layers
+    parameters: int = base.num_parameters()
+    return SECOND_PASS * layers / parameters
 
 
 def _check_logits(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from compound.execution.rng import generator
 from compound.optimizers.weights.learner import forward
 from compound.optimizers.weights.learner.conversations import conversations, whole
+from compound.optimizers.weights.learner.forward import WHERE_FEWER_TOKENS, Sharing
 from compound.optimizers.weights.learner.samples import Group, Sample
 
 Batch = list[Sample]
@@ -17,7 +19,7 @@ TOLERANCE = 1.1  # most tokens of a process, relative to the mean, if micro-batc
 
 
 def micro_batches(
-    samples: Sequence[Sample], max_tokens: int, *, share_prompts: bool = True
+    samples: Sequence[Sample], max_tokens: int, *, sharing: Sharing = WHERE_FEWER_TOKENS
 ) -> list[list[Sample]]:
     """Divide samples into micro-batches of at most ``max_tokens`` tokens, padding included.
 
@@ -28,12 +30,12 @@ def micro_batches(
     Args:
         samples: in any order.
         max_tokens: the maximum number of tokens in one forward pass.
-        share_prompts: whether the model can process equal prompts once.
+        sharing: when equal prompts are processed once.
     """
     chains = conversations(samples)
     long = sorted((chain for chain in chains if len(chain) > 1), key=lambda chain: chain[-1].size)
     single = [chain[0] for chain in chains if len(chain) == 1]
-    return [*_merged(long, max_tokens), *_single(single, max_tokens, share_prompts)]
+    return [*_merged(long, max_tokens), *_single(single, max_tokens, sharing)]
 
 
 def _merged(chains: Sequence[list[Sample]], max_tokens: int) -> list[list[Sample]]:
@@ -50,16 +52,16 @@ def _merged(chains: Sequence[list[Sample]], max_tokens: int) -> list[list[Sample
     return batches
 
 
-def _single(samples: Sequence[Sample], max_tokens: int, share_prompts: bool) -> list[list[Sample]]:
+def _single(samples: Sequence[Sample], max_tokens: int, sharing: Sharing) -> list[list[Sample]]:
     """Divide samples that belong to no longer conversation."""
     order = sorted(samples, key=lambda s: (len(s.tokens.prompt), s.tokens.prompt, s.length))
-    if not share_prompts:
+    if sharing.second_pass == math.inf:
         return _cut([[sample] for sample in order], max_tokens, padded_size)
     batches: list[list[Sample]] = []
     rest: list[Sample] = []
     groups = [list(own) for _, own in itertools.groupby(order, key=lambda s: s.tokens.prompt)]
     for batch in _cut(groups, max_tokens, shared_size):
-        if forward.shared_fraction(batch) <= forward.MAX_SHARED_FRACTION:
+        if sharing.pays(batch):
             batches.append(batch)
         else:  # `forward` will process every prompt, so prompts count once per sample
             rest += batch
@@ -139,7 +141,7 @@ class Pass:
 
 
 def divide(
-    samples: Sequence[Sample], max_tokens: int, processes: int, *, share_prompts: bool = True
+    samples: Sequence[Sample], max_tokens: int, processes: int, *, sharing: Sharing = WHERE_FEWER_TOKENS
 ) -> list[list[Batch]]:
     """Return the micro-batches of each process.
 
@@ -150,17 +152,17 @@ def divide(
         samples: the samples of one adapter.
         max_tokens: the maximum number of tokens in one forward pass.
         processes: the number of processes.
-        share_prompts: whether the model can process equal prompts once.
+        sharing: when equal prompts are processed once.
     """
-    whole_batches = micro_batches(samples, max_tokens, share_prompts=share_prompts)
+    whole_batches = micro_batches(samples, max_tokens, sharing=sharing)
     if processes == 1 or not whole_batches:
         return [whole_batches, *([] for _ in range(processes - 1))]
-    total = sum(cost(batch, share_prompts) for batch in whole_batches)
+    total = sum(cost(batch, sharing) for batch in whole_batches)
     finer = [-(-total // (number * processes)) for number in FINER]
     limits = [max_tokens, *(limit for limit in finer if limit < max_tokens)]
-    divisions = [micro_batches(samples, limit, share_prompts=share_prompts) for limit in limits]
-    dealt = [_deal(batches, processes, share_prompts) for batches in divisions]
-    loads = [[sum(cost(batch, share_prompts) for batch in own) for own in shares] for shares in dealt]
+    divisions = [micro_batches(samples, limit, sharing=sharing) for limit in limits]
+    dealt = [_deal(batches, processes, sharing) for batches in divisions]
+    loads = [[sum(cost(batch, sharing) for batch in own) for own in shares] for shares in dealt]
     balanced = (
         shares
         for shares, tokens in zip(dealt, loads, strict=True)
@@ -169,17 +171,17 @@ def divide(
     return next(balanced, dealt[min(range(len(dealt)), key=lambda n: max(loads[n]))])
 
 
-def cost(batch: Sequence[Sample], share_prompts: bool = True) -> int:
+def cost(batch: Sequence[Sample], sharing: Sharing = WHERE_FEWER_TOKENS) -> int:
     """Return the tokens that a forward pass over a micro-batch processes, padding included."""
-    if share_prompts and forward.saves_enough(batch):
+    if forward.saves_enough(batch, sharing):
         return shared_size(batch)
     rows = [len(whole(chain)) for chain in conversations(batch)]
     return min(padded_size(batch), len(rows) * max(rows))
 
 
-def _deal(batches: Sequence[Batch], processes: int, share_prompts: bool) -> list[list[Batch]]:
+def _deal(batches: Sequence[Batch], processes: int, sharing: Sharing) -> list[list[Batch]]:
     """Give each micro-batch, the largest first, to the process with the fewest tokens."""
-    costs = [cost(batch, share_prompts) for batch in batches]
+    costs = [cost(batch, sharing) for batch in batches]
     loads, taken = [0] * processes, [[] for _ in range(processes)]  # type: tuple[list[int], list[list[int]]]
     for number in sorted(range(len(batches)), key=lambda n: (-costs[n], n)):
         least = loads.index(min(loads))
@@ -188,7 +190,9 @@ def _deal(batches: Sequence[Batch], processes: int, share_prompts: bool) -> list
     return [[batches[number] for number in sorted(own)] for own in taken]
 
 
-def in_step(shares: Sequence[Sequence[Batch]], rank: int, *, share_prompts: bool = True) -> Iterator[Pass]:
+def in_step(
+    shares: Sequence[Sequence[Batch]], rank: int, *, sharing: Sharing = WHERE_FEWER_TOKENS
+) -> Iterator[Pass]:
     """Yield the passes of one process such that all processes run the same layers in the same order.
 
     Processes that share the weights of the base model gather each layer together. All therefore make the same
@@ -198,10 +202,10 @@ def in_step(shares: Sequence[Sequence[Batch]], rank: int, *, share_prompts: bool
     Args:
         shares: the micro-batches of each process.
         rank: the process.
-        share_prompts: whether the model can process equal prompts once.
+        sharing: when equal prompts are processed once.
     """
     for twice in (True, False):
-        kind = [[batch for batch in own if _runs_twice(batch, share_prompts) is twice] for own in shares]
+        kind = [[batch for batch in own if _runs_twice(batch, sharing) is twice] for own in shares]
         for turn in range(max(map(len, kind), default=0)):
             if turn < len(kind[rank]):
                 yield Pass(kind[rank][turn])
@@ -211,6 +215,6 @@ def in_step(shares: Sequence[Sequence[Batch]], rank: int, *, share_prompts: bool
                 yield Pass([found], twice, counts=False)
 
 
-def _runs_twice(batch: Batch, share_prompts: bool) -> bool:
+def _runs_twice(batch: Batch, sharing: Sharing) -> bool:
     """Return whether a pass processes prompts first, and then the answers after their first token."""
-    return share_prompts and forward.saves_enough(batch) and max(sample.length for sample in batch) > 1
+    return forward.saves_enough(batch, sharing) and max(sample.length for sample in batch) > 1

@@ -9,6 +9,7 @@ sequence where their tokens continue; see `conversations`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,7 +27,38 @@ if TYPE_CHECKING:
 
     from compound.components.engines.local.constraints import ConstraintCompiler
 
+FIRST_PASS = 0.6  # of the time of a second pass, besides the time of tokens (`benchmarks/data/one_gpu.json`)
 MAX_SHARED_FRACTION = 0.5  # prompts are shared if at most this fraction of the tokens remains to be processed
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """When equal prompts are processed once, which takes a second pass through the layers for the answers.
+
+    On a GPU, a pass takes time besides that of its tokens. Times are given in tokens that take as long.
+
+    Attributes:
+        second_pass: the tokens that the second pass takes as long as: 0 on a CPU, infinity to process every
+            prompt.
+        micro_tokens: the most tokens of a pass; more passes are needed if every prompt is processed.
+    """
+
+    second_pass: float = 0.0
+    micro_tokens: float = math.inf
+
+    def pays(self, samples: Sequence[Sample]) -> bool:
+        """Return whether processing equal prompts once takes less time, and at most half of the tokens."""
+        fraction = shared_fraction(samples)
+        if fraction > MAX_SHARED_FRACTION or self.second_pass == math.inf:
+            return False
+        total = sum(len(sample.tokens.prompt) + sample.length for sample in samples)
+        padded = len(samples) * max(sample.size for sample in samples)
+        further = max(0, math.ceil(padded / self.micro_tokens) - 1)
+        return (1.0 - fraction) * total + FIRST_PASS * self.second_pass * further >= self.second_pass
+
+
+WHERE_FEWER_TOKENS = Sharing()
+NEVER = Sharing(math.inf)
 
 
 @dataclass(frozen=True)
@@ -114,13 +146,12 @@ def _allowed(
     return torch.from_numpy(np.concatenate(rows).view(np.uint8)).to(device)
 
 
-def saves_enough(samples: Sequence[Sample]) -> bool:
+def saves_enough(samples: Sequence[Sample], sharing: Sharing = WHERE_FEWER_TOKENS) -> bool:
     """Return whether processing equal prompts once saves enough, and more than merging conversations."""
-    fraction = shared_fraction(samples)
-    if fraction > MAX_SHARED_FRACTION:
+    if not sharing.pays(samples):
         return False
     total = sum(len(sample.tokens.prompt) + sample.length for sample in samples)
-    return fraction * total <= sum(len(whole(chain)) + 1 for chain in conversations(samples))
+    return shared_fraction(samples) * total <= sum(len(whole(chain)) + 1 for chain in conversations(samples))
 
 
 def shared_fraction(samples: Sequence[Sample]) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from compound.optimizers.weights.learner.adapters import CRITIC, Adapters
 from compound.optimizers.weights.learner.batching import Pass, by_adapter, divide, in_step
-from compound.optimizers.weights.learner.forward import ForwardPass, forward
+from compound.optimizers.weights.learner.forward import ForwardPass, Sharing, forward, saves_enough
 from compound.optimizers.weights.learner.samples import Sample
 from compound.optimizers.weights.learner.updates import all_reduce, rank_and_world_size
 
@@ -41,13 +41,18 @@ class Passes:
     constrained: bool
     in_step: bool
 
+    @property
+    def sharing(self) -> Sharing:
+        """When equal prompts are processed once."""
+        return Sharing(self.adapters.second_pass, self.micro_tokens)
+
     def share(self, samples: Sequence[Sample]) -> Iterator[Pass]:
         """Yield this process's share of the micro-batches of the samples of one adapter."""
         rank, processes = rank_and_world_size()
-        share_prompts = not self.adapters.unshared
-        shares = divide(samples, self.micro_tokens, processes, share_prompts=share_prompts)
+        sharing = self.sharing
+        shares = divide(samples, self.micro_tokens, processes, sharing=sharing)
         if self.in_step:
-            yield from in_step(shares, rank, share_prompts=share_prompts)
+            yield from in_step(shares, rank, sharing=sharing)
         else:
             yield from map(Pass, shares[rank])
 
@@ -61,8 +66,10 @@ class Passes:
         entropy: bool = True,
         logps: bool = True,
     ) -> ForwardPass:
-        """Run a model over a micro-batch; equal prompts are processed once if the model allows it."""
-        batch, shared = each.samples, False if self.adapters.unshared else each.shared
+        """Run a model over a micro-batch; equal prompts are processed once if it pays."""
+        batch, shared = each.samples, each.shared
+        if shared is None:
+            shared = saves_enough(batch, self.sharing)
         constrained = self.constrained and any(sample.tokens.constraint for sample in batch)
         return forward(
             model,

@@ -109,24 +109,36 @@ class Updater:
         self._adam = torch.optim.AdamW([p for _, p in self.parameters], lr=rate.lr, weight_decay=0.0)
 
     def accumulate(self) -> None:
-        """Add the gradients of a micro-batch to the sum of the update, and clear them."""
-        start = 0
+        """Add the gradients of a micro-batch to the sum of the update, and clear them.
+
+        They are concatenated first: on a GPU, one addition takes less time than one for each tensor.
+        """
+        import torch
+
+        run: list[Tensor] = []  # gradients of consecutive tensors
+        start = end = 0
         for _, tensor in self.parameters:
-            end = start + tensor.numel()
             if tensor.grad is not None:
-                self._gradients()[start:end].add_(tensor.grad.flatten())
+                run.append(tensor.grad.flatten())
                 tensor.grad = None
-            start = end
+            elif run:
+                self._gradients()[start:end].add_(torch.cat(run))
+                run = []
+            end += tensor.numel()
+            if not run:
+                start = end
+        if run:
+            self._gradients()[start:end].add_(torch.cat(run))
 
     def reduce(self) -> None:
         """Set the gradients to their sums over the micro-batches of all processes."""
         self.accumulate()
-        total, start = self._gradients(), 0
+        total = self._gradients()
         all_reduce([total])
-        for _, tensor in self.parameters:
-            end = start + tensor.numel()
-            tensor.grad = total[start:end].view_as(tensor).to(tensor.dtype)
-            start = end
+        tensors = [tensor for _, tensor in self.parameters]
+        parts = total.to(tensors[0].dtype).split([tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.grad = part.view_as(tensor)
         self._sum = None
 
     def _gradients(self) -> Tensor:

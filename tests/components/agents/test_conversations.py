@@ -23,7 +23,7 @@ from compound.optimizers.weights.learner import forward as forward_module  # noq
 from compound.optimizers.weights.learner.adapters import Adapters  # noqa: E402
 from compound.optimizers.weights.learner.batching import micro_batches  # noqa: E402
 from compound.optimizers.weights.learner.conversations import conversations, whole  # noqa: E402
-from compound.optimizers.weights.learner.forward import forward  # noqa: E402
+from compound.optimizers.weights.learner.forward import NEVER, WHERE_FEWER_TOKENS, forward  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 
 CLOSE = 1e-4  # of gradients in float32, relative to the largest
@@ -124,7 +124,7 @@ def test_a_turn_whose_tokens_do_not_continue_is_separate() -> None:
 @settings(deadline=None, max_examples=50)
 def test_micro_batches_keep_conversations_together(seed: int, most: int, shared: bool) -> None:
     samples = talks(5, 3, random.Random(seed))
-    batches = micro_batches(samples, most, share_prompts=shared)
+    batches = micro_batches(samples, most, sharing=WHERE_FEWER_TOKENS if shared else NEVER)
     assert sorted(id(s) for batch in batches for s in batch) == sorted(map(id, samples))
     for chain in conversations(samples):
         if len(chain) > 1:

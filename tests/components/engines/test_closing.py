@@ -12,8 +12,8 @@ import pytest
 
 from compound.components.engines.litellm import LiteLLMEngine
 from compound.components.engines.openai.engine import OpenAIEngine
-from compound.components.engines.vllm.api import API
-from compound.engine import Message, Request
+from compound.components.engines.vllm.api import API, FOR_ADAPTERS
+from compound.engine import NO_USAGE, Message, Request
 from compound.errors import TransientError
 from fake_openai import FakeOpenAI, chat, fake_openai
 from vllm_requests import until
@@ -148,3 +148,28 @@ def test_requests_that_are_cancelled_as_they_connect_take_no_place(
 
     assert asyncio.run(work()) == json.loads(chat({"content": "four"}))
     assert connecting.left_open == 0
+
+
+def test_a_request_that_waits_too_long_for_a_place_is_not_charged(
+    server: FakeOpenAI, connecting: Connecting
+) -> None:
+    async def work() -> BaseException | None:
+        api = API(server.url, "m", connections=1)
+        connecting.may_connect.clear()
+        places = 1 + FOR_ADAPTERS
+        others = [
+            asyncio.ensure_future(api.ask("chat/completions", {"messages": []}, 5.0)) for _ in range(places)
+        ]
+        await until(lambda: connecting.begun == places)
+        late = asyncio.ensure_future(api.ask("chat/completions", {"messages": []}, 0.05))
+        await asyncio.wait([late])
+        connecting.may_connect.set()
+        await asyncio.gather(*others)
+        await api.aclose()
+        return late.exception()
+
+    error = asyncio.run(work())
+    assert isinstance(error, TransientError)
+    assert "had no free place for a request within 0.05 s" in error.message
+    assert error.charged == NO_USAGE
+    assert len(server.requests) == 1 + FOR_ADAPTERS

@@ -31,7 +31,7 @@ from compound.optimizers.weights.learner import adapters as adapters_module  # n
 from compound.optimizers.weights.learner import passes as passes_module  # noqa: E402
 from compound.optimizers.weights.learner.adapters import Adapters, reason_unshared  # noqa: E402
 from compound.optimizers.weights.learner.batching import micro_batches  # noqa: E402
-from compound.optimizers.weights.learner.forward import forward, shared_fraction  # noqa: E402
+from compound.optimizers.weights.learner.forward import NEVER, forward, shared_fraction  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from training_settings import plain  # noqa: E402
 
@@ -321,7 +321,7 @@ def test_a_shared_prompt_counts_once_when_micro_batches_are_cut(
 
 def test_a_model_that_reads_every_prompt_gets_batches_of_that_size() -> None:
     some = group(1000, 64, 8)
-    for batch in micro_batches(some, 4096, share_prompts=False):
+    for batch in micro_batches(some, 4096, sharing=NEVER):
         assert len(batch) * 1064 <= 4096
 
 

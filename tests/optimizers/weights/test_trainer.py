@@ -41,7 +41,7 @@ from compound.optimizers.weights.learner.batching import (  # noqa: E402
     padded_size,
     shared_size,
 )
-from compound.optimizers.weights.learner.forward import forward, shared_fraction  # noqa: E402
+from compound.optimizers.weights.learner.forward import NEVER, WHERE_FEWER_TOKENS, forward, shared_fraction  # noqa: E402
 from compound.optimizers.weights.learner.head import OutputLayer  # noqa: E402
 from compound.optimizers.weights.learner.samples import Sample  # noqa: E402
 from compound.optimizers.weights.learner.saved import TrainingState  # noqa: E402
@@ -432,7 +432,7 @@ def test_every_sample_is_trained_on_whatever_the_number_of_parts() -> None:
 def test_micro_batches_hold_no_more_than_they_may() -> None:
     samples = some(groups=5, each=6, longest=9)
     for once in (True, False):
-        for batch in micro_batches(samples, 64, share_prompts=once):
+        for batch in micro_batches(samples, 64, sharing=WHERE_FEWER_TOKENS if once else NEVER):
             tokens = shared_size(batch) if once and shared_fraction(batch) <= 0.5 else padded_size(batch)
             assert len(batch) == 1 or tokens <= 64
 

@@ -11,7 +11,7 @@ from trainings.learners import drawn
 pytest.importorskip("torch")
 
 from compound.optimizers.weights.learner.batching import Pass, cost, divide, in_step, micro_batches
-from compound.optimizers.weights.learner.forward import saves_enough
+from compound.optimizers.weights.learner.forward import NEVER, WHERE_FEWER_TOKENS, saves_enough
 from compound.optimizers.weights.learner.samples import Sample, probe_sample
 
 
@@ -28,7 +28,7 @@ def test_every_sample_is_in_one_micro_batch_of_one_process(
     groups: int, processes: int, limit: int, share: bool, seed: int
 ) -> None:
     samples = drawn(("x",), groups=groups, seed=seed) if groups else []
-    shares = divide(samples, limit, processes, share_prompts=share)
+    shares = divide(samples, limit, processes, sharing=WHERE_FEWER_TOKENS if share else NEVER)
     assert len(shares) == processes
     dealt = [id(sample) for own in shares for batch in own for sample in batch]
     assert sorted(dealt) == sorted(map(id, samples))
@@ -68,15 +68,17 @@ def test_a_shared_prompt_costs_its_tokens_once() -> None:
     several = [probe_sample((*prompt, n, n), prompt=20) for n in range(3)]
     assert saves_enough(several)
     assert cost(several) == 20 + 3 * 2
-    assert cost(several, share_prompts=False) == 3 * (20 + 1)  # the last token is not read
+    assert cost(several, sharing=NEVER) == 3 * (20 + 1)  # the last token is not read
 
 
 @pytest.mark.parametrize("share", [True, False])
 def test_processes_in_step_make_equal_passes(share: bool) -> None:
     samples = [*drawn(("x",), groups=12), probe_sample((1, 2), prompt=1)]
-    shares = divide(samples, 64, 3, share_prompts=share)
+    shares = divide(samples, 64, 3, sharing=WHERE_FEWER_TOKENS if share else NEVER)
     shares[2] = shares[2][:1]  # a process with less to do
-    passes = [list(in_step(shares, rank, share_prompts=share)) for rank in range(3)]
+    passes = [
+        list(in_step(shares, rank, sharing=WHERE_FEWER_TOKENS if share else NEVER)) for rank in range(3)
+    ]
     assert len({len(own) for own in passes}) == 1
 
     def runs(each: Pass) -> int:

@@ -1,0 +1,81 @@
+"""Tables of the measurements on one GPU."""
+
+from __future__ import annotations
+
+from statistics import linear_regression
+
+from tables.data import markdown, results
+from tables.training_speed import in_range
+
+CASES = {
+    "step": "32 × (192 + 32) tokens",
+    "shared": "32 × (320 + 32) tokens",
+    "long": "8 × (1,500 + 32) tokens, one prompt",
+}
+SIZES = (  # of the cases: tokens of the distinct prompts, samples of each, tokens of all answers
+    (8 * 192, 4, 32 * 32),
+    (8 * 320, 4, 32 * 32),
+    (1500, 8, 8 * 32),
+)
+FORMATS = ("float32 cpu", "float32 cuda", "bfloat16 cpu", "bfloat16 cuda")
+
+
+def gpu_memory() -> str:
+    """Compare the peak memory of a training step with the memory plan, and tabulate its speed."""
+    rows = [
+        [
+            name, f"{found['planned'] / 1e9:.1f} GB", f"{found['peak'] / 1e9:.1f} GB",
+            f"{found['peak'] / found['planned']:.2f}", f"{found['reserved'] / 1e9:.1f} GB",
+            in_range(*(found["seconds"][key] for key in ("median", "min", "max"))),
+            f"{found['tokens_per_second']:,.0f}", f"{found['share_of_peak']:.0%}",
+        ]
+        for name, found in results("one_gpu")["memory"].items()
+        if isinstance(found, dict)
+    ]  # fmt: skip
+    head = ["base", "planned", "peak", "of the plan", "reserved", "a step, s", "tokens/s", "of peak"]
+    return markdown(head, rows)
+
+
+def gpu_speed() -> str:
+    """Compare a training step on a GPU with TRL's."""
+    rows = []
+    for part, name in CASES.items():
+        found = results("one_gpu")[part]
+        kinds = ("trl", "every", "once", "every/trl", "once/trl")
+        rows.append(
+            [name, *(in_range(*(found[kind][key] for key in ("median", "min", "max"))) for kind in kinds)]
+        )
+    return markdown(
+        ["a step on", "TRL, s", "every prompt, s", "equal prompts once, s", "every / TRL", "once / TRL"], rows
+    )
+
+
+def gpu_agreement() -> str:
+    """Tabulate the largest differences of log-probabilities and gradients from float64."""
+    rows = [
+        [family, *(f"{each['logps']:.0e}, {each['gradients']:.0e}" for each in map(found.get, keys))]
+        for family, found in results("one_gpu")["agreement"].items()
+        if isinstance(found, dict)
+        for keys in ([f"{form} default" for form in FORMATS],)
+    ]
+    return markdown(["family", *(form.replace(" ", ", ") for form in FORMATS)], rows)
+
+
+def gpu_second_pass() -> str:
+    """Fit the time of a step to its tokens, and tabulate what the second pass costs beyond its tokens."""
+    found = results("one_gpu")
+    every = [found[part]["every"]["median"] for part in CASES]
+    token, start = linear_regression([prompt * each + answers for prompt, each, answers in SIZES], every)
+    passes = [
+        found[part]["once"]["median"] - start - token * (prompt + answers)
+        for part, (prompt, _, answers) in zip(CASES, SIZES, strict=True)
+    ]
+    low, high = min(passes), max(passes)
+    row = [
+        f"{1e6 * token:.0f} µs", f"{start:.2f} s", f"{low:.2f} to {high:.2f} s",
+        f"{low / token:,.0f} to {high / token:,.0f}",
+    ]  # fmt: skip
+    return markdown(["a token", "a step without tokens", "the second pass", "in tokens"], [row])
+
+
+TABLES = (gpu_agreement, gpu_memory, gpu_second_pass, gpu_speed)
