@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import linear_regression
 
 from tables.data import markdown, results
@@ -51,31 +52,36 @@ def gpu_speed() -> str:
 
 
 def gpu_agreement() -> str:
-    """Tabulate the largest differences of log-probabilities and gradients from float64."""
+    """Tabulate the largest differences of log-probabilities and gradients from a model in float64."""
     rows = [
-        [family, *(f"{each['logps']:.0e}, {each['gradients']:.0e}" for each in map(found.get, keys))]
+        [family, *(", ".join(_largest(found, form)) for form in FORMATS)]
         for family, found in results("one_gpu")["agreement"].items()
         if isinstance(found, dict)
-        for keys in ([f"{form} default" for form in FORMATS],)
     ]
     return markdown(["family", *(form.replace(" ", ", ") for form in FORMATS)], rows)
 
 
+def _largest(found: Mapping[str, Mapping[str, float]], form: str) -> list[str]:
+    both = [found[f"{form} {way}"] for way in ("default", "unshared")]
+    return [f"{max(each[key] for each in both):.0e}" for key in ("logps", "gradients")]
+
+
 def gpu_second_pass() -> str:
     """Fit the time of a step to its tokens, and tabulate what the second pass costs beyond its tokens."""
-    found = results("one_gpu")
-    every = [found[part]["every"]["median"] for part in CASES]
-    token, start = linear_regression([prompt * each + answers for prompt, each, answers in SIZES], every)
-    passes = [
-        found[part]["once"]["median"] - start - token * (prompt + answers)
-        for part, (prompt, _, answers) in zip(CASES, SIZES, strict=True)
-    ]
-    low, high = min(passes), max(passes)
-    row = [
-        f"{1e6 * token:.0f} µs", f"{start:.2f} s", f"{low:.2f} to {high:.2f} s",
-        f"{low / token:,.0f} to {high / token:,.0f}",
-    ]  # fmt: skip
-    return markdown(["a token", "a step without tokens", "the second pass", "in tokens"], [row])
+    rows = []
+    for name, key in (("medians", "median"), ("minima", "min")):
+        every, once = ([results("one_gpu")[part][way][key] for part in CASES] for way in ("every", "once"))
+        token, start = linear_regression([prompt * each + answers for prompt, each, answers in SIZES], every)
+        sizes = (prompt + answers for prompt, _, answers in SIZES)
+        passes = [seconds - start - token * size for seconds, size in zip(once, sizes, strict=True)]
+        low, high = min(passes), max(passes)
+        rows.append(
+            [
+                name, f"{1e6 * token:.0f} µs", f"{start:.2f} s", f"{low:.2f} to {high:.2f} s",
+                f"{round(low / token, -3):,.0f} to {round(high / token, -3):,.0f}",
+            ]
+        )  # fmt: skip
+    return markdown(["of the times", "a token", "a step without tokens", "second pass", "in tokens"], rows)
 
 
 TABLES = (gpu_agreement, gpu_memory, gpu_second_pass, gpu_speed)

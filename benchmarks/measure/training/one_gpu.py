@@ -476,6 +476,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the given parts, or all, and keep the others."""
     import torch
     import transformers
+    import trl
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -489,7 +490,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.simplefilter("ignore")
     device = {
         "gpu": torch.cuda.get_device_name(0), "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": transformers.__version__, "trl": trl.__version__,
     }  # fmt: skip
     known = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
     tokenizer = args.tokenizer or Path(resolve("smollm2"))

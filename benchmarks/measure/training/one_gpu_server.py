@@ -60,7 +60,7 @@ class Watched(VLLMEngine):
         self.seen["awake"].append(used())
         start = time.perf_counter()
         async with super().asleep(gpus) as slept:
-            self.seen["seconds to sleep"].append(int(1000 * (time.perf_counter() - start)))
+            self.seen["milliseconds to sleep"].append(int(1000 * (time.perf_counter() - start)))
             self.seen["asleep"].append(used())
             yield slept
             self.seen["trained"].append(used())
@@ -74,13 +74,15 @@ def vowels(outputs: Mapping[str, object], _: Example) -> float:
 
 def case(name: str, tokenizer: Path, *, sleep: bool) -> dict[str, object]:
     """Train with one size of the base; return times and memory."""
+    import torch
+
     with random_model(name, tokenizer) as model, tempfile.TemporaryDirectory() as folder:
         before = used()
         engine = Watched(
             model, sleep=sleep, max_lora_rank=16, max_loras=2,
             args=("--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "64"),
         )  # fmt: skip
-        engine.seen = {"awake": [], "seconds to sleep": [], "asleep": [], "trained": []}
+        engine.seen = {"awake": [], "milliseconds to sleep": [], "asleep": [], "trained": []}
         components = {
             part: LLM(part, prompt="Say something.", max_tokens=ANSWER, temperature=1.0, weights=LoRA())
             for part in ("one", "two")
@@ -102,6 +104,7 @@ def case(name: str, tokenizer: Path, *, sleep: bool) -> dict[str, object]:
         seconds = time.perf_counter() - start
         steps = [r for r in read_records(run / "memory.jsonl") if r.get("kind") == "training"]
         return {
+            "gpu": torch.cuda.get_device_name(0), "torch": torch.__version__,
             "seconds": seconds, "share": engine._gpu_memory_left, "before": before, "memory": engine.seen,
             "steps": [{k: v for k, v in step.items() if isinstance(v, int | float)} for step in steps],
         }  # fmt: skip
@@ -109,8 +112,6 @@ def case(name: str, tokenizer: Path, *, sleep: bool) -> dict[str, object]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure all cases, each in a separate process."""
-    import torch
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -124,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name, sleep = json.loads(args.case)
         print(json.dumps(case(name, tokenizer, sleep=sleep)))
         return
-    found: dict[str, object] = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__}
+    found: dict[str, object] = {}
     for name, sleep in CASES:
         command = [
             sys.executable, "-m", "compound.benchmarks.measure.training.one_gpu_server",

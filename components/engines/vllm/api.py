@@ -134,7 +134,8 @@ class API:
             root: whether the path is one of vLLM's own routes, outside of ``/v1``.
 
         Raises:
-            TransientError: there is no answer, or it is incomplete. Unsent requests cost nothing.
+            TransientError: there is no answer, or it is incomplete. It is charged, unless no place was free
+                in time or the connection failed.
         """
         import httpx
 

@@ -46,9 +46,8 @@ METADATA = {"format": "pt"}
 PROBE_TEXT = "The answer to this question is a short sentence about the weather in a small town."
 FLOAT32_TOLERANCE = 1e-2  # nats by which a token's log-probability may differ through rounding, in float32
 HALF_TOLERANCE = 0.5  # the same in half precision
-# A second forward pass through a layer, and its backward pass, take as long on a GPU as this number of tokens
-# takes per parameter of the model: their kernels are too small to fill it. Measured on an H100
-# (`benchmarks/data/one_gpu.json`): for the 28 layers of Qwen3-0.6B, the time of 24,000 to 30,000 tokens.
+# Tokens that take as long on a GPU as a second pass through one layer, times the parameters of the model.
+# Estimated with a model of 28 layers and 0.6B parameters on an H100 (`benchmarks/data/one_gpu.json`).
 SECOND_PASS = 5e11
 CRITIC = "|critic"  # adapter names are identifiers, so they cannot collide with it
 Name = str
@@ -104,12 +103,13 @@ class Adapters:
             wrapped["critic"] = replace(critic, targets=tuple(resolve(self.base, critic.targets)))
         _check_logits(model, self.base, self.tokenizer)
         self.unshared = reason_unshared(self.base, self.tokenizer)
+        self.second_pass = math.inf if self.unshared else _second_pass_tokens(self.base)
         self.model = _wrapped(self.base, wrapped, seed)
         self.checkpointing = checkpointing
         if checkpointing:
             checkpoint_layers(self.base, model, "base.gradient_checkpointing")
             self.unshared = self.unshared or "gradient checkpointing is incompatible with cached prompts"
-        self.second_pass = math.inf if self.unshared else _second_pass_tokens(self.base)
+            self.second_pass = math.inf
         self._before: dict[Name, list[float]] = {}
         self._stored: dict[Name, tuple[str, dict[str, str] | None]] = {}
         for name in self.spaces:
@@ -299,7 +299,10 @@ def _logprobs(folder: Path) -> list[float] | None:
 
 
 def _second_pass_tokens(base: PreTrainedModel) -> float:
-    """Return the number of tokens that a second pass through the layers takes as long as."""
+    """Return the number of tokens that take as long as a second pass through the layers.
+
+    It is too small for a mixture of experts, since tokens do not use all of its parameters.
+    """
     if base.device.type == "cpu":
         return 0.0
     layers: int = base.config.get_text_config(decoder=True).num_hidden_layers

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
     from compound.components.engines.local.constraints import ConstraintCompiler
 
-FIRST_PASS = 0.6  # of the time of a second pass, besides the time of tokens (`benchmarks/data/one_gpu.json`)
+# Time of a pass besides that of its tokens, relative to that of a second pass; a coarse estimate, as is
+# `adapters.SECOND_PASS` (`benchmarks/data/one_gpu.json`).
+FIRST_PASS = 0.6
 MAX_SHARED_FRACTION = 0.5  # prompts are shared if at most this fraction of the tokens remains to be processed
 
 
@@ -52,8 +54,9 @@ class Sharing:
         if fraction > MAX_SHARED_FRACTION or self.second_pass == math.inf:
             return False
         total = sum(len(sample.tokens.prompt) + sample.length for sample in samples)
-        padded = len(samples) * max(sample.size for sample in samples)
-        further = max(0, math.ceil(padded / self.micro_tokens) - 1)
+        longest = max(sample.size for sample in samples)
+        rows = max(1, int(min(self.micro_tokens, len(samples) * longest)) // longest)  # of a pass
+        further = math.ceil(len(samples) / rows) - 1
         return (1.0 - fraction) * total + FIRST_PASS * self.second_pass * further >= self.second_pass
 
 
