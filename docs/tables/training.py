@@ -92,6 +92,18 @@ def trained_systems() -> str:
     return markdown(headings, rows)
 
 
+def rejected_systems() -> str:
+    """Tabulate the scores of trained weights on the validation examples that rejected them."""
+    rows = [
+        [
+            f"`{name}`", f"{found['before']['n']}", spread(found["before"]), spread(found["after"]),
+            spread(found["gain"], signed=True), f"{found['p']:.2f}",
+        ]
+        for name, found in results("weights_systems_rejected").items()
+    ]  # fmt: skip
+    return markdown(["system", "n", "before", "after", "gain", "p"], rows)
+
+
 def _spread(found: Interval, *, signed: bool = False) -> str:
     return spread({"mean": found.mean, "low": found.low, "high": found.high}, signed=signed)
 
@@ -140,4 +152,4 @@ def rollouts(name: str) -> str:
     return markdown(["method", "reward of rollouts", "groups of equal rewards"], rows)
 
 
-TABLES = (trained, trained_seeds, trained_systems, learned, course, rollouts)
+TABLES = (trained, trained_seeds, trained_systems, rejected_systems, learned, course, rollouts)
