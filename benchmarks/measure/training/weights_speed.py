@@ -113,6 +113,8 @@ def ours(
     if shared is not None:
         forward.MAX_SHARED_FRACTION = 1.0 if shared else -1.0
     adapters = Adapters("smollm2", {"x": LoRA(rank=16, targets=ATTENTION)})
+    if shared:  # also on a GPU, where it may not pay
+        adapters.second_pass = 0.0
     trainer = Trainer(adapters, {"x": "x"}, LOSS, OptimizerSettings(micro_tokens=most), RolloutSettings())
     before, rows = peak(), samples(prompt, answer, groups, each)
     seconds = timed(lambda: trainer.step(list(rows), 0), repeats)

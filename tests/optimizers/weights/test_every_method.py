@@ -77,8 +77,8 @@ GRPO = {"training": {"grpo": {"rollouts": {"runs": 1}}}}
 @pytest.mark.parametrize(
     ("name", "given", "told"),
     [
-        ("mhgpo_rr", {"forks": {"nobody": 1.0}}, "forks names 'nobody', which is not trained"),
-        ("mmgrpo", {"adapters": {"one": ["namer", "nobody"]}}, "adapters names 'nobody'"),
+        ("mhgpo_rr", {"forks": {"missing": 1.0}}, "forks names 'missing', which is not trained"),
+        ("mmgrpo", {"adapters": {"one": ["namer", "missing"]}}, "adapters names 'missing'"),
         ("ppo", {"adapters": "shared"}, "unknown key; it belongs to mappo, mmgrpo"),
         ("optimas", {"training": {"ppo": {"adapters": "shared"}}}, "ppo.adapters: unknown key"),
         ("mmgrpo", {"loss": "sft"}, "loss: cannot be 'sft'; possible: bnpo"),
@@ -102,8 +102,8 @@ GRPO = {"training": {"grpo": {"rollouts": {"runs": 1}}}}
         ("mhgpo_rr", {"forks": {"namer": 0.0, "answerer": 0.0}}, "forks is 0 for every component"),
         (
             "optimas",
-            {"training": {"ppo": {"penalties": {"nobody": "math:hypot"}}}},
-            "penalties names 'nobody'",
+            {"training": {"ppo": {"penalties": {"missing": "math:hypot"}}}},
+            "penalties names 'missing'",
         ),
         ("mmgrpo", {"rollouts": {"runs": 1}}, "runs of an example are compared, but rollouts.runs is 1"),
         ("prompt_r1", {"rollouts": {"runs": 1}}, "are compared"),

@@ -1,4 +1,4 @@
-"""Singletons are compared with others of their pool, and with nobody else."""
+"""Singletons are compared only with others of their pool."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Measure training on a GPU that a vLLM server of the same run shares with the trainer.
 
-    python -m compound.benchmarks.measure.training.one_gpu_server [--tokenizer FOLDER]
+    python -m compound.benchmarks.measure.gpu.server [--tokenizer FOLDER]
 
 A system of two components is trained by mmGRPO for a few steps, with random models of the shapes of Qwen3 and
 a reward that varies. The run starts vLLM on the trainer's GPU, with and without sleep. Besides the times of
@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 
 from compound.api.optimize import optimize
-from compound.benchmarks.measure.training.one_gpu import GPU, random_model
+from compound.benchmarks.measure.gpu.models import GPU, random_model
 from compound.components.engines.models import resolve
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.components.llm import LLM
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found: dict[str, object] = {}
     for name, sleep in CASES:
         command = [
-            sys.executable, "-m", "compound.benchmarks.measure.training.one_gpu_server",
+            sys.executable, "-m", "compound.benchmarks.measure.gpu.server",
             "--tokenizer", str(tokenizer), "--case", json.dumps([name, sleep]),
         ]  # fmt: skip
         ran = subprocess.run(command, check=False, capture_output=True, text=True)

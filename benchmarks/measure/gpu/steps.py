@@ -1,0 +1,158 @@
+"""Memory and time of training steps on a GPU, compared with the computed memory and with TRL."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+from compound.benchmarks.measure.cluster.base_memory import LOGITS, footprint_of
+from compound.benchmarks.measure.gpu.models import GPU, RANK, REPEATS, emptied, random_model, spread, timed
+from compound.benchmarks.measure.training.weights_speed import LOSS, samples, trl_trainer
+from compound.benchmarks.simulated.layouts.costs import BASES, H100
+from compound.components.engines.local.devices import Placement
+from compound.components.engines.local.footprint import OPTIMIZER_BYTES, SUM_BYTES
+from compound.errors import CompoundError
+from compound.graph.space import LoRA
+from compound.optimizers.weights.learner import forward as forward_module
+from compound.optimizers.weights.learner.adapters import Adapters
+from compound.optimizers.weights.learner.trainer import Trainer
+from compound.optimizers.weights.learner.updates import OptimizerSettings
+from compound.optimizers.weights.recipes.rollouts import RolloutSettings
+
+TOKENS = 8192  # of a micro-batch
+LENGTH, GROUP = 512, 2  # tokens of a sample, half of them answer; samples of a group
+
+
+def memory(tokenizer: Path) -> dict[str, object]:
+    """Measure training steps with two sizes of the base, with and without checkpointing."""
+    found: dict[str, object] = {}
+    for name in ("0.6B", "8B"):
+        with random_model(name, tokenizer) as folder:
+            for checkpointing in (True, False):
+                found[f"{name}{' with checkpointing' if checkpointing else ''}"] = step_memory(
+                    name, folder, checkpointing=checkpointing
+                )
+    return found
+
+
+def quantized(tokenizer: Path) -> dict[str, object]:
+    """Measure training steps with a quantized base, with checkpointing."""
+    with random_model("8B", tokenizer) as folder:
+        return {
+            bits: step_memory("8B", folder, checkpointing=True, quantization=bits)
+            for bits in ("none", "8bit", "4bit")
+        }
+
+
+def step_memory(
+    name: str, folder: str, *, checkpointing: bool, quantization: str = "none"
+) -> dict[str, object]:
+    """Measure the peak memory and the time of training steps of one micro-batch, and the planned memory."""
+    import torch
+
+    emptied()
+    try:
+        adapters = Adapters(
+            folder, {"x": LoRA(rank=RANK)}, checkpointing=checkpointing,
+            placement=Placement(GPU, "bfloat16", quantization=quantization),
+        )  # fmt: skip
+        emptied()
+        loaded = torch.cuda.memory_allocated()
+        settings = OptimizerSettings(micro_tokens=TOKENS)
+        trainer = Trainer(adapters, {"x": "x"}, LOSS, settings, RolloutSettings())
+        rows = samples(LENGTH // 2, LENGTH // 2, TOKENS // LENGTH // GROUP, GROUP)
+        with _every_prompt():
+            trainer.step(list(rows), 0)
+            seconds = [timed(lambda: trainer.step(list(rows), 0)) for _ in range(REPEATS)]
+        peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    except (CompoundError, RuntimeError) as error:
+        return {"error": str(error)[:600]}
+    finally:
+        adapters = trainer = None  # type: ignore[assignment]  # before the memory is returned
+        emptied()
+    sizes = footprint_of(name)
+    suffixes = sorted({layer.rpartition(".")[2] for layer, _, _ in sizes.linear})
+    parts = {
+        "weights": sizes.weights("bfloat16", quantization),
+        "adapter": (OPTIMIZER_BYTES + SUM_BYTES) * sizes.adapter(RANK, suffixes),
+        "activations": TOKENS * sizes.activations("bfloat16", checkpointing=checkpointing),
+        "logits": LOGITS,
+    }
+    operations = (6 if checkpointing else 4) * BASES[name].parameters * TOKENS
+    return {
+        "loaded": loaded, "peak": peak, "reserved": reserved, "plan": parts, "planned": sum(parts.values()),
+        "seconds": spread(seconds), "tokens_per_second": TOKENS / median(seconds),
+        "share_of_peak": operations / median(seconds) / H100.flops,
+    }  # fmt: skip
+
+
+@contextmanager
+def _every_prompt() -> Iterator[None]:
+    """Process the prompt of every sample."""
+    before = forward_module.MAX_SHARED_FRACTION
+    forward_module.MAX_SHARED_FRACTION = -1.0
+    try:
+        yield
+    finally:
+        forward_module.MAX_SHARED_FRACTION = before
+
+
+def compared(tokenizer: Path, prompt: int, answer: int, groups: int, each: int) -> dict[str, object]:
+    """Alternate TRL's training step with ours: with every prompt, equal prompts once, and the default."""
+    with random_model("0.6B", tokenizer) as folder:
+        adapters = Adapters(folder, {"x": LoRA(rank=RANK)}, placement=Placement(GPU, "bfloat16"))
+        settings = OptimizerSettings(micro_tokens=groups * each * (prompt + answer))
+        trainer = Trainer(adapters, {"x": "x"}, LOSS, settings, RolloutSettings())
+        rows = samples(prompt, answer, groups, each)
+        times: dict[str, list[float]] = {"trl": [], "every": [], "once": [], "default": []}
+        least = adapters.second_pass
+
+        def every() -> None:
+            with _every_prompt():
+                trainer.step(list(rows), 0)
+
+        def once() -> None:
+            adapters.second_pass = 0.0
+            default()
+            adapters.second_pass = least
+
+        def default() -> None:
+            trainer.step(list(rows), 0)
+
+        def alternate(seconds: float) -> None:
+            times["trl"].append(seconds)
+            steps = [("every", every), ("once", once), ("default", default)]
+            for name, step in steps if len(times["trl"]) % 2 else steps[::-1]:
+                times[name].append(timed(step))
+
+        with tempfile.TemporaryDirectory() as out:
+            trl_trainer(folder, rows, 1, REPEATS + 2, out, alternate, device=GPU).train()
+    emptied()
+    kept = {name: values[2:] for name, values in times.items()}
+    found: dict[str, object] = {name: spread(values) for name, values in kept.items()}
+    for one, other in (
+        ("every", "trl"),
+        ("once", "trl"),
+        ("default", "trl"),
+        ("once", "every"),
+    ):
+        found[f"{one}/{other}"] = spread([a / b for a, b in zip(kept[one], kept[other], strict=True)])
+    return found
+
+
+def step(tokenizer: Path) -> dict[str, object]:
+    """Compare 32 sequences of 192 + 32 tokens."""
+    return compared(tokenizer, 192, 32, 8, 4)
+
+
+def shared(tokenizer: Path) -> dict[str, object]:
+    """Compare 32 sequences of 320 + 32 tokens."""
+    return compared(tokenizer, 320, 32, 8, 4)
+
+
+def long(tokenizer: Path) -> dict[str, object]:
+    """Compare a group of 8 with a prompt of 1,500 tokens."""
+    return compared(tokenizer, 1500, 32, 1, 8)
