@@ -22,7 +22,7 @@ FORMATS = ("float32 cpu", "float32 cuda", "bfloat16 cpu", "bfloat16 cuda")
 
 
 def gpu_memory() -> str:
-    """Compare the peak memory of a training step with the memory plan, and tabulate its speed."""
+    """Compare the peak memory of a training step with the computed memory, and tabulate its speed."""
     rows = [
         [
             name, f"{found['planned'] / 1e9:.1f} GB", f"{found['peak'] / 1e9:.1f} GB",
@@ -33,7 +33,8 @@ def gpu_memory() -> str:
         for name, found in results("one_gpu")["memory"].items()
         if isinstance(found, dict)
     ]  # fmt: skip
-    head = ["base", "planned", "peak", "of the plan", "reserved", "a step, s", "tokens/s", "of peak"]
+    memory = ["computed", "peak", "peak / computed", "reserved"]
+    head = ["base", *memory, "a step, s", "tokens/s", "of the operations"]
     return markdown(head, rows)
 
 
