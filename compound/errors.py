@@ -7,12 +7,17 @@ also inherit from it, so that ``except ValueError`` keeps working.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from compound.engine import Usage
 
+
+DISTRIBUTION = "compound-systems"
+"""The name of the installed package, for `importlib.metadata`."""
 
 FRESH = "pass new=True, or another run_dir"  # the command line replaces this by its own options
 
@@ -76,14 +81,30 @@ class SeveralErrors(DataError):
         super().__init__("\n".join(map(str, self.errors)))
 
 
+def install_command(extra: str) -> str:
+    """Return a command that installs the libraries of an extra.
+
+    In a clone it installs the clone, which it names unless that is the current folder. Elsewhere, e.g. for a
+    wheel, it installs the libraries themselves, since the package is on no index.
+    """
+    from importlib import metadata
+
+    clone = Path(__file__).parents[1]
+    if (clone / "pyproject.toml").is_file():
+        folder = "." if clone == Path.cwd() else str(clone)
+        return f'pip install -e "{folder}[{extra}]"'
+    stated = (line.partition(";") for line in metadata.requires(DISTRIBUTION) or ())
+    libraries = [
+        name.strip() for name, _, marker in stated if re.search(rf"""extra == ["']{extra}["']""", marker)
+    ]
+    return " ".join(["pip install", *(f'"{name}"' for name in libraries)])
+
+
 class MissingExtra(CompoundError, ImportError):
     """A feature requires a library that is not installed."""
 
     def __init__(self, feature: str, library: str, extra: str) -> None:
-        super().__init__(
-            f"{feature} needs {library}, which is not installed",
-            hint=f'pip install "compound-ai[{extra}]"',
-        )
+        super().__init__(f"{feature} needs {library}, which is not installed", hint=install_command(extra))
 
 
 class SandboxUnavailable(CompoundError):

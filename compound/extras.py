@@ -57,7 +57,7 @@ def raise_missing_extra(error: BaseException, feature: str = "this") -> None:
 
     >>> raise_missing_extra(ModuleNotFoundError("No module named 'torch'", name="torch"))
     Traceback (most recent call last):
-    compound.errors.MissingExtra: this needs torch, which is not installed; pip install "compound-ai[local]"
+    compound.errors.MissingExtra: this needs torch, which is not installed; pip install ...
     """
     if isinstance(error, ModuleNotFoundError) and not isinstance(error, MissingExtra) and error.name:
         known = LIBRARIES.get(error.name.partition(".")[0])

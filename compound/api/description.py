@@ -49,7 +49,17 @@ MAY_CHANGE = (
     *FOR_MEMORY,
     *PLACES,
 )
-VERSIONS = ("compound-ai", "torch", "transformers", "litellm", "optuna", "gepa", "bm25s", "numpy", "pydantic")
+VERSIONS = (
+    "compound-systems",
+    "torch",
+    "transformers",
+    "litellm",
+    "optuna",
+    "gepa",
+    "bm25s",
+    "numpy",
+    "pydantic",
+)
 
 
 def describe(problem: Problem) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from compound.cluster.messages import VERSION, Facts, SystemFile
-from compound.errors import CompoundError
+from compound.errors import DISTRIBUTION, CompoundError
 from compound.graph.system import System
 from compound.registry.code import sources_beside
 from compound.spec.program import Program, loads
@@ -50,7 +50,7 @@ def facts_of(system: System, folder: Path) -> Facts:
     """
     return Facts(
         protocol=VERSION,
-        compound=metadata.version("compound-ai"),
+        compound=metadata.version(DISTRIBUTION),
         source=package_digest(),
         python=".".join(platform.python_version_tuple()[:2]),
         system=system.identity,

@@ -9,7 +9,7 @@ from importlib import metadata
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from compound.errors import DeclarationError, MissingExtra
+from compound.errors import DISTRIBUTION, DeclarationError, MissingExtra
 from compound.execution.observers.spans import Tracer, activate, active_tracer
 from compound.extras import raise_missing_extra
 from compound.security.sanitize import remember_environment
@@ -125,7 +125,7 @@ def trace_with(
 
 def _version() -> str | None:
     try:
-        return metadata.version("compound-ai")
+        return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         return None
 

@@ -7,6 +7,7 @@ files such as Python modules. Nothing is pickled: MLflow loads it through `_load
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import tempfile
 import warnings
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from compound.concurrency.background import run_in_background
 from compound.concurrency.blocking import run_blocking
-from compound.errors import DeclarationError, RunDirectoryError, SpecError
+from compound.errors import DISTRIBUTION, DeclarationError, RunDirectoryError, SpecError
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.extras import raise_missing_extra
@@ -218,7 +219,10 @@ def _signature(system: System) -> ModelSignature | None:
 
 
 def _requirements() -> list[str]:
+    """Return the requirement that installs this package again from where it was installed (PEP 610)."""
     try:
-        return [f"compound-ai[all]=={metadata.version('compound-ai')}"]
+        installed = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:
-        return ["compound-ai[all]"]
+        return [f"{DISTRIBUTION}[all]"]
+    origin = json.loads(installed.read_text("direct_url.json") or "{}").get("url")
+    return [f"{DISTRIBUTION}[all] @ {origin}" if origin else f"{DISTRIBUTION}[all]=={installed.version}"]

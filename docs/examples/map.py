@@ -3,7 +3,7 @@
 The embedded model labels each review of a cafe in a call of its own. A function then recommends the cafe if a
 large enough share of the labels is positive. The question to the model and the share are tuned together.
 
-Needs ``pip install "compound-ai[local]"`` and ``compound models get smollm2``.
+Needs ``pip install -e ".[local]"`` and ``compound models get smollm2``.
 Run: python docs/examples/map.py [FOLDER]
 """
 

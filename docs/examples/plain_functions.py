@@ -3,7 +3,7 @@
 A sensor gives faulty spikes and reads 7 degrees too low. The pipeline summarizes the latest readings and adds
 a correction. The gold temperatures were computed with the settings in `OPTIMUM`, so only these score 1.
 
-Needs ``pip install "compound-ai[search]"``.
+Needs ``pip install -e ".[search]"``.
 Run: python docs/examples/plain_functions.py [FOLDER]
 """
 

@@ -2,7 +2,7 @@
 
 BM25 searches a corpus of facts about invented islands, and the embedded model answers from what was found.
 
-Needs ``pip install "compound-ai[local,retrieval]"`` and ``compound models get smollm2``.
+Needs ``pip install -e ".[local,retrieval]"`` and ``compound models get smollm2``.
 Run: python docs/examples/rag.py [FOLDER]
 """
 

@@ -3,7 +3,7 @@
 The API is a stand-in on this machine, which the example starts and stops. It speaks the protocol of OpenAI,
 demands a key, and rejects some requests because of their rate. For a real one, change `api_base` and the key.
 
-Needs ``pip install "compound-ai[remote]"``.
+Needs ``pip install -e ".[remote]"``.
 Run: python docs/examples/remote_api.py [FOLDER]
 """
 

@@ -3,7 +3,7 @@
 The model should say in one word whether a review is positive or negative. The method `mmgrpo` samples six
 answers to each review, and makes those more probable that score above the mean of the six.
 
-Needs ``pip install "compound-ai[local,train]"`` and ``compound models get smollm2``.
+Needs ``pip install -e ".[local,train]"`` and ``compound models get smollm2``.
 Run: python docs/examples/train_adapter.py [FOLDER]
 """
 

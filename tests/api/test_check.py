@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.errors import DeclarationError
+from compound.errors import DeclarationError, install_command
 from compound.optimizers.methods import applicable_methods, method
 from compound.settings.optimize import OptimizeSettings
 from compound.spec import load
@@ -107,7 +107,7 @@ def test_check_names_settings_whose_library_is_not_installed(
     assert ran.code == 0, ran.err
     for setting, library in (("trackers: wandb", "wandb"), ("runner: ray", "ray")):
         message = f"note: optimize.{setting} needs {library}, which is not installed"
-        assert f'{message}; pip install "compound-ai[{library}]"' in ran.out
+        assert f"{message}; {install_command(library)}" in ran.out
     assert "tensorboard needs" not in ran.out
 
 

@@ -335,7 +335,7 @@ def test_a_path_that_is_neither_local_nor_a_hub_id_says_both_ways(path: str) -> 
 def test_a_hub_id_without_the_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
-        MissingExtra, match=rf"no file or folder 'owner/name'; .*{module}.*compound-ai\[hub\]"
+        MissingExtra, match=rf"no file or folder 'owner/name'; .*{module}.*pip install .*\[hub\]"
     ):
         ids(Dataset("owner/name"))
 

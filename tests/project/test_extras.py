@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from compound.errors import MissingExtra
+from compound.errors import MissingExtra, install_command
 from compound.extras import LIBRARIES, raise_missing_extra
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +127,38 @@ def test_a_missing_library_names_its_extra(module: str, action: str, tmp_path: P
     assert ran.returncode == 0, ran.stderr
     assert "MissingExtra: " in ran.stdout
     assert f"needs {library}, which is not installed" in ran.stdout
-    assert any(f'pip install "compound-ai[{name}]"' in ran.stdout for name in extras)
+    assert any(f'[{name}]"' in ran.stdout for name in extras)
+
+
+def test_the_hint_installs_from_the_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(ROOT)
+    assert install_command("vllm") == 'pip install -e ".[vllm]"'
+    monkeypatch.chdir(tmp_path)
+    assert install_command("vllm") == f'pip install -e "{ROOT}[vllm]"'
+
+
+def test_the_hint_names_the_libraries_without_a_clone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stated = [
+        "numpy>=1",
+        'httpx>=0.27; extra == "vllm"',
+        "uvloop>=0.1; sys_platform != 'win32' and extra == 'serve'",
+    ]
+    monkeypatch.setattr("compound.errors.__file__", str(tmp_path / "compound" / "errors.py"))
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: stated)
+    assert install_command("vllm") == 'pip install "httpx>=0.27"'
+    assert install_command("serve") == 'pip install "uvloop>=0.1"'
+
+
+def test_no_page_names_a_package_that_is_not_ours() -> None:
+    pages = [
+        ROOT / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "docs").rglob("*.py"),
+        *(ROOT / "docs").rglob("*.ipynb"),
+    ]
+    assert [page for page in pages if "compound-ai" in page.read_text("utf-8")] == []
 
 
 def test_every_optional_library_is_tried() -> None:
@@ -157,7 +188,7 @@ def test_the_command_line_names_the_extra(cli: Any, monkeypatch: pytest.MonkeyPa
     assert ran.code == 2
     assert (
         ran.err
-        == 'error: this command needs torch, which is not installed\nhint: pip install "compound-ai[local]"\n'
+        == f"error: this command needs torch, which is not installed\nhint: {install_command('local')}\n"
     )
     with pytest.raises(MissingExtra, match="x needs peft"):
         raise_missing_extra(ModuleNotFoundError("No module named 'peft'", name="peft"), "x")

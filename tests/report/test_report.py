@@ -18,7 +18,7 @@ from scipy import stats
 
 import compound as cp
 from compound.api.optimize import optimize
-from compound.errors import ParseError, RunDirectoryError
+from compound.errors import ParseError, RunDirectoryError, install_command
 from compound.evaluation.dataset import Dataset, Split
 from compound.evaluation.metrics.built_in import exact_match
 from compound.evaluation.statistics import mean_interval
@@ -440,8 +440,8 @@ def test_without_matplotlib_it_says_how_to_get_figures(
     write(path)
     found = page(path)
     assert "svg" not in found.tags
-    assert 'pip install "compound-ai[report]"' in found.text
-    assert "compound-ai\\[report\\]" in (path / "report.md").read_text(encoding="utf-8")
+    assert install_command("report") in found.text
+    assert "\\[report\\]" in (path / "report.md").read_text(encoding="utf-8")
     monkeypatch.undo()
     write(path)
 

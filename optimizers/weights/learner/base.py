@@ -25,7 +25,7 @@ class BaseModelSettings(Settings):
     about a third more computation, and equal prompts are not processed once."""
     quantization: Quantization | Literal["auto"] = "auto"
     """Quantization of the linear layers by bitsandbytes: `8bit`, `4bit` (NF4), or `none`; needs CUDA and
-    `compound-ai[quantized]`. `auto` uses that of the engine that samples."""
+    the extra `quantized`. `auto` uses that of the engine that samples."""
 
     def placement(self, dtype: str, quantization: str, section: str) -> Placement:
         """Return the placement of the base, after checking it.

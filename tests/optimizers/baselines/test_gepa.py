@@ -549,7 +549,7 @@ class TestMethod:
 
     def test_without_the_library_the_message_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "gepa.api", None)
-        with pytest.raises(MissingExtra, match=r"method 'gepa' needs gepa, .*compound-ai\[search\]"):
+        with pytest.raises(MissingExtra, match=r"method 'gepa' needs gepa, .*pip install .*\[search\]"):
             method("gepa", system(), OptimizeSettings())
 
     def test_it_improves_a_system(self, tmp_path: Path) -> None:
