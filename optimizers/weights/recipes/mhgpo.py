@@ -101,7 +101,7 @@ class MHGPO(GroupRecipe):
             samples, more = _regrouped(samples, rollouts, size, context.seed)
             facts |= more
         trained, groups = advantages(samples, settings.scale)
-        return CreditedSamples(trained, scores_of(rollouts), {**asdict(groups), **facts})
+        return CreditedSamples(trained, scores_of(rollouts), {**asdict(groups), **facts}, propagated.samples)
 
 
 async def _first(context: RecipeContext, examples: Sequence[Example], count: int) -> list[Rollout]:

@@ -113,7 +113,7 @@ class MMGRPO(GroupRecipe):
             "deselected": grouped.deselected,
             "copies": grouped.duplicated,
         }
-        return CreditedSamples(trained, scores_of(rollouts), {**asdict(facts), **counts})
+        return CreditedSamples(trained, scores_of(rollouts), {**asdict(facts), **counts}, samples)
 
 
 async def _taught(

@@ -25,6 +25,7 @@ from compound.optimizers.weights.recipes.recipe import (
     RecipeContext,
     Sharing,
     TrainingSettings,
+    learnable,
     scores_of,
 )
 from compound.optimizers.weights.recipes.rollouts import Rollout
@@ -135,7 +136,12 @@ class MyGO(Recipe):
         context.keep(state)
         count = sum(map(len, attempts.values()))
         facts = {"threshold": threshold, "attempts": count, "kept": len(chosen), "warming": warming}
-        return CreditedSamples(samples, first, facts)
+        answers = [
+            sample
+            for rollout in learnable([rollouts[0] for rollouts in attempts.values()])
+            for sample in trajectory_samples(rollout.trace, context.trained, fallback=context.fallback)
+        ]
+        return CreditedSamples(samples, first, facts, answers)
 
     @staticmethod
     async def _first_attempts(

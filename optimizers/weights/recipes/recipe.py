@@ -179,11 +179,14 @@ class CreditedSamples:
         samples: the samples to train on.
         scores: the global rewards of the step's rollouts, or the local rewards of a component's answers.
         facts: statistics for the record, as JSON.
+        answers: the answers that the metrics of components (reward, length …) describe, with their rewards: of
+            all rollouts in ``scores``, if ``samples`` are a selection of them. Otherwise leave it empty.
     """
 
     samples: Sequence[Sample]
     scores: Sequence[float]
     facts: Mapping[str, Any] = field(default_factory=dict)
+    answers: Sequence[Sample] = ()
 
     @property
     def reward(self) -> float | None:
