@@ -19,7 +19,7 @@ def gae(
     reward: float,
     *,
     gamma: float = 1.0,
-    lam: float = 0.95,
+    lam: float = 1.0,
     kl: Sequence[float] = (),
     beta: float = 0.0,
 ) -> tuple[list[float], list[float]]:

@@ -179,8 +179,8 @@ class CreditedSamples:
         samples: the samples to train on.
         scores: the global rewards of the step's rollouts, or the local rewards of a component's answers.
         facts: statistics for the record, as JSON.
-        answers: the answers that the metrics of components (reward, length …) describe, with their rewards: of
-            all rollouts in ``scores``, if ``samples`` are a selection of them. Otherwise leave it empty.
+        answers: the answers of all rollouts in ``scores``, with their rewards, if ``samples`` are a selection
+            of them. Reward, length and the like of components describe these; by default ``samples``.
     """
 
     samples: Sequence[Sample]

@@ -43,7 +43,7 @@ def test_three_tokens_with_a_kl_penalty_by_hand() -> None:
 
 
 def test_the_usual_lambda_is_the_default() -> None:
-    assert gae([0.0, 0.0], 1.0)[0] == [0.95, 1.0]
+    assert gae([0.0, 0.0], 1.0)[0] == [1.0, 1.0]
 
 
 @given(st.integers(1, 6), NUMBERS)
@@ -117,7 +117,7 @@ def test_whitening_equal_advantages_divides_by_no_zero() -> None:
 
 
 def test_wrong_numbers_are_refused() -> None:
-    with pytest.raises(DeclarationError, match="must be between 0 and 1, but are 1.1 and 0.95"):
+    with pytest.raises(DeclarationError, match="must be between 0 and 1, but are 1.1 and 1.0"):
         gae([0.0], 1.0, gamma=1.1)
     with pytest.raises(DeclarationError, match="must be between 0 and 1, but are 1.0 and -0.1"):
         gae([0.0], 1.0, lam=-0.1)
