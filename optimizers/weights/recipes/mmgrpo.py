@@ -54,7 +54,7 @@ class GRPOSettings(GroupSettings):
                 f"teachers make {taught} of {runs} runs; leave at least one to the system itself, or raise "
                 "rollouts.runs"
             )
-        if taught and not self.loss.settings.corrected:
+        if taught and self.loss.settings.correction is None:
             raise ValueError(
                 f"samples of teachers need a correction, but it is disabled; set loss.{self.loss.name}."
                 "correction, or remove teachers"

@@ -90,7 +90,7 @@ class PolicySettings(TrainingSettings):
     @model_validator(mode="after")
     def _corrected(self) -> Self:
         """Check that samples of earlier weights are corrected."""
-        if self.rollouts.max_staleness and not self.loss.settings.corrected:
+        if self.rollouts.max_staleness and self.loss.settings.correction is None:
             raise ValueError(
                 "samples of earlier weights (rollouts.max_staleness) need a correction, but it is disabled; "
                 f"set loss.{self.loss.name}.correction, or rollouts.max_staleness to 0"

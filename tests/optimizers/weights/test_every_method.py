@@ -73,6 +73,7 @@ def test_the_method_alone_is_switched(name: str, model: Path, tmp_path: Path) ->
     assert_learned(records)
 
 
+REMOVED = [("bnpo", "dapo"), ("sapo", "grpo"), ("vespo", "cispo"), ("luspo", "gspo")]
 GRPO = {"training": {"grpo": {"rollouts": {"runs": 1}}}}
 
 
@@ -83,7 +84,12 @@ GRPO = {"training": {"grpo": {"rollouts": {"runs": 1}}}}
         ("mmgrpo", {"adapters": {"one": ["namer", "missing"]}}, "adapters names 'missing'"),
         ("ppo", {"adapters": "shared"}, "unknown key; it belongs to mappo, mmgrpo"),
         ("optimas", {"training": {"ppo": {"adapters": "shared"}}}, "ppo.adapters: unknown key"),
-        ("mmgrpo", {"loss": "sft"}, "loss: cannot be 'sft'; possible: bnpo"),
+        ("mmgrpo", {"loss": "sft"}, "loss: cannot be 'sft'; possible: cispo"),
+        *(
+            ("mmgrpo", {"loss": given}, f"{old} was removed; use {new}")
+            for old, new in REMOVED
+            for given in (old, {old: {}})
+        ),
         ("mmgrpo", {"loss": "gropo"}, "loss: cannot be 'gropo'; did you mean 'grpo'"),
         ("mmgrpo", {"loss": {"cispo": {"clip": 0.1}}}, "loss.cispo.clip: unknown key"),
         ("mmgrpo", {"loss": {"cispo": {}, "grpo": {}}}, "selects several options: grpo and cispo; keep one"),
