@@ -6,8 +6,9 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,11 +17,13 @@ from pydantic import ValidationError
 
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.engine import TokenRecord
+from compound.engine import Completion, Request, TokenRecord
 from compound.errors import BudgetExhausted, DeclarationError, RateLimited, TooManyFailures, TransientError
 from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.execution.budget import Meter
+from compound.execution.cache import MemoryCache
+from compound.execution.executor import Executor
 from compound.execution.trace import Failure
 from compound.graph.component import Input
 from compound.graph.space import Choice, LoRA, Text
@@ -34,10 +37,15 @@ from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings
 from compound.optimizers.weights.recipes.ppo import PPO, LocalPPOSettings, MAPPOSettings, PPOSettings
 from compound.optimizers.weights.recipes.prompt_r1 import PromptR1, PromptR1Settings, rollout_rewards
-from compound.optimizers.weights.recipes.recipe import CreditedSamples, Recipe, TrainingSettings
+from compound.optimizers.weights.recipes.recipe import (
+    CreditedSamples,
+    Recipe,
+    RecipeContext,
+    TrainingSettings,
+)
 from compound.optimizers.weights.recipes.rollouts import is_lost, upstream_components
 from compound.rewards.credit.shaping import TooMany
-from compound.testing import RecipeJob
+from compound.testing import RecipeJob, ScriptedLM
 from compound.testing.recipe_job import EXAMPLES, ConstantCritic
 from training_settings import placed, read_by
 
@@ -112,6 +120,60 @@ class Lab(RecipeJob):
     def threshold(self) -> Any:
         """What MyGO keeps from step to step."""
         return self.state["threshold"]
+
+
+class Letters:
+    """A tokenizer of characters, for `Taught`."""
+
+    eos_token_id = 0
+
+    def apply_chat_template(self, turns: list[dict[str, str]], **_: Any) -> str:
+        return "".join(f"<{turn['role']}>{turn['content']}" for turn in turns) + "<assistant>"
+
+    def __call__(self, text: str, **_: Any) -> SimpleNamespace:
+        return SimpleNamespace(input_ids=[ord(letter) for letter in text])
+
+    @staticmethod
+    def decode(ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(chr(token) for token in ids if token)
+
+
+class Other(ScriptedLM):
+    """A teacher's model, which always answers 7."""
+
+    kind = ""
+
+    async def generate(self, request: Request) -> Completion:
+        """Answer, with tokens unless the kind is text."""
+        done = replace(
+            await super().generate(request), finish_reason="length" if self.kind == "cut" else "stop"
+        )
+        if self.kind in ("text", "cut"):
+            return done
+        letters = Letters()
+        turns = [{"role": m.role, "content": m.text} for m in request.messages]
+        prompt = letters(letters.apply_chat_template(turns) + request.cue).input_ids
+        sampled = (9, 9) if self.kind == "other vocabulary" else (ord("7"), 0)
+        start = (1,) if self.kind == "other prompt" else ()
+        return replace(done, tokens=TokenRecord((*start, *prompt), sampled, (-0.5, -0.5), "stop"))
+
+
+class Taught(Lab):
+    """A single agent whose teacher is another model."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(1)
+        agent = LLM("a", prompt=Text("a"), lm=Choice("lm", "other"), weights=LoRA(), retries=0)
+        self.system = System("chain", outputs={"y": agent(x=Input("x"))})
+        self.other = Other(lambda text, rng: "7")
+        self.other.kind = kind
+        self.critic.tokenizer = Letters()  # type: ignore[attr-defined]
+
+    def context(self, *given: Any, **named: Any) -> RecipeContext:
+        """Return a context in which both models have engines."""
+        context = super().context(*given, **named)
+        context.sampler.executor = Executor({"lm": self.lm, "other": self.other}, cache=MemoryCache())
+        return context
 
 
 def beside() -> System:
@@ -582,16 +644,27 @@ class TestTeachers:
         lab.collect(MMGRPO_RUNS, folder=tmp_path)
         assert lab.lm.request_counts == {"a": 9, "z": 3}
 
-    def test_a_teacher_of_another_model_is_refused(self, tmp_path: Path) -> None:
-        """Its tokens would be of another vocabulary, and trained on as if they were of this one."""
-        lab = Lab(1, {})
+    @pytest.mark.parametrize("kind", ["text", "cut", "same vocabulary", "other vocabulary", "other prompt"])
+    def test_a_teacher_may_be_another_model(self, kind: str, tmp_path: Path) -> None:
+        """Its text is tokenized by the trained model, unless its own tokens are the same."""
+        lab = Taught(kind)
         path = tmp_path / "teacher.json"
-        agent = LLM("a", prompt=Text("a"), lm=Choice("lm", "other"), weights=LoRA())
-        lab.system = System("chain", outputs={"y": agent(x=Input("x"))})
         lab.system.configuration.replace({"a.lm": "other"}).save(path)
-        lab.settings = {"teachers": {str(path): 1}}
-        with pytest.raises(DeclarationError, match="answers 'a' with 'other', but 'lm' is trained"):
-            lab.collect(MMGRPO_RUNS)
+        lab.settings = {"scale": "none", "teachers": {str(path): 1}}
+        if kind == "same vocabulary":
+            found = lab.collect(MMGRPO_RUNS).samples
+        else:
+            with pytest.warns(UserWarning, match=r"answers of the teacher .* \(other\) are trained on as if"):
+                found = lab.collect(MMGRPO_RUNS).samples
+        taught = [sample for sample in found if not sample.on_policy]
+        assert (len(taught), len(found)) == (3, 12)
+        for sample in taught:
+            end = () if kind == "cut" else (0,)
+            space = () if kind == "same vocabulary" else (ord(" "),)  # after the start of the answer
+            assert sample.tokens.sampled == (*space, ord("7"), *end)
+            assert Letters.decode(sample.tokens.prompt).endswith("<assistant>Answer:")
+            assert sample.tokens.logprobs == ((-0.5, -0.5) if kind == "same vocabulary" else ())
+            assert sample.reward == 0.7
 
     def test_the_system_itself_must_make_a_run(self, tmp_path: Path) -> None:
         lab = Lab(1, {"teachers": {"a.json": 2, "b.json": 2}})
