@@ -30,6 +30,7 @@ from compound.graph.space import Choice, LoRA, Text
 from compound.graph.system import System
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.gae import gae, whiten
+from compound.optimizers.weights.credit.regrouping import MIXED
 from compound.optimizers.weights.learner.samples import Sample
 from compound.optimizers.weights.loss.losses import ClippedLoss, sample_weights
 from compound.optimizers.weights.recipes.mhgpo import MHGPO, Kind, MHGPORandomSettings, MHGPOSettings
@@ -787,3 +788,26 @@ def test_the_critic_of_mappo_is_as_large_as_the_policy_unless_a_probe_is_chosen(
     assert MAPPOSettings.model_validate({"critic": {"lr": 1e-2}}).critic.adapter is not None
     assert MAPPOSettings.model_validate({"critic": {"adapter": None}}).critic.adapter is None
     assert PPOSettings().critic.adapter is LocalPPOSettings().critic.adapter is None
+
+
+@pytest.mark.parametrize("agents", ["abc", "abcd"])
+def test_by_default_rr_compares_nearly_all_calls_before_forks_with_several_others(agents: str) -> None:
+    """With 4 examples per step, a quarter of them had no other, and most of the others a single one."""
+
+    def shares(settings: MHGPORandomSettings) -> tuple[float, float]:
+        counts: Counter[str] = Counter()
+        examples = [Example(f"e{i}", {"x": f"w{i}"}) for i in range(settings.rollouts.examples)]
+        for step in range(6):
+            found = RecipeJob(agents).collect(MHGPO(settings, "rr"), step=step, examples=examples)
+            sizes = Counter(s.group for s in found.samples if s.group[0] == MIXED)
+            counts["alone"] += found.facts["alone"]
+            counts["pairs"] += sum(n for n in sizes.values() if n == 2)
+            counts["all"] += found.facts["alone"] + sizes.total()
+        return counts["alone"] / counts["all"], counts["pairs"] / counts["all"]
+
+    alone, pairs = shares(MHGPORandomSettings())
+    assert alone < 0.05
+    assert pairs < 0.1
+    few = shares(MHGPORandomSettings.model_validate({"rollouts": {"examples": 4}}))
+    assert few[0] > 0.1
+    assert few[1] > 0.4
