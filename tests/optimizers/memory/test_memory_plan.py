@@ -507,11 +507,11 @@ def test_an_unknown_trainer_leaves_the_share_to_vllm_and_says_so(
     assert "set gpu_memory of their engines" in plan.lines()[0]
 
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 500, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2,
 }  # fmt: skip
-MIXTURES = {
+MIXTURES: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"num_experts": 4, "moe_intermediate_size": 32, "head_dim": 16},
     "Mixtral": {"num_local_experts": 4},
     "GptOss": {"num_local_experts": 4, "head_dim": 16},

@@ -73,7 +73,11 @@ def test_the_method_alone_is_switched(name: str, model: Path, tmp_path: Path) ->
     assert_learned(records)
 
 
-REMOVED = [("bnpo", "dapo"), ("sapo", "grpo"), ("vespo", "cispo"), ("luspo", "gspo")]
+REMOVED: list[tuple[object, str]] = [
+    (spelled, f"{old} was removed; use {new}")
+    for old, new in (("bnpo", "dapo"), ("sapo", "grpo"), ("vespo", "cispo"), ("luspo", "gspo"))
+    for spelled in (old, {old: {}})
+]
 GRPO = {"training": {"grpo": {"rollouts": {"runs": 1}}}}
 
 
@@ -85,11 +89,7 @@ GRPO = {"training": {"grpo": {"rollouts": {"runs": 1}}}}
         ("ppo", {"adapters": "shared"}, "unknown key; it belongs to mappo, mmgrpo"),
         ("optimas", {"training": {"ppo": {"adapters": "shared"}}}, "ppo.adapters: unknown key"),
         ("mmgrpo", {"loss": "sft"}, "loss: cannot be 'sft'; possible: cispo"),
-        *(
-            ("mmgrpo", {"loss": given}, f"{old} was removed; use {new}")
-            for old, new in REMOVED
-            for given in (old, {old: {}})
-        ),
+        *(("mmgrpo", {"loss": loss}, told) for loss, told in REMOVED),
         ("mmgrpo", {"loss": "gropo"}, "loss: cannot be 'gropo'; did you mean 'grpo'"),
         ("mmgrpo", {"loss": {"cispo": {"clip": 0.1}}}, "loss.cispo.clip: unknown key"),
         ("mmgrpo", {"loss": {"cispo": {}, "grpo": {}}}, "selects several options: grpo and cispo; keep one"),

@@ -724,7 +724,7 @@ class TestMyGO:
         lab = Lab(1, {"threshold": 0.1, "max_reward": 0.9, "pace": pace, "attempts": 1})
         bar, questions = 0.1, [Example(f"e{i}", {"x": f"w{i}"}) for i in range(300)]
         for step in range(2):
-            goal = (np.mean(lab.collect(ATTEMPTS, step=step, examples=questions).scores) + 0.9) / 2
+            goal = (float(np.mean(lab.collect(ATTEMPTS, step=step, examples=questions).scores)) + 0.9) / 2
             bar = max(bar, bar + pace * (goal - bar))
             assert lab.threshold == pytest.approx(bar)
 

@@ -1029,7 +1029,7 @@ class TestSteps:
         assert trainer.critic.head[0].weight.eq(1.0).all()
 
     def test_dropout_applies_to_gradients_only_and_is_seeded(self, toy_model: Path) -> None:
-        def stepped(dropout: float, seed: int = 0) -> tuple[dict[str, Any], str, list[torch.Tensor]]:
+        def stepped(dropout: float, seed: int = 0) -> tuple[dict[str, Any], str, list[Any]]:
             adapters = Adapters(str(toy_model), {"x": LoRA(rank=4)}, dtype="float32", dropout=dropout)
             noised(adapters, 0.2)
             trainer = plain(dropout=dropout).trainer(adapters, {"x": "x"}, seed=seed)
