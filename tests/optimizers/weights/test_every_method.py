@@ -73,10 +73,10 @@ def test_the_method_alone_is_switched(name: str, model: Path, tmp_path: Path) ->
     assert_learned(records)
 
 
+OLD_LOSSES = (("bnpo", "dapo"), ("sapo", "grpo"), ("vespo", "cispo"), ("luspo", "gspo"))
 REMOVED: list[tuple[object, str]] = [
-    (spelled, f"{old} was removed; use {new}")
-    for old, new in (("bnpo", "dapo"), ("sapo", "grpo"), ("vespo", "cispo"), ("luspo", "gspo"))
-    for spelled in (old, {old: {}})
+    *((old, f"{old} was removed; use {new}") for old, new in OLD_LOSSES),
+    *(({old: {}}, f"{old} was removed; use {new}") for old, new in OLD_LOSSES),
 ]
 GRPO = {"training": {"grpo": {"rollouts": {"runs": 1}}}}
 
