@@ -18,6 +18,7 @@ from compound.components.engines.vllm.engine import VLLMEngine
 from compound.engine import Engine
 from compound.errors import CompoundError, DeclarationError
 from compound.execution.executor import Executor
+from compound.extras import check_installed
 from compound.formatting import format_bytes
 from compound.graph.configuration import components_of
 from compound.graph.space import Weights
@@ -137,8 +138,7 @@ def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPla
         baselines: methods that run after that of the problem.
 
     Raises:
-        DeclarationError: settings of a training or its engines are invalid, or the base model lacks a target
-            layer of an adapter.
+        DeclarationError: settings of a training or its engines are invalid.
         CompoundError: a GPU does not have enough memory for the trainer and a vLLM server.
     """
     engine_of, methods = Executor(problem.engines).engine, (problem.method, *baselines)
@@ -190,15 +190,27 @@ def check_placements(made: Method, system: System, engine_of: Callable[[str], En
 
     Raises:
         DeclarationError: a device does not exist, does not support a setting, or a setting differs from that
-            of the engine that samples.
+            of the engine that samples; or the base model lacks a target layer of an adapter.
         MissingExtra: a library is missing.
     """
     for learning in learnings([made]):
         learning.backbone.placement.check(f"optimize.{made.name}.backbone")
     for training in trainings([made]):
         if trained := _trained(training, system):
+            _check_adapters(training, trained, system, engine_of)
             placement = _placement(training, trained, system, engine_of)
             training.settings.learner.check(placement, training.section)
+
+
+def _check_adapters(
+    training: PlannedTraining, trained: Sequence[str], system: System, engine_of: Callable[[str], Engine]
+) -> None:
+    """Check that adapters can be trained on the base model, if it is on this machine."""
+    found = find_sizes(base_model(system, trained, engine_of))
+    check_installed("peft", "training")
+    if not isinstance(found, str):
+        for space in spaces(system, partition(trained, training.sharing, training.section)).values():
+            check_targets(footprint.empty_model(found[0]), space.targets)
 
 
 def _trained(training: PlannedTraining, system: System) -> list[str]:
@@ -310,8 +322,6 @@ def _trainer(
     if isinstance(settings, PPOSettings) and (critic := settings.critic.space):
         own.append(critic)
     empty = footprint.empty_model(folder)
-    for space in own:
-        check_targets(empty, space.targets)
     adapters = sum(sizes.adapter(space.rank, resolve(empty, space.targets)) for space in own)
     dtype = loading.dtype_of(placement)
     weights = sizes.weights(dtype, placement.quantization)

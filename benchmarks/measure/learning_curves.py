@@ -58,7 +58,11 @@ IMITATION = {
     "steps": 160, "rollouts": {"examples": 24}, "optimizer": {"lr": 5e-3, "epochs": 2}, "evaluation": LAST,
     "attempts": 24, "threshold": 0.35, "pace": 0.1,
 }  # fmt: skip
-CRITIC = {**SHARED, "critic": {"lr": 1e-2}, "optimizer": {"lr": 3e-3, "epochs": 2}}
+CRITIC = {
+    **SHARED,
+    "critic": {"lr": 1e-2, "lam": 0.95, "adapter": None},
+    "optimizer": {"lr": 3e-3, "epochs": 2},
+}
 ALONE = {**CRITIC, "steps": 40}
 METHODS: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "chain": {

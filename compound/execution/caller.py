@@ -20,7 +20,7 @@ from compound.errors import DeclarationError, TransientError
 from compound.execution.budget import Meter
 from compound.execution.cache import Cache
 from compound.execution.calls.attempts import PendingCall, retry_delay, run_attempts
-from compound.execution.calls.context import Context
+from compound.execution.calls.context import Context, TokensOf
 from compound.execution.calls.request_key import request_key
 from compound.execution.calls.shared_results import SharedResults
 from compound.execution.observers.spans import active_tracer, within
@@ -61,6 +61,7 @@ class Caller:
         self.caches = cache is not None
         self._results = SharedResults(cache)
         self._meter = meter
+        self.tokens_of: TokensOf | None = None
         self._sleep = sleep
         self._sender = Sender(engines, sleep, notify)
         self._native_tools: dict[str, bool] = {}
@@ -70,6 +71,12 @@ class Caller:
         """Return a caller that shares everything except the budget."""
         other = copy.copy(self)
         other._meter = meter
+        return other
+
+    def with_tokens(self, tokens_of: TokensOf) -> Self:
+        """Return a caller that shares everything, but asks a function for the tokens of answers."""
+        other = copy.copy(self)
+        other.tokens_of = tokens_of
         return other
 
     def batch(self) -> AbstractContextManager[None]:

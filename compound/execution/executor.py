@@ -23,6 +23,7 @@ from compound.execution.budget import Meter
 from compound.execution.cache import Cache
 from compound.execution.caller import Caller
 from compound.execution.calls.attempts import PendingCall
+from compound.execution.calls.context import TokensOf
 from compound.execution.exchange import recording
 from compound.execution.graph_run import ComponentSettings, GraphRun, RunState, make_fork
 from compound.execution.observers.events import RunListener
@@ -83,6 +84,14 @@ class Executor:
     def with_meter(self, meter: Meter) -> Self:
         """Return an executor that shares cache and engines but charges another budget."""
         return self.with_caller(self._caller.with_meter(meter), meter)
+
+    def with_tokens(self, tokens_of: TokensOf) -> Self:
+        """Return an executor that shares everything, but asks a function for the tokens of answers.
+
+        Args:
+            tokens_of: takes a request that wants tokens and its answer; returns the record of its tokens.
+        """
+        return self.with_caller(self._caller.with_tokens(tokens_of), self.meter)
 
     def with_caller(self, caller: Caller, meter: Meter) -> Self:
         """Return an executor that shares everything but makes its calls by another caller and its budget."""

@@ -6,11 +6,12 @@ In YAML, a choice is a mapping with one key, ``loss: {grpo: {clip: 0.2}}``, or o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Annotated, Literal, Self
+from collections.abc import Callable, Mapping
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Discriminator,
     SerializerFunctionWrapHandler,
     Tag,
@@ -25,7 +26,12 @@ class OneOf(Settings, ABC):
     """A choice between options: at most one field is set, to the settings of that option.
 
     Subclasses declare one field per option, ``None`` by default. The first option is the default.
+
+    Attributes:
+        REMOVED: options of earlier versions, with the option to use instead.
     """
+
+    REMOVED: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -62,8 +68,17 @@ def or_name(choice: type[OneOf]) -> object:
     named: Callable[[object], object] = lambda value: (  # noqa: E731
         choice.model_validate({value: {}}) if isinstance(value, str) else value
     )
+
+    def reject_removed(value: object) -> object:
+        given = [value] if isinstance(value, str) else value if isinstance(value, Mapping) else ()
+        for name in given:
+            if name in choice.REMOVED:
+                raise ValueError(f"{name} was removed; use {choice.REMOVED[name]}")
+        return value
+
     return Annotated[
         Annotated[Literal[options], Tag("~name")] | Annotated[choice, Tag("~mapping")],
         Discriminator(lambda value: "~name" if isinstance(value, str) else "~mapping"),
         AfterValidator(named),
+        BeforeValidator(reject_removed),
     ]

@@ -6,6 +6,7 @@ Methods are imported on first use.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,7 +20,7 @@ from compound.registry.code import find_code
 from compound.registry.methods import installed, method_of, registered
 from compound.settings.base import NoSettings, Settings
 from compound.settings.common import CommonSettings
-from compound.settings.renamed import OLD_SECTIONS, new_names, renamed_path
+from compound.settings.renamed import ELSEWHERE, LOSS, OLD_SECTIONS, SYNONYMS, WITHIN, new_names, renamed_path
 
 UserSections = tuple[tuple[str, type[Settings] | None], ...]  # user-defined methods; None if not importable
 
@@ -199,11 +200,17 @@ def suggest_key(loc: Sequence[str | int], root: type[BaseModel]) -> str:
     *parents, name = map(str, loc)
     model = model_at(root, parents)
     if not parents:
+        if name in SYNONYMS and name not in get_close_matches(name, model.model_fields, 1, 0.9):
+            return f"set {SYNONYMS[name].replace(LOSS, 'grpo')} in the section of the method"
         has_none = name in registered()  # a method with settings is a field of the model
         return f"method {name!r} has no settings" if has_none else suggest_name(name, model.model_fields)
     section, *path = parents
-    if (now := renamed_path(section, name, lambda place: _has(root, place))) is not None:
+    chosen = dict(itertools.pairwise(path)).get("loss") or _usual_loss(root, section)
+    within = sorted(WITHIN, key=lambda prefix: not f"{'.'.join(path)}.".startswith(prefix or "-"))
+    if (now := renamed_path(section, name, lambda place: _has(root, place), chosen, within)) is not None:
         return f"use optimize.{now}"
+    if name in ELSEWHERE and _has(root, (section, "rollouts")):
+        return ELSEWHERE[name]
     others = [other for other in registered() if other != section and _has(root, (other, *path, name))]
     if others:
         return f"it belongs to {', '.join(others)}"
@@ -212,6 +219,12 @@ def suggest_key(loc: Sequence[str | int], root: type[BaseModel]) -> str:
     if near and near[0] in inner:
         return f"did you mean {'.'.join((*path, *inner[near[0]]))}?"
     return suggest_name(name, model.model_fields)
+
+
+def _usual_loss(root: type[BaseModel], section: str) -> str:
+    """Return the default loss of a method."""
+    field = model_at(root, [section]).model_fields.get("loss")
+    return str(getattr(field.get_default(call_default_factory=True), "name", "grpo")) if field else "grpo"
 
 
 def _inner(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from compound.errors import suggest_name
-from compound.settings.renamed import OLD_SECTIONS
+from compound.settings.renamed import ELSEWHERE, OLD_SECTIONS, SYNONYMS
 from compound.settings.sections import model_at, renamed_settings, suggest_key
 from compound.spec.file import INSTALLED, POSSIBLE, TAGGED, File
 from compound.spec.schema.settings import SPACES
@@ -128,7 +128,12 @@ def _expected(detail: ErrorDetails, name: str) -> str:
 def _unknown_key(document: Document, detail: ErrorDetails, address: Address) -> None:
     fields = _model_at(detail["loc"][:-1]).model_fields
     possible = [field.alias or name for name, field in fields.items()]
-    document.report(address, "unknown key", suggest_name(str(address[-1]), possible), key=True)
+    name = str(address[-1])
+    hint = suggest_name(name, possible)
+    if address[-2:-1] in (("lora",), ("weights",)):  # names in other libraries
+        told = f"set {SYNONYMS[name]} in the section of the method" if name in SYNONYMS else hint
+        hint = ELSEWHERE.get(name, told)
+    document.report(address, "unknown key", hint, key=True)
 
 
 def _unknown_setting(document: Document, address: Address, model: type[File]) -> None:

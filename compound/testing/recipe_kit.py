@@ -95,7 +95,7 @@ class RecipeKit:
             "a recipe with an imitation loss does not use a critic; set critic to None"
         )
         stale = recipe.sampling.max_staleness
-        corrected = isinstance(recipe.loss, ImitationObjective) or recipe.loss.settings.corrected
+        corrected = isinstance(recipe.loss, ImitationObjective) or recipe.loss.settings.correction
         assert not stale or corrected, (
             f"samples may be {stale} steps old, but the loss {recipe.loss.name} has no off-policy "
             "correction; set max_staleness to 0 or choose a loss with a correction"

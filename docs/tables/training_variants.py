@@ -1,4 +1,4 @@
-"""Tables of sampling during training, replaced examples, and critics."""
+"""Tables of sampling during training, replaced examples, critics, and advantages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from tables.data import markdown, results
 
-LABELS = {"sampling": "", "longer": ", longer", "steps": ", equal steps", "critic": ""}
+LABELS = {"sampling": "", "longer": ", longer", "steps": ", equal steps", "critic": "", "advantages": ""}
 
 
 def overlap() -> str:

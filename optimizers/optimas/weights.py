@@ -168,7 +168,7 @@ class LocalDraws(PolicyRecipe):
             valued, value_facts = await estimate_advantages(context, self.settings.critic, samples)
             return CreditedSamples(valued, rewards, value_facts)
         trained, facts = advantages(samples, self.settings.scale)
-        return CreditedSamples(trained, rewards, asdict(facts))
+        return CreditedSamples(trained, rewards, asdict(facts), samples)
 
     def _rewards(self, component: str, calls: Sequence[Call]) -> list[float]:
         """Return the local reward of each call; failed calls get less than the worst of the others."""

@@ -1,10 +1,12 @@
-"""Describe a training step: its progress note, example answers for its record, and why it had no samples."""
+"""Describe a training step: its progress note, its answers by component, and why it had no samples."""
 
 from __future__ import annotations
 
+import itertools
 import resource
 from collections.abc import Sequence
 from operator import attrgetter
+from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
 from compound.optimizers.weights.learner.samples import Sample
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_CHARACTERS = 300  # of an answer in a record
+SIMILARITY_TOKENS = 40  # the first tokens of answers, on which their similarity is measured
 
 
 def format_step(step: Step) -> str:
@@ -37,9 +40,6 @@ def examples_of(
 ) -> dict[str, list[dict[str, str | float]]]:
     """Return, by component, the answers with the highest and the lowest reward, as JSON."""
     reward = attrgetter("reward")
-    by_component: dict[str, list[Sample]] = {}
-    for sample in samples:
-        by_component.setdefault(sample.component, []).append(sample)
     return {
         name: [
             {
@@ -50,8 +50,41 @@ def examples_of(
             # one entry if the best and the worst answer are the same sample
             for sample in {id(s): s for s in (max(own, key=reward), min(own, key=reward))}.values()
         ]
-        for name, own in by_component.items()
+        for name, own in _by_component(samples).items()
     }
+
+
+def answer_metrics(answers: Sequence[Sample]) -> dict[str, dict[str, float]]:
+    """Return, by component, statistics of its answers in a step's rollouts, trained on or not, as JSON."""
+    return {
+        name: {
+            "answers": len(own),
+            "length": fmean(s.length for s in own),
+            "reward": fmean(s.reward for s in own),
+            "spread": pstdev(s.reward for s in own),
+            "similarity": similarity([s.tokens.sampled for s in own]),
+            "truncated": fmean(s.is_truncated for s in own),
+        }
+        for name, own in sorted(_by_component(answers).items())
+    }
+
+
+def similarity(answers: Sequence[Sequence[int]]) -> float:
+    """Return the similarity of answers: the mean Jaccard index of the token sets of successive answers.
+
+    >>> similarity([(1, 2), (1, 2), (1, 3)])
+    0.6666666666666666
+    """
+    sets = [set(answer[:SIMILARITY_TOKENS]) for answer in answers]
+    pairs = list(itertools.pairwise(sets))
+    return fmean(len(a & b) / len(a | b) if a | b else 1.0 for a, b in pairs) if pairs else 1.0
+
+
+def _by_component(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+    found: dict[str, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(sample.component, []).append(sample)
+    return found
 
 
 def reason_without_samples(recipe: Recipe, drawn: StepBatch) -> str:

@@ -64,6 +64,7 @@ from compound.optimizers.weights.recipes.rollouts import Sampler, rollout_rules
 from compound.optimizers.weights.recipes.selection import is_better
 from compound.optimizers.weights.step_batch import StepBatch
 from compound.optimizers.weights.step_notes import (
+    answer_metrics,
     examples_of,
     format_step,
     peak_memory,
@@ -346,6 +347,7 @@ class TrainingSession:
         facts = {
             "prompt_tokens": read.tokens, "prompt_tokens_cached": read.cached, **context.sampler.facts,
             "runs": meter.system_runs - runs, "sample_seconds": seconds,
+            "components": answer_metrics(credited.answers or credited.samples),
         }  # fmt: skip
         return StepBatch(credited, facts, version=state.step)
 
@@ -400,6 +402,11 @@ class TrainingSession:
         scores = {"reward": credited.reward, "rollouts": len(credited.scores)}
         job = {"seed": self.task.seed, "recipe": type(self.recipe).__name__, "keys": list(self.task.keys)}
         found = {**job, **scores, **credited.facts, **trained, **drawn.facts}
+        of_all, of_trained = drawn.facts.get("components", {}), trained["components"]
+        found["components"] = {
+            name: {**of_all.get(name, {}), **of_trained.get(name, {})}
+            for name in sorted({*of_all, *of_trained})
+        }
         answers = examples_of(credited.samples, self.trainer.tokenizer)
         return {"kind": RECORD, "step": number, **found, "answers": answers, "memory": peak_memory()}
 

@@ -79,7 +79,7 @@ class Gate:
 
     In the published code, additional turns compensate for missing parts: three turns without an answer open
     the gate and get 0, more than the -0.4 of an immediate correct answer. Here, turns contribute at most
-    k - beta - gamma - delta, unless ``surplus`` is set. A rollout that ends without an answer, by its own
+    k - beta - gamma - delta. A rollout that ends without an answer, by its own
     fault or because its turns are used up, therefore gets at most -beta - gamma - delta.
 
     >>> ask = read_turn("<think>?</think><interaction_prompt>Name the capital.</interaction_prompt>")
@@ -95,7 +95,6 @@ class Gate:
     gamma: float = 0.25
     delta: float = 0.1
     k: float = 1.0
-    surplus: bool = False
 
     def __post_init__(self) -> None:
         if min(self.alpha, self.beta, self.gamma, self.delta) < 0 or self.k < self._ending:
@@ -111,7 +110,7 @@ class Gate:
         """Return the points of the form, at most k."""
         last = turns[-1] if turns else Turn()
         asked = self.alpha * sum(turn.is_prompt for turn in turns)
-        points = asked if self.surplus else min(asked, self.k - self._ending)
+        points = min(asked, self.k - self._ending)
         points += self.beta * (last.answer is not None) + self.gamma * bool(last.answer)
         points += self.delta * last.is_final
         return min(round(points, 9), self.k)  # rounded so that 0.4 + 0.6 reaches 1 in any order of summation

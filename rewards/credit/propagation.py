@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from compound.errors import DeclarationError, suggest_name
 from compound.execution.trace import Call, Trace
 
-Aggregate = Callable[[Sequence[float]], float]
 Penalty = Callable[[Call], float]
 
 
@@ -26,7 +25,7 @@ class Credit:
     Attributes:
         call: the call, as in the first of its traces.
         traces: the indices of the traces with the call; more than one for a call before a fork point.
-        shared: the propagated reward, aggregated over the direct successors.
+        shared: the propagated reward: the mean over the direct successors.
         penalty: the penalty of the component's own rule, usually at most 0.
     """
 
@@ -67,7 +66,6 @@ def propagate(
     agents: Collection[str],
     *,
     penalties: Mapping[str, Penalty] | None = None,
-    aggregate: str | Aggregate = "mean",
     fallback: float = 0.0,
 ) -> Propagated:
     """Propagate the rewards of the runs of one example back to the calls of its agents (MHGPO, equation 4).
@@ -78,7 +76,6 @@ def propagate(
         agents: the names of the components that earn rewards. Others are transparent: the direct successors
             of a call are the agents that are reached only through other components.
         penalties: by agent, a rule for the penalty of one of its calls, which is not propagated.
-        aggregate: ``mean``, ``max``, ``min`` or a function that aggregates the rewards of the successors.
         fallback: the reward of a failed run, which is propagated from the last calls of the run. It is also
             the reward of a failed call in a successful run, where no other call read its outputs.
 
@@ -98,7 +95,6 @@ def propagate(
     unknown = sorted(set(rules) - set(agents))
     if unknown:
         raise DeclarationError(f"unknown agent {unknown[0]!r}", hint=suggest_name(unknown[0], agents))
-    combine = _aggregator(aggregate)
     rewards = [run_reward(trace, fallback) for trace in traces]
     nodes = _unite(traces)
     shared: dict[int, float] = {}
@@ -108,7 +104,7 @@ def propagate(
         successors[i] = following, ended
         earned = [shared[j] for j in following if j in shared] + [rewards[t] for t in ended]
         if earned and nodes[i].call.component in agents:
-            shared[i] = combine(earned) if nodes[i].call.failure is None else fallback
+            shared[i] = _mean(earned) if nodes[i].call.failure is None else fallback
     credits_, unreached = [], []
     for i, node in enumerate(nodes):
         name = node.call.component
@@ -201,14 +197,3 @@ def _direct(
 
 def _mean(rewards: Sequence[float]) -> float:
     return math.fsum(rewards) / len(rewards)
-
-
-AGGREGATES: dict[str, Aggregate] = {"mean": _mean, "max": max, "min": min}
-
-
-def _aggregator(aggregate: str | Aggregate) -> Aggregate:
-    if not isinstance(aggregate, str):
-        return aggregate
-    if aggregate not in AGGREGATES:
-        raise DeclarationError(f"unknown aggregation {aggregate!r}", hint=suggest_name(aggregate, AGGREGATES))
-    return AGGREGATES[aggregate]

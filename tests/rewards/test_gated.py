@@ -78,14 +78,6 @@ def test_r2_rollouts_that_end_on_the_environment_or_on_nothing_are_scored(
 def test_r3_turns_do_not_make_up_for_a_missing_thought() -> None:
     bare = "<answer>Jane Austen</answer>"
     assert reward(ASK, ASK, bare) == pytest.approx(-0.1)  # 0.4 + 0.25 + 0.25: the gate stays shut
-    asks, last = [read_turn(ASK)] * 2, read_turn(bare)
-    assert Gate(surplus=True).reward([*asks, last], 1.0) == 1.0  # the published sum: 0.8 + 0.5
-
-
-def test_the_published_sum_is_there_for_the_record() -> None:
-    ask, loose = read_turn(ASK), Gate(surplus=True)
-    assert [loose.reward([ask] * n, 1.0) for n in (1, 2, 3, 5)] == pytest.approx([-0.6, -0.2, 0.0, 0.0])
-    assert loose.reward([ask, read_turn(RIGHT)], 0.5) == 0.5
 
 
 def test_an_empty_answer_opens_no_gate() -> None:

@@ -22,7 +22,7 @@ from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Input
 from compound.graph.space import Text
 from compound.graph.system import System
-from compound.rewards.credit.propagation import AGGREGATES, Propagated, propagate, run_reward
+from compound.rewards.credit.propagation import Propagated, propagate, run_reward
 from compound.testing import ScriptedLM
 
 
@@ -104,19 +104,6 @@ def test_rewards_of_an_outcome_and_of_successors_are_aggregated_together() -> No
     calls = (call("a"), call("b", "a"))
     found = propagate([run(*calls, score=0.5, ends=("a", "b"))], set("ab"))
     assert shared(found) == {"a": 0.5, "b": 0.5}
-
-
-@pytest.mark.parametrize(("aggregate", "expected"), [("mean", 0.5), ("max", 0.9), ("min", 0.2)])
-def test_the_aggregator_is_a_choice(aggregate: str, expected: float) -> None:
-    forks = [run(call("a"), call("b", "a", sample=k), score=s) for k, s in enumerate([0.9, 0.2, 0.4])]
-    assert shared(propagate(forks, set("ab"), aggregate=aggregate))["a"] == pytest.approx(expected)
-    assert set(AGGREGATES) == {"mean", "max", "min"}
-
-
-def test_the_aggregator_may_be_a_function() -> None:
-    forks = [run(call("a"), call("b", "a", sample=k), score=s) for k, s in enumerate([0.9, 0.2, 0.4])]
-    found = propagate(forks, set("ab"), aggregate=lambda rewards: sorted(rewards)[len(rewards) // 2])
-    assert shared(found)["a"] == 0.4
 
 
 # --- penalties -----------------------------------------------------------------------------------------
@@ -237,8 +224,6 @@ def test_wrong_arguments_are_refused() -> None:
         propagate([run(call("a"))], {"a"})
     with pytest.raises(DeclarationError, match="unknown agent 'answer'; did you mean 'answerer'"):
         propagate([trace], {"answerer"}, penalties={"answer": lambda made: 0.0})
-    with pytest.raises(DeclarationError, match="unknown aggregation 'maen'; did you mean 'mean'"):
-        propagate([trace], {"a"}, aggregate="maen")
     assert propagate([], {"a"}) == Propagated(())
 
 
@@ -258,13 +243,13 @@ def graphs(draw: st.DrawFn) -> tuple[list[Call], set[str]]:
     return calls, draw(st.sets(st.sampled_from([made.component for made in calls])))
 
 
-@given(graphs(), st.sampled_from([0.0, 0.25, 1.0]), st.sampled_from(list(AGGREGATES)))
+@given(graphs(), st.sampled_from([0.0, 0.25, 1.0]))
 def test_without_forks_every_ancestor_of_the_output_earns_the_reward(
-    graph: tuple[list[Call], set[str]], score: float, aggregate: str
+    graph: tuple[list[Call], set[str]], score: float
 ) -> None:
     calls, agents = graph
     last = calls[-1].address
-    found = propagate([run(*calls, score=score, ends=(last,))], agents, aggregate=aggregate)
+    found = propagate([run(*calls, score=score, ends=(last,))], agents)
     ancestors = {last}
     for made in reversed(calls):
         if made.address in ancestors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,22 @@ from training_settings import training
 
 ATLAS = Path(__file__).parents[2] / "benchmarks" / "atlas.yaml"
 MOST = 17  # fields of one model
+OTHER_LIBRARIES = {
+    "learning_rate": "use optimize.mmgrpo.optimizer.lr",
+    "num_generations": "use optimize.mmgrpo.rollouts.runs",
+    "scale_rewards": "use optimize.mmgrpo.scale",
+    "beta": "use optimize.mmgrpo.loss.grpo.beta",
+    "kl_loss_coef": "use optimize.mmgrpo.loss.grpo.beta",
+    "epsilon_high": "use optimize.mmgrpo.loss.grpo.clip_high",
+    "per_device_train_batch_size": "use optimize.mmgrpo.optimizer.micro_tokens",
+    "gradient_accumulation_steps": "use optimize.mmgrpo.optimizer.micro_tokens",
+    "warmup_ratio": "use optimize.mmgrpo.optimizer.warmup_steps",
+    "num_train_epochs": "use optimize.mmgrpo.steps",
+    "weight_decay": "use optimize.mmgrpo.optimizer.weight_decay",
+    "lora_dropout": "use optimize.mmgrpo.optimizer.dropout",
+    "max_completion_length": "set max_tokens of the component",
+    "lora_r": "set weights: {lora: {rank: …}} of the component",
+}
 
 OWN = '''
 import compound as cp
@@ -130,6 +147,18 @@ class TestSections:
             ("random: {k: 1}", "optimize.random: unknown key; method 'random' has no settings"),
             ("mmgrpo: {lrr: 1}", "optimize.mmgrpo.lrr: unknown key; did you mean optimizer.lr?"),
             ("gepa: {steps: 1}", "optimize.gepa.steps: unknown key; it belongs to textgrad, ppo"),
+            ("learning_rate: 1", "learning_rate: unknown key; set optimizer.lr in the section of the method"),
+            *(
+                (f"mmgrpo: {{{name}: 1}}", f"optimize.mmgrpo.{name}: unknown key; {hint}")
+                for name, hint in OTHER_LIBRARIES.items()
+            ),
+            ("mappo: {epsilon: 1}", "unknown key; use optimize.mappo.loss.dapo.clip"),
+            ("mmgrpo: {loss: {cispo: {kl_coef: 1}}}", "unknown key; use optimize.mmgrpo.loss.cispo.beta"),
+            ("mmgrpo: {rollouts: {n: 1}}", "unknown key; use optimize.mmgrpo.rollouts.runs"),
+            (
+                "optimas: {training: {grpo: {learning_rate: 1}}}",
+                "unknown key; use optimize.optimas.training.grpo.optimizer.lr",
+            ),
         ],
     )
     def test_an_unknown_key_is_told_its_place(self, section: str, message: str) -> None:
@@ -300,3 +329,19 @@ def test_settings_are_made_without_torch() -> None:
 def test_sections_stand_beside_the_common_settings() -> None:
     assert not set(METHODS) & set(CommonSettings.model_fields)
     assert set(optimize_model().model_fields) - set(CommonSettings.model_fields) <= set(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("r", "set weights: {lora: {rank: …}} of the component"),
+        ("lora_alpha", "set weights: {lora: {alpha: …}} of the component"),
+        ("target_modules", "set weights: {lora: {targets: …}} of the component"),
+        ("lora_dropout", "set optimizer.dropout in the section of the method"),
+        ("rnk", "did you mean 'rank'?"),
+    ],
+)
+def test_names_of_peft_are_told_the_settings_of_an_adapter(key: str, hint: str) -> None:
+    text = FILE.replace("{prompt: {tune: x}}", f"{{prompt: x, weights: {{lora: {{{key}: 1}}}}}}")
+    with pytest.raises(SpecError, match=re.escape(f"weights.lora.{key}: unknown key; {hint}")):
+        loads(text)

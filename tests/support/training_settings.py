@@ -109,7 +109,7 @@ def plain(**given: Any) -> Parts:
     loss = str(given.get("loss", "grpo"))
     if loss.startswith("sft"):
         return Parts({name: value for name, value in given.items() if name != "correction"})
-    return Parts({"correction": False if loss == "vespo" else None, **given})
+    return Parts({"correction": None, **given})
 
 
 TRAININGS = ("ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo")

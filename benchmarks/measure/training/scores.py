@@ -1,4 +1,4 @@
-"""Measure variants of training on toy tasks with equal budgets: stale samples, refill, and both critics.
+"""Measure variants of training on toy tasks with equal budgets: stale samples, refill, critics, and λ.
 
 Run ``python -m compound.benchmarks.measure.training.scores [--only PART] [--seeds 6]``.
 
@@ -31,7 +31,7 @@ CHAIN = {
     "optimizer": {"lr": 3e-3}, "evaluation": LAST,
 }  # fmt: skip
 TALK = {**CHAIN, "rollouts": {"examples": 8, "runs": 8}, "optimizer": {"lr": 2e-3}}
-HEAD = {"lr": 1e-2}
+HEAD = {"lr": 1e-2, "lam": 0.95, "adapter": None}
 ADAPTER = {**HEAD, "adapter": {"lr": 3e-3}}
 NUMBERS = ("explained", "skipped", "groups", "refilled", "staleness")
 
@@ -73,6 +73,12 @@ STALE: Variants = {"plain": {}, "max_staleness 1": {"rollouts": {"max_staleness"
 REFILL: Variants = {"plain": {}, "refill 2": {"rollouts": {"refill": 2}}}
 CRITICS: Variants = {"probe": {"critic": HEAD}, "adapter": {"critic": ADAPTER}}
 EPOCHS = {"epochs": 2}
+SEQUENCES, TOKENS = {"grpo": {"entropy": 0.01}}, {"dapo": {"entropy": 0.01}}
+ADVANTAGES: Variants = {
+    "λ 0.95": {"critic": HEAD, "loss": SEQUENCES},
+    "λ 1": {"critic": {**HEAD, "lam": 1.0}, "loss": SEQUENCES},
+    "λ 1, dapo": {"critic": {**HEAD, "lam": 1.0}, "loss": TOKENS},
+}
 PARTS = {
     "sampling/chain": Part("chain", "mmgrpo", 1280, CHAIN, SAMPLING),
     "sampling/conversation": Part("conversation", "prompt_r1", 2560, TALK, SAMPLING),
@@ -85,6 +91,9 @@ PARTS = {
     ),
     "critic/conversation": Part(
         "conversation", "mappo", 2560, {**TALK, "optimizer": {"lr": 2e-3, **EPOCHS}}, CRITICS
+    ),
+    "advantages/conversation": Part(
+        "conversation", "mappo", 2560, {**TALK, "loss": {}, "optimizer": {"lr": 2e-3, **EPOCHS}}, ADVANTAGES
     ),
 }  # fmt: skip
 

@@ -44,6 +44,16 @@ def turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return found
 
 
+def write_calls(text: str, calls: Sequence[ToolCall]) -> str:
+    """Return an answer with its calls, as `read_calls` reads it.
+
+    >>> write_calls("Let me see.", [ToolCall("call_1", "add", '{"a": 1}')])
+    'Let me see.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    """
+    found = ({"name": call.name, "arguments": _arguments(call.arguments)} for call in calls)
+    return text + "".join(f"{START}{json.dumps(call, ensure_ascii=False)}{END}" for call in found)
+
+
 def read_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     """Return the text of an answer without its calls, and the calls; one that is no JSON remains text.
 

@@ -20,6 +20,8 @@ from compound.execution.tool_text import from_text
 from compound.registry.policies import score
 from compound.storage.artifacts import Reference
 
+TokensOf = Callable[[Request, Completion], TokenRecord]
+
 
 class RequestSender(Protocol):
     """Sends the requests of components; see `compound.execution.caller.Caller`.
@@ -27,10 +29,12 @@ class RequestSender(Protocol):
     Attributes:
         sessions: connections that stay open until the executor is closed.
         folder: the folder that paths of adapters and rewards are relative to.
+        tokens_of: returns the tokens of an answer to a request that wants them; ``None`` for the engine's.
     """
 
     sessions: Sessions
     folder: Path | None
+    tokens_of: TokensOf | None
 
     def engine(self, lm: str) -> Engine:
         """Return the engine of a model."""
@@ -93,8 +97,11 @@ class Context:
         finally:
             for relay in relays:
                 relay.close(complete=answered)
-        if completion.tokens is not None:
-            self.tokens.append(completion.tokens)
+        tokens = completion.tokens
+        if request.want_tokens and self.caller.tokens_of is not None:
+            tokens = self.caller.tokens_of(sent, completion)
+        if tokens is not None:
+            self.tokens.append(tokens)
         self.exchanges += record_exchange(lm, sent, completion)
         return from_text(request, completion) if request.uses_tools and not sent.uses_tools else completion
 

@@ -14,9 +14,10 @@ from compound.report.training.figures import caption, panels_with_data, training
 
 NOTES = (
     "Arrows point from the mean over the first fifth of a job's steps to the mean over the last fifth. A "
-    "job's reward is the global reward of its rollouts. A component's reward, entropy, length and similarity "
-    "(the share of tokens that consecutive answers have in common) are those of its training samples. Groups "
-    "with equal rewards give no gradient and are skipped; samples that are empty or too long are left out. "
+    "job's reward is the global reward of its rollouts. A component's reward, length and similarity (the "
+    "share of tokens that consecutive answers have in common) are those of all its answers in these "
+    "rollouts; its samples, tokens and entropy are those that it was trained on. Groups with equal rewards "
+    "give no gradient and are skipped; samples that are empty or too long are left out. "
     "If steps were evaluated, the best step is proposed; its held-out score follows that of the start."
 )
 ANSWERS = (

@@ -48,7 +48,6 @@ def advantages(
     standardize: str = "trl",
     *,
     references: Mapping[Group, Sequence[float]] | None = None,
-    drop: bool = True,
 ) -> tuple[list[Sample], GroupFacts]:
     """Return the samples with group-relative advantages, the same for all tokens of a sample.
 
@@ -59,8 +58,6 @@ def advantages(
         references: by group, the rewards that mean and standard deviation are computed from, if they differ
             from those of the samples: the rewards before duplication (see
             `compound.optimizers.weights.credit.grouping`).
-        drop: whether to drop the samples of groups without a gradient. Otherwise they stay with advantage 0,
-            as in TRL, and count in the denominators of the loss and in the KL term.
 
     Returns:
         The samples that carry a gradient, in input order, and the statistics of the groups.
@@ -90,8 +87,6 @@ def advantages(
         key = _key(sample, number)
         if key not in skipped:
             kept.append(sample.with_advantage(function(sample.reward, compared[key])))
-        elif not drop:
-            kept.append(sample.with_advantage(0.0))
     dropped = sum(_key(sample, number) in skipped for number, sample in enumerate(samples))
     spread = sum(variance(rewards) for rewards in compared.values())
     facts = GroupFacts(

@@ -19,7 +19,7 @@ def gae(
     reward: float,
     *,
     gamma: float = 1.0,
-    lam: float = 0.95,
+    lam: float = 1.0,
     kl: Sequence[float] = (),
     beta: float = 0.0,
 ) -> tuple[list[float], list[float]]:
@@ -83,12 +83,11 @@ def explained_variance(values: Sequence[Sequence[float]], returns: Sequence[Sequ
     return 1.0 - pvariance([t - e for e, t in zip(estimates, targets, strict=True)]) / spread
 
 
-def whiten(batch: Sequence[Sequence[float]], *, center: bool = True) -> list[list[float]]:
+def whiten(batch: Sequence[Sequence[float]]) -> list[list[float]]:
     """Return the advantages of a batch, normalized to mean 0 and variance 1 over all tokens.
 
     Args:
         batch: the advantages of each sample's tokens.
-        center: whether to subtract the mean; otherwise only the scale changes.
 
     Example:
         >>> [[round(a, 3) for a in sample] for sample in whiten([[1.0, 3.0], [5.0, 7.0]])]
@@ -99,5 +98,4 @@ def whiten(batch: Sequence[Sequence[float]], *, center: bool = True) -> list[lis
         return [[] for _ in batch]
     mean = math.fsum(tokens) / len(tokens)
     scale = math.sqrt(math.fsum((token - mean) ** 2 for token in tokens) / len(tokens) + EPSILON)
-    shift = mean if center else 0.0
-    return [[(advantage - shift) / scale for advantage in sample] for sample in batch]
+    return [[(advantage - mean) / scale for advantage in sample] for sample in batch]

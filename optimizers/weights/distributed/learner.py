@@ -141,7 +141,7 @@ def open_trainer(spec: LearnerSpec, *, load: Load | None = None) -> Trainer:
         adapters = Adapters(
             spec.model, {name: shape.space() for name, shape in spec.shapes.items()}, seed=spec.seed,
             placement=spec.placement, checkpointing=spec.checkpointing, load=load or loading.load_base,
-            critic=spec.critic.space if spec.critic else None,
+            critic=spec.critic.space if spec.critic else None, dropout=spec.optimizer.dropout,
         )  # fmt: skip
     return Trainer(
         adapters, spec.adapter_of, spec.loss, spec.optimizer, spec.rollouts, spec.critic, seed=spec.seed,

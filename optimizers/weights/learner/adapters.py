@@ -66,6 +66,7 @@ class Adapters:
         placement: where and how the base model is loaded.
         checkpointing: whether the activations of each layer are recomputed in the backward pass.
         critic: the shape of an adapter named `CRITIC`, which is neither saved nor sampled with.
+        dropout: the dropout on the inputs of the adapters but the critic, see `dropping`.
         load: loads the base model from a folder; by default, all of it in this process.
 
     Attributes:
@@ -86,6 +87,7 @@ class Adapters:
         placement: Placement | None = None,
         checkpointing: bool = False,
         critic: Weights | None = None,
+        dropout: float = 0.0,
         load: Load = loading.load_base,
     ) -> None:
         self.base, self.tokenizer = _load(model, placement or Placement(dtype=dtype), load)
@@ -104,7 +106,7 @@ class Adapters:
         _check_logits(model, self.base, self.tokenizer)
         self.unshared = reason_unshared(self.base, self.tokenizer)
         self.second_pass = math.inf if self.unshared else _second_pass_tokens(self.base)
-        self.model = _wrapped(self.base, wrapped, seed)
+        self.model = _wrapped(self.base, wrapped, seed, dropout)
         self.checkpointing = checkpointing
         if checkpointing:
             checkpoint_layers(self.base, model, "base.gradient_checkpointing")
@@ -140,6 +142,21 @@ class Adapters:
             for _, parameter in self.parameters(other):
                 parameter.requires_grad_(True)
         yield self.base
+
+    @contextmanager
+    def dropping(self) -> Iterator[None]:
+        """Enable dropout inside the block; it is disabled otherwise, and that of the base model always."""
+        from peft.tuners.lora import LoraLayer
+
+        layers = (module for module in self.model.modules() if isinstance(module, LoraLayer))
+        drops = [drop for layer in layers for drop in layer.lora_dropout.values()]
+        for drop in drops:
+            drop.train()
+        try:
+            yield
+        finally:
+            for drop in drops:
+                drop.eval()
 
     def parameters(self, name: Name) -> list[tuple[str, Tensor]]:
         """Return the trainable tensors of an adapter with their names in peft's file format."""
@@ -372,7 +389,7 @@ def reason_unshared(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     return ""
 
 
-def _wrapped(base: PreTrainedModel, spaces: Mapping[Name, Weights], seed: int) -> PeftModel:
+def _wrapped(base: PreTrainedModel, spaces: Mapping[Name, Weights], seed: int, dropout: float) -> PeftModel:
     """Add the adapters to the base model, whose own weights stay frozen."""
     try:
         import peft
@@ -383,7 +400,11 @@ def _wrapped(base: PreTrainedModel, spaces: Mapping[Name, Weights], seed: int) -
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         for name, space in spaces.items():
             config = peft.LoraConfig(
-                r=space.rank, lora_alpha=space.alpha, target_modules=list(space.targets), bias="none"
+                r=space.rank,
+                lora_alpha=space.alpha,
+                target_modules=list(space.targets),
+                bias="none",
+                lora_dropout=0.0 if name == "critic" else dropout,
             )
             try:
                 if model is None:

@@ -1,13 +1,12 @@
-"""Per-component metrics of a training step, as in the training curves of the papers."""
+"""Metrics of the updates of a training step, by component: of the samples that were trained on."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import astuple
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from compound.optimizers.weights.learner.samples import Sample
@@ -17,11 +16,9 @@ from compound.optimizers.weights.loss.diagnostics import Diagnostics
 if TYPE_CHECKING:
     import torch
 
-SIMILARITY_TOKENS = 40  # the first tokens of answers, on which their similarity is measured
-
 
 class Monitor:
-    """Accumulates the metrics of a training step.
+    """Accumulates the metrics of the updates of a training step.
 
     Args:
         samples: all samples of the step.
@@ -69,7 +66,7 @@ class Monitor:
             self._skipped += 1
 
     def facts(self) -> dict[str, Any]:
-        """Return all metrics as JSON: means over tokens, and statistics of the samples.
+        """Return all metrics as JSON: counts of samples, and means over their tokens.
 
         In distributed training, all processes must call it, since each has accumulated a part.
         """
@@ -109,28 +106,5 @@ class Monitor:
         means = sums.means()
         if name in self._base_kl:
             means["base_kl"] = self._base_kl[name] / max(sums.tokens, 1.0)
-        rewards = [s.reward for s in own]
-        metrics = {
-            "samples": len(own),
-            "tokens": sum(s.length for s in own),
-            "length": fmean(s.length for s in own),
-            "reward": fmean(rewards),
-            "spread": pstdev(rewards),
-            "similarity": similarity([s.tokens.sampled for s in own]),
-            "truncated": fmean(s.is_truncated for s in own),
-            **means,
-        }
+        metrics = {"samples": len(own), "tokens": sum(s.length for s in own), **means}
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
-
-
-def similarity(answers: Sequence[Sequence[int]]) -> float:
-    """Return the similarity of answers: the mean Jaccard index of the token sets of successive answers.
-
-    >>> similarity([(1, 2), (1, 2), (1, 3)])
-    0.6666666666666666
-    """
-    pairs = list(itertools.pairwise(answers))
-    if not pairs:
-        return 1.0
-    sets = [(set(a[:SIMILARITY_TOKENS]), set(b[:SIMILARITY_TOKENS])) for a, b in pairs]
-    return fmean(len(a & b) / len(a | b) if a | b else 1.0 for a, b in sets)

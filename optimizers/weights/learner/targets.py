@@ -6,11 +6,12 @@ layers is converted to the shortest suffixes that match these layers and no othe
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from compound.errors import DeclarationError, suggest_name
-from compound.graph.space import ATTENTION
+from compound.graph.space import ALL_LINEAR, ATTENTION
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,13 +57,27 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
 
 
 def check_targets(model: PreTrainedModel, targets: str | Sequence[str]) -> None:
-    """Check that the model has a layer for each name in a list of targets.
+    """Check that an adapter applies to the layers that its targets name.
+
+    The experts of a mixture are fused in tensors, to which an adapter of linear layers does not apply.
+    Targets that include them are an error; with others, a warning states their share of the parameters.
 
     Raises:
-        DeclarationError: it has none for one of them; the adapter would silently be smaller.
+        DeclarationError: the model has no layer for a name in a list, or the targets are ``all-linear`` and
+            the model is a mixture of experts; the adapter would silently be smaller.
     """
     import torch
 
+    if share := _share_of_experts(model):
+        left = f"{share:.0%} of the parameters in the layers of {model.config.model_type}, its experts"
+        if targets == ALL_LINEAR:
+            raise DeclarationError(
+                f"weights.lora.targets is {ALL_LINEAR}, but adapters do not apply to {left}, which are "
+                "fused in tensors",
+                hint=f"set weights.lora.targets to {ATTENTION}, or list the linear layers to adapt: the "
+                "experts are then left as they are",
+            )
+        warnings.warn(f"adapters leave {left}, as they are", stacklevel=2)
     if isinstance(targets, str):
         return
     known = {suffix for name, _ in model.named_modules() for suffix in _suffixes(name)}
@@ -73,6 +88,27 @@ def check_targets(model: PreTrainedModel, targets: str | Sequence[str]) -> None:
                 f"weights.lora.targets names {target!r}, but the model has no such layer",
                 hint=suggest_name(target, {name.rpartition(".")[2] for name in linear}),
             )
+
+
+def _share_of_experts(model: PreTrainedModel) -> float:
+    """Return the share of the experts' fused tensors in the parameters of the model's layers."""
+    import torch
+    from torch.nn.modules.conv import _ConvNd
+
+    experts = layers = 0
+    for name, module in model.named_modules():
+        if not any(map(str.isdecimal, name.split("."))):
+            continue  # outside of the layers, which are numbered
+        for parameter in module.parameters(recurse=False):
+            layers += parameter.numel()
+            if isinstance(module, torch.nn.Linear | torch.nn.Embedding | _ConvNd):
+                continue
+            if min(parameter.shape, default=0) < 2:
+                continue
+            # (experts, …), or all experts one below the other
+            if parameter.dim() > 2 or (parameter.dim() == 2 and "expert" in type(module).__name__.lower()):
+                experts += parameter.numel()
+    return experts / layers if experts else 0.0
 
 
 def _is_attention(name: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from compound.components.engines.local import loading
 from compound.components.engines.local.out_of_memory import naming_settings
 from compound.errors import CompoundError
+from compound.execution.rng import fork_torch_rng
 from compound.optimizers.weights.learner.adapters import CRITIC, Adapters
 from compound.optimizers.weights.learner.batching import Pass, by_adapter, minibatches
 from compound.optimizers.weights.learner.critic import VALUE, Critic, CriticSettings
@@ -24,7 +25,12 @@ from compound.optimizers.weights.learner.monitor import Monitor
 from compound.optimizers.weights.learner.passes import Passes, per_token
 from compound.optimizers.weights.learner.samples import SECTION, Sample, SamplingSettings
 from compound.optimizers.weights.learner.saved import Saved
-from compound.optimizers.weights.learner.updates import OptimizerSettings, Rate, Updater
+from compound.optimizers.weights.learner.updates import (
+    OptimizerSettings,
+    Rate,
+    Updater,
+    rank_and_world_size,
+)
 from compound.optimizers.weights.loss import corrections, diagnostics, losses
 from compound.optimizers.weights.loss.losses import PolicyLoss
 from compound.optimizers.weights.loss.objective import Objective
@@ -46,7 +52,8 @@ class FixedLogps:
     """Log-probabilities computed once per step, before the first update, by ``id`` of the sample.
 
     Attributes:
-        old: under the weights at the start of the step; empty if each sample is used in one update only.
+        old: under the weights at the start of the step, without dropout; empty if those of the first update
+            are the same, since each sample is used in one update only.
         reference: under the base model; empty if the loss has no KL term.
     """
 
@@ -98,7 +105,15 @@ class Trainer:
         )  # fmt: skip
         rate, norm, most = Rate.of(optimizer, steps), optimizer.max_norm, optimizer.max_skipped
         self._updaters = {
-            name: Updater(adapters.parameters(name), rate, norm, f"adapter {name!r}", most, section)
+            name: Updater(
+                adapters.parameters(name),
+                rate,
+                norm,
+                f"adapter {name!r}",
+                most,
+                section,
+                optimizer.weight_decay,
+            )
             for name in adapters.spaces
         }
         self.critic = None if critic is None else Critic(critic, adapters)
@@ -130,10 +145,18 @@ class Trainer:
         with self._memory():
             fixed = self._fixed_logps(self._learned_from(kept))
             for epoch in range(self.optimizer.epochs):
-                for part in minibatches(kept, self.optimizer.minibatches, self.seed, "step", number, epoch):
-                    self._update(part, number, fixed, monitor)
+                parts = minibatches(kept, self.optimizer.minibatches, self.seed, "step", number, epoch)
+                for place, part in enumerate(parts):
+                    with self._dropout(number, epoch, place):
+                        self._update(part, number, fixed, monitor)
         facts = {**monitor.facts(), "train_seconds": time.perf_counter() - started}
         return {**facts, "unshared": self.adapters.unshared} if self.adapters.unshared else facts
+
+    def _dropout(self, *place: int) -> AbstractContextManager[None]:
+        """Seed the dropout of an update, in each process with a stream of its own."""
+        if not self.optimizer.dropout:
+            return nullcontext()
+        return fork_torch_rng(self.seed, "dropout", *place, rank_and_world_size()[0])
 
     def values(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples with the value head's estimate before each of their tokens.
@@ -176,7 +199,7 @@ class Trainer:
             if not (learned := self._learned_from(own)):
                 continue
             weight_of = self._weights(own)
-            with self.adapters.using(name) as model:
+            with self.adapters.using(name) as model, self.adapters.dropping():
                 for each in self.passes.share(learned):
                     if each.counts:
                         loss = self._loss(model, each.samples, weight_of, fixed, monitor, each.shared)
@@ -245,7 +268,7 @@ class Trainer:
         advantages = ran.mask
         if policy is not None:
             advantages = _padded([s.advantages for s in batch], ran.mask)
-            old, advantages = self._corrected(policy, batch, old, advantages, ran.mask)
+            advantages = self._corrected(policy, batch, old, advantages, ran.mask)
         per_token = losses.per_token_loss(self.variant, ran.logps, old, advantages, ran.mask, self.loss)
         divergence = None
         if policy is not None and fixed.reference:
@@ -261,14 +284,12 @@ class Trainer:
 
     def _corrected(
         self, policy: PolicyLoss, batch: Sequence[Sample], old: Tensor, advantages: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return old log-probabilities and advantages, corrected for the sampler-trainer mismatch."""
-        if not policy.corrected:
-            return old, advantages
+    ) -> Tensor:
+        """Return advantages that are corrected for the sampler-trainer mismatch."""
+        if policy.correction is None:
+            return advantages
         sampler = _sampler_logps(batch, old, mask)
-        if policy.weight_cap is None:  # the ratio of this loss is relative to the sampler
-            return sampler, advantages
-        return old, advantages * corrections.importance_weights(old, sampler, mask, cap=policy.weight_cap)
+        return advantages * corrections.importance_weights(old, sampler, mask, cap=policy.correction)
 
     def _monitor(
         self,
@@ -305,10 +326,10 @@ class Trainer:
 
         if self.policy is None:
             return FixedLogps({}, {})
-        # with a single update, the old log-probabilities are those of the update's own forward pass
-        several = self.optimizer.epochs * self.optimizer.minibatches > 1
+        # with a single update without dropout, the old ones are those of the update's own forward pass
+        differ = self.optimizer.epochs * self.optimizer.minibatches > 1 or self.optimizer.dropout > 0
         with torch.no_grad():
-            old = self.passes.logps(samples, base=False) if several else {}
+            old = self.passes.logps(samples, base=False) if differ else {}
             reference = self.passes.logps(samples, base=True) if self.policy.beta else {}
         return FixedLogps(old, reference)
 

@@ -37,6 +37,12 @@ class OptimizerSettings(Settings):
     """Passes over the samples of a step."""
     minibatches: int = Field(default=1, ge=1)
     """Updates per epoch: the samples are divided into this number of minibatches."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Weight decay of the adapters (AdamW): every update shrinks their matrices by this times `lr`."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout on the inputs of the adapters, in the passes that compute gradients. Sampling, evaluations, and
+    the log-probabilities before the first update are without it. Above 0, these take one more forward pass
+    per step, since the ratio is relative to them, and the update depends on the number of processes."""
     max_norm: float = Field(default=1.0, gt=0)
     """Maximum gradient norm of an adapter; larger gradients are clipped."""
     max_skipped: int = Field(default=5, ge=1)
@@ -86,6 +92,7 @@ class Updater:
         whose: the owner of the tensors, for messages.
         max_skipped: the number of consecutive updates with a non-finite gradient after which to stop.
         section: the path of the training settings, for messages.
+        weight_decay: the weight decay.
 
     Attributes:
         skipped: the number of updates skipped since the last applied one.
@@ -99,6 +106,7 @@ class Updater:
         whose: str,
         max_skipped: int = 5,
         section: str = SECTION,
+        weight_decay: float = 0.0,
     ) -> None:
         import torch
 
@@ -106,7 +114,8 @@ class Updater:
         self.parameters = list(parameters)
         self.max_skipped, self.skipped = max_skipped, 0
         self._sum: Tensor | None = None
-        self._adam = torch.optim.AdamW([p for _, p in self.parameters], lr=rate.lr, weight_decay=0.0)
+        tensors = [p for _, p in self.parameters]
+        self._adam = torch.optim.AdamW(tensors, lr=rate.lr, weight_decay=weight_decay)
 
     def accumulate(self) -> None:
         """Add the gradients of a micro-batch to the sum of the update, and clear them.

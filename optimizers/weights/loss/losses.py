@@ -18,7 +18,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, model_validator
 
 from compound.errors import DeclarationError, suggest_name
 from compound.settings.base import Settings
@@ -35,10 +35,8 @@ class Terms:
     """Inputs of a per-token loss, (B, T); the ratio has shape (B, 1) at sequence level."""
 
     logps: Tensor
-    log_ratio: Tensor
     ratio: Tensor
     advantages: Tensor
-    mask: Tensor
 
 
 class LossSettings(Settings, ABC):
@@ -70,36 +68,12 @@ class PolicyLoss(LossSettings):
     entropy: float = Field(default=0.0, ge=0)
     """Coefficient of the entropy bonus."""
 
-    @property
-    def corrected(self) -> bool:
-        """Whether the loss corrects for the mismatch between sampler and trainer."""
-        return True
-
-    @property
-    def weight_cap(self) -> float | None:
-        """The cap of the importance weights on advantages; ``None`` for no such weights."""
-        return None
-
-
-class CorrectedLoss(PolicyLoss):
-    """Settings of losses whose advantages are corrected by importance weights."""
-
     correction: float | None = Field(default=2.0, gt=0)
     """Cap of the importance weight that corrects for differences between the probabilities of sampler and
     trainer; `null` disables the correction."""
 
-    @property
-    def corrected(self) -> bool:
-        """Whether the correction is enabled."""
-        return self.correction is not None
 
-    @property
-    def weight_cap(self) -> float | None:
-        """The cap of the importance weights; ``None`` for no correction."""
-        return self.correction
-
-
-class ClippedLoss(CorrectedLoss):
+class ClippedLoss(PolicyLoss):
     """PPO's clipped surrogate loss (mmGRPO, equation 1)."""
 
     clip: float = Field(default=0.2, gt=0, lt=1)
@@ -134,7 +108,7 @@ class ClippedLoss(CorrectedLoss):
         return -(free * terms.advantages).minimum(bounded)
 
 
-class CISPOLoss(CorrectedLoss):
+class CISPOLoss(PolicyLoss):
     """CISPO: the capped, detached ratio weights the gradient, so that no token loses its gradient."""
 
     cap: float = Field(default=5.0, gt=0)
@@ -150,50 +124,7 @@ class CISPOLoss(CorrectedLoss):
         return -terms.ratio.clamp(max=self.cap).detach() * terms.advantages * terms.logps
 
 
-class SAPOLoss(CorrectedLoss):
-    """SAPO: a sigmoid gate instead of a hard clip; at ratio 1 its slope is 1 for every temperature."""
-
-    positive: float = Field(default=1.0, gt=0)
-    """Gate temperature for positive advantages (TRL's `sapo_temperature_pos`)."""
-    negative: float = Field(default=1.05, gt=0)
-    """Gate temperature for zero and negative advantages (TRL's `sapo_temperature_neg`)."""
-
-    def term(self, terms: Terms) -> Tensor:
-        """Return the gated term."""
-        good = (terms.advantages > 0).to(terms.ratio.dtype)
-        temperature = good * self.positive + (1 - good) * self.negative
-        gate = (temperature * (terms.ratio - 1)).sigmoid() * 4 / temperature
-        return -gate * terms.advantages
-
-
-class VESPOLoss(PolicyLoss):
-    """VESPO: weights the gradient by w^k exp(λ (1 - w)), w being the product of a sample's token ratios."""
-
-    positive: tuple[NonNegativeFloat, PositiveFloat] = (2.0, 3.0)
-    """Exponent k and decay λ for positive advantages (TRL's `vespo_k_pos` and `vespo_lambda_pos`)."""
-    negative: tuple[NonNegativeFloat, PositiveFloat] = (3.0, 2.0)
-    """Exponent k and decay λ for negative advantages (TRL's `vespo_k_neg` and `vespo_lambda_neg`)."""
-    correction: bool = True
-    """Whether the ratio is relative to the sampler's log-probabilities, which corrects for differences from
-    the trainer's."""
-
-    @property
-    def corrected(self) -> bool:
-        """Whether the ratio is relative to the sampler."""
-        return self.correction
-
-    def term(self, terms: Terms) -> Tensor:
-        """Return the weighted log-likelihood."""
-        total = (terms.log_ratio.clamp(-20.0, 20.0) * terms.mask).sum(-1, keepdim=True)
-        log_w = total.clamp(math.log(1e-8), 20.0)
-        good = (terms.advantages >= 0).to(log_w.dtype)
-        k = good * self.positive[0] + (1 - good) * self.negative[0]
-        decay = good * self.positive[1] + (1 - good) * self.negative[1]
-        weight = (decay + k * log_w - decay * log_w.exp()).exp().detach()
-        return -weight * terms.advantages * terms.logps
-
-
-class REINFORCELoss(CorrectedLoss):
+class REINFORCELoss(PolicyLoss):
     """REINFORCE: the plain policy gradient, without a ratio."""
 
     def term(self, terms: Terms) -> Tensor:
@@ -212,14 +143,11 @@ class Variant:
             ``sum``: the mean over samples of the sum over tokens.
         level: ``token`` for a ratio per token; ``sequence`` for one ratio per sample, the geometric mean over
             its tokens.
-        sampler: whether the ratio is relative to the sampler's log-probabilities, so that no importance
-            weights are needed.
     """
 
     settings: type[LossSettings]
     weigh: Literal["sequence", "tokens", "longest", "sum"]
     level: Level = "token"
-    sampler: bool = False
 
     @property
     def likelihood(self) -> bool:
@@ -271,7 +199,7 @@ def per_token_loss(
     log_ratio = logps - old
     ratio = at_level(log_ratio, keep, level or chosen.level).exp()
     own = settings if settings is not None else chosen.settings()
-    return own.term(Terms(logps, log_ratio, ratio, advantages, keep)) * keep
+    return own.term(Terms(logps, ratio, advantages)) * keep
 
 
 def sample_weights(
@@ -299,7 +227,7 @@ def sample_weights(
         DeclarationError: the variant is unknown, or ``longest`` is missing or below the largest length.
 
     Example:
-        >>> sample_weights("grpo", [1, 3]), sample_weights("dapo", [1, 3]), sample_weights("luspo", [1, 3])
+        >>> sample_weights("grpo", [1, 3]), sample_weights("dapo", [1, 3]), sample_weights("sft_sum", [1, 3])
         ([0.5, 0.16666666666666666], [0.25, 0.25], [0.5, 0.5])
         >>> sample_weights("dr_grpo", [1, 3], longest=10)
         [0.05, 0.05]
@@ -384,14 +312,10 @@ def variant_of(name: str) -> Variant:
 
 VARIANTS: Mapping[str, Variant] = {
     "grpo": Variant(ClippedLoss, "sequence"),  # mmGRPO, equation 5; MHGPO, equation 6
-    "bnpo": Variant(ClippedLoss, "tokens"),  # normalized over the whole batch, which makes it equal to dapo
     "dr_grpo": Variant(ClippedLoss, "longest"),
     "dapo": Variant(ClippedLoss, "tokens"),  # also PPO's policy loss
     "cispo": Variant(CISPOLoss, "tokens"),
-    "sapo": Variant(SAPOLoss, "sequence"),
     "gspo": Variant(ClippedLoss, "sequence", "sequence"),
-    "luspo": Variant(ClippedLoss, "sum", "sequence"),
-    "vespo": Variant(VESPOLoss, "tokens", sampler=True),
     "reinforce": Variant(REINFORCELoss, "sum"),
     "sft": Variant(ImitationLoss, "tokens"),  # MyGO: the mean over tokens
     "sft_sum": Variant(ImitationLoss, "sum"),  # MyGO as printed: the sum over a trajectory's tokens

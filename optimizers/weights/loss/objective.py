@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from compound.optimizers.weights.loss.losses import (
     CISPOLoss,
@@ -10,8 +11,6 @@ from compound.optimizers.weights.loss.losses import (
     ImitationLoss,
     PolicyLoss,
     REINFORCELoss,
-    SAPOLoss,
-    VESPOLoss,
 )
 from compound.settings.choices import OneOf, or_name
 
@@ -21,24 +20,20 @@ class PolicyObjective(OneOf):
 
     grpo: ClippedLoss | None = None
     """Clipped loss: the mean over samples of the mean over their tokens."""
-    bnpo: ClippedLoss | None = None
-    """Clipped loss: the mean over the tokens of the batch."""
     dr_grpo: ClippedLoss | None = None
     """Clipped loss: the sum over tokens divided by the maximum length, averaged over samples."""
     dapo: ClippedLoss | None = None
     """Clipped loss: the mean over all tokens."""
     gspo: ClippedLoss | None = None
     """Like `grpo`, with one probability ratio per sample."""
-    luspo: ClippedLoss | None = None
-    """Clipped loss: the mean over samples of the sum over tokens, with one probability ratio per sample."""
     cispo: CISPOLoss | None = None
     """A capped ratio weights the gradient."""
-    sapo: SAPOLoss | None = None
-    """A soft gate on the ratio instead of clipping."""
-    vespo: VESPOLoss | None = None
-    """A smooth weight computed from the ratio of the whole sample."""
     reinforce: REINFORCELoss | None = None
     """The plain policy gradient, without a ratio."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "bnpo": "dapo", "sapo": "grpo", "vespo": "cispo", "luspo": "gspo",
+    }  # fmt: skip
 
     @property
     def settings(self) -> PolicyLoss:

@@ -32,7 +32,13 @@ from compound.optimizers.weights.recipes.recipe import (
     Sharing,
     scores_of,
 )
-from compound.optimizers.weights.recipes.rollouts import Fork, Rollout, calls_of, upstream_components
+from compound.optimizers.weights.recipes.rollouts import (
+    Fork,
+    Rollout,
+    RolloutSettings,
+    calls_of,
+    upstream_components,
+)
 from compound.rewards.credit.propagation import Credit
 
 Kind = Literal["is", "fof", "rr"]
@@ -49,9 +55,20 @@ class MHGPOSettings(GroupSettings):
     value is added to the call's reward when rewards are propagated back through the calls."""
 
 
+class RandomForkSettings(RolloutSettings):
+    """Examples of a training step, and the number and sampling of their rollouts."""
+
+    examples: int = Field(default=16, ge=1)
+    """Train examples per step. An agent before the fork answers once per example, and is compared with the
+    same agent on other examples that were forked at the same agent. With few examples, it has no other, or
+    only one, so that the difficulty of the two examples decides."""
+
+
 class MHGPORandomSettings(MHGPOSettings):
     """Settings of `mhgpo_rr`."""
 
+    rollouts: RandomForkSettings = RandomForkSettings()
+    """Sampling of rollouts."""
     group: int | None = Field(default=None, ge=2)
     """Size of the groups that calls before the fork are compared in, across examples; `rollouts.runs` by
     default."""
@@ -101,7 +118,7 @@ class MHGPO(GroupRecipe):
             samples, more = _regrouped(samples, rollouts, size, context.seed)
             facts |= more
         trained, groups = advantages(samples, settings.scale)
-        return CreditedSamples(trained, scores_of(rollouts), {**asdict(groups), **facts})
+        return CreditedSamples(trained, scores_of(rollouts), {**asdict(groups), **facts}, propagated.samples)
 
 
 async def _first(context: RecipeContext, examples: Sequence[Example], count: int) -> list[Rollout]:

@@ -6,14 +6,18 @@ group may differ. Runs of teachers (the same system with another configuration) 
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Literal, Self
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from compound.errors import DeclarationError
+from compound.components.engines.chat_format import tools_to_json
+from compound.components.engines.local.tool_template import turns, write_calls
+from compound.engine import Completion, Request, TokenRecord
 from compound.example import Example
 from compound.execution.schedule import setting_values
 from compound.graph.configuration import load
@@ -31,6 +35,10 @@ from compound.optimizers.weights.recipes.recipe import (
 )
 from compound.optimizers.weights.recipes.rollouts import Rollout
 from compound.settings.references import ConfigurationFile
+from compound.token_ids import token_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class GRPOSettings(GroupSettings):
@@ -43,7 +51,9 @@ class GRPOSettings(GroupSettings):
     samples, `truncate` to the calls that every run made, `none`, or DSPy's substitution of a run's last call
     (`dspy_fill`) or a random one of its calls (`dspy_fill_random`)."""
     teachers: dict[ConfigurationFile, PositiveInt] = Field(default={})
-    """Number of the runs of each example that use another configuration, by configuration file."""
+    """Number of the runs of each example that use another configuration, by configuration file. It may have
+    other prompts, adapters and models. Answers of a model that tokenizes differently, or returns no
+    log-probabilities, are tokenized by the trained model and have no importance weights."""
 
     @model_validator(mode="after")
     def _learnable(self) -> Self:
@@ -54,7 +64,7 @@ class GRPOSettings(GroupSettings):
                 f"teachers make {taught} of {runs} runs; leave at least one to the system itself, or raise "
                 "rollouts.runs"
             )
-        if taught and not self.loss.settings.corrected:
+        if taught and self.loss.settings.correction is None:
             raise ValueError(
                 f"samples of teachers need a correction, but it is disabled; set loss.{self.loss.name}."
                 "correction, or remove teachers"
@@ -113,33 +123,71 @@ class MMGRPO(GroupRecipe):
             "deselected": grouped.deselected,
             "copies": grouped.duplicated,
         }
-        return CreditedSamples(trained, scores_of(rollouts), {**asdict(facts), **counts})
+        return CreditedSamples(trained, scores_of(rollouts), {**asdict(facts), **counts}, samples)
 
 
 async def _taught(
     context: RecipeContext, settings: GRPOSettings, examples: Sequence[Example]
 ) -> list[Rollout]:
-    """Return the runs of teachers: the system with other configurations of the same model."""
+    """Return the runs of teachers: the system with other configurations, and possibly other models."""
     rollouts: list[Rollout] = []
     number = settings.own_runs
+    sampler = context.sampler
+    own = sampler.executor
     for path, count in settings.teachers.items():
-        teacher = context.sampler.system.bind(load(context.folder / path))
-        _check_same_model(context, teacher, path)
+        teacher = sampler.system.bind(load(context.folder / path))
         numbers = range(number, number + count)
-        rollouts += await context.sampler.runs(examples, numbers, teacher, teacher=path)
+        others = _other_models(context, teacher)
+        try:
+            if others:
+                sampler.executor = own.with_tokens(partial(_tokens, context.trainer.tokenizer))
+            made = await sampler.runs(examples, numbers, teacher, teacher=path)
+        finally:
+            sampler.executor = own
+        records = (tokens for rollout in made for call in rollout.trace.calls for tokens in call.tokens)
+        if others and not all(tokens.logprobs for tokens in records):
+            warnings.warn(
+                f"answers of the teacher {path} ({', '.join(others)}) are trained on as if the trained model "
+                "had sampled them: without log-probabilities, importance weights cannot correct them",
+                stacklevel=2,
+            )
+        rollouts += made
         number += count
     return rollouts
 
 
-def _check_same_model(context: RecipeContext, teacher: System, path: str) -> None:
-    """Raise if a teacher uses another model: its tokens are trained on directly, in the same vocabulary."""
+def _other_models(context: RecipeContext, teacher: System) -> list[str]:
+    """Return the models of a teacher's trained components that differ from those that are trained."""
+    found: dict[str, None] = {}
     for component in context.trained:
         own, other = (
             setting_values(s.components[component], s).get("lm") for s in (context.sampler.system, teacher)
         )
         if own != other:
-            raise DeclarationError(
-                f"the teacher {path} answers {component!r} with {other!r}, but {own!r} is trained",
-                hint=f"set lm of {component!r} to {own!r} in the teacher's configuration; a teacher may use "
-                "other prompts, demonstrations and adapters",
-            )
+            found[str(other)] = None
+    return list(found)
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase, request: Request, completion: Completion) -> TokenRecord:
+    """Return the tokens of a teacher's answer in the vocabulary of the trained model.
+
+    They are the teacher's own, with their log-probabilities, if both models tokenize prompt and answer alike.
+    Otherwise the text is tokenized, and has no log-probabilities.
+    """
+    declared = {"tools": tools_to_json(request.tools)} if request.tools else {}
+    shown = tokenizer.apply_chat_template(
+        turns(request.messages), add_generation_prompt=True, tokenize=False, **declared
+    )
+    prompt = token_ids(tokenizer(f"{shown}{request.cue}", add_special_tokens=False).input_ids)
+    own, text = completion.tokens, write_calls(completion.text, completion.tool_calls)
+    if own is not None and own.prompt == prompt and len(own.logprobs) == len(own.sampled):
+        decoded = str(tokenizer.decode(own.sampled, skip_special_tokens=True))
+        if decoded.strip() == text.strip():
+            return replace(own, adapter="")
+    if request.cue:  # which the teacher may repeat, and the trained model continues after a space
+        text = text.removeprefix(request.cue)
+        text = text if text[:1].isspace() else f" {text}"
+    sampled = tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+    end = tokenizer.eos_token_id
+    ended = completion.finish_reason != "length" and not request.stop and end is not None
+    return TokenRecord(prompt, token_ids([*sampled, *([end] if ended else [])]), (), completion.finish_reason)

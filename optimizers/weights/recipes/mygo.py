@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -25,11 +26,18 @@ from compound.optimizers.weights.recipes.recipe import (
     RecipeContext,
     Sharing,
     TrainingSettings,
+    learnable,
     scores_of,
 )
 from compound.optimizers.weights.recipes.rollouts import Rollout
 from compound.storage.artifacts import is_reference
 from compound.storage.state import State
+
+# The threshold never falls, so the mean of a small batch would raise it to that of the luckiest batch. It is
+# therefore averaged over the last first attempts, and weighs less until there are some. A batch of the
+# paper's 1,000 questions counts alone, as in the paper.
+AVERAGED = 256  # first attempts that the mean covers, or the batch if it is larger
+ASSUMED = 16  # first attempts that the initial threshold counts as
 
 
 class MyGOSettings(TrainingSettings):
@@ -54,8 +62,8 @@ class MyGOSettings(TrainingSettings):
     """Rule for raising the threshold: `halved`, to half way between the mean reward of first attempts and
     `max_reward`; `fixed`, never; or `paper`, by the formula as printed in the paper."""
     pace: float = Field(default=1.0, gt=0, le=1)
-    """Fraction of the increase that is applied in each step. Lower it for batches smaller than the paper's,
-    which need more steps."""
+    """Fraction of the increase that is applied in each step. The mean reward of first attempts is averaged
+    over the last 256 of them, so small batches need no lower value."""
     online: bool = True
     """Whether the current weights make the attempts; otherwise the weights at the start of the job, or after
     its cold start."""
@@ -79,11 +87,15 @@ class MyGOState(State):
     Attributes:
         imitated: the number of attempts imitated in the cold start.
         threshold: the threshold of the last step; ``None`` before the first step.
+        mean: the mean reward of the last first attempts; ``None`` before the first step.
+        seen: the number of first attempts that ``mean`` covers.
         policy: the fixed weights of offline attempts; ``None`` until they are fixed.
     """
 
     imitated: int = 0
     threshold: float | None = None
+    mean: float | None = None
+    seen: int = ASSUMED
     policy: dict[str, dict[str, str] | None] | None = None
 
 
@@ -135,7 +147,12 @@ class MyGO(Recipe):
         context.keep(state)
         count = sum(map(len, attempts.values()))
         facts = {"threshold": threshold, "attempts": count, "kept": len(chosen), "warming": warming}
-        return CreditedSamples(samples, first, facts)
+        answers = [
+            sample
+            for rollout in learnable([rollouts[0] for rollouts in attempts.values()])
+            for sample in trajectory_samples(rollout.trace, context.trained, fallback=context.fallback)
+        ]
+        return CreditedSamples(samples, first, facts, answers)
 
     @staticmethod
     async def _first_attempts(
@@ -148,14 +165,19 @@ class MyGO(Recipe):
     def _next_threshold(self, state: MyGOState, first: Sequence[float]) -> float:
         """Return the threshold of this step's attempts.
 
-        It is the previous threshold, raised by the rewards of this step's first attempts; unchanged if all of
-        them were lost to transient errors.
+        It is the previous threshold, raised by the rewards of the last first attempts, whose mean is updated
+        in the state; unchanged if all of this step's were lost to transient errors.
         """
         settings = self.settings
         before = settings.threshold if state.threshold is None else state.threshold
         if not first:
             return before
         goal = raise_threshold(before, first, supremum=settings.max_reward, rule=self._rule)
+        if self._rule == "halved":
+            mean = 2 * before - settings.max_reward if state.mean is None else state.mean
+            state.seen = max(len(first), min(state.seen + len(first), AVERAGED))
+            state.mean = mean + len(first) / state.seen * (fmean(first) - mean)
+            goal = raise_threshold(before, [state.mean], supremum=settings.max_reward)
         return before + settings.pace * (goal - before)
 
     async def _attempt_again(

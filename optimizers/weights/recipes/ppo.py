@@ -17,8 +17,10 @@ from compound.concurrency.threads import compute
 from compound.example import Example
 from compound.optimizers.weights.credit.advantages import check_rewards
 from compound.optimizers.weights.credit.gae import explained_variance, gae, whiten
-from compound.optimizers.weights.learner.critic import CriticSettings
+from compound.optimizers.weights.learner.critic import CriticAdapterSettings, CriticSettings
 from compound.optimizers.weights.learner.samples import Sample
+from compound.optimizers.weights.loss.losses import ClippedLoss
+from compound.optimizers.weights.loss.objective import PolicyObjective, PolicyObjectiveField
 from compound.optimizers.weights.recipes.propagated import propagated_samples
 from compound.optimizers.weights.recipes.recipe import (
     CreditedSamples,
@@ -34,6 +36,8 @@ from compound.optimizers.weights.recipes.recipe import (
 class PPOSettings(PolicySettings):
     """Settings of `ppo`."""
 
+    loss: PolicyObjectiveField = PolicyObjective(dapo=ClippedLoss())
+    """The loss: a name, or a name with its settings; `dapo` by default, the mean over tokens as in PPO."""
     critic: CriticSettings = CriticSettings()
     """The value head, and the estimation of advantages from its values."""
     penalties: Penalties = Field(default={})
@@ -57,9 +61,20 @@ class LocalPPOSettings(PPOSettings):
     """The value head, and the estimation of advantages from its values."""
 
 
+class JointCriticSettings(CriticSettings):
+    """The critic of all components: an adapter and a value head, and the estimation of advantages."""
+
+    adapter: CriticAdapterSettings | None = CriticAdapterSettings()
+    """The adapter of the critic on the frozen base model, so that the critic is as large as the policy. With
+    `null`, the value head reads the states of the policy (a linear probe), which takes about half the time
+    of training."""
+
+
 class MAPPOSettings(PPOSettings):
     """Settings of `mappo`."""
 
+    critic: JointCriticSettings = JointCriticSettings()
+    """The critic, and the estimation of advantages from its values."""
     adapters: Sharing = "each"
     """Adapters: `each` (one per component), `shared` (one for all), or a mapping from adapter names to the
     components that share them."""

@@ -59,7 +59,7 @@ class PromptR1(GroupRecipe):
             )
         ]
         trained, facts = advantages(samples, self.settings.scale, references=rollout_rewards(samples))
-        return CreditedSamples(trained, scores_of(rollouts), asdict(facts))
+        return CreditedSamples(trained, scores_of(rollouts), asdict(facts), samples)
 
 
 def rollout_rewards(samples: Sequence[Sample]) -> Mapping[Group, tuple[float, ...]]:

@@ -90,7 +90,7 @@ class PolicySettings(TrainingSettings):
     @model_validator(mode="after")
     def _corrected(self) -> Self:
         """Check that samples of earlier weights are corrected."""
-        if self.rollouts.max_staleness and not self.loss.settings.corrected:
+        if self.rollouts.max_staleness and self.loss.settings.correction is None:
             raise ValueError(
                 "samples of earlier weights (rollouts.max_staleness) need a correction, but it is disabled; "
                 f"set loss.{self.loss.name}.correction, or rollouts.max_staleness to 0"
@@ -179,11 +179,14 @@ class CreditedSamples:
         samples: the samples to train on.
         scores: the global rewards of the step's rollouts, or the local rewards of a component's answers.
         facts: statistics for the record, as JSON.
+        answers: the answers of all rollouts in ``scores``, with their rewards, if ``samples`` are a selection
+            of them. Reward, length and the like of components describe these; by default ``samples``.
     """
 
     samples: Sequence[Sample]
     scores: Sequence[float]
     facts: Mapping[str, Any] = field(default_factory=dict)
+    answers: Sequence[Sample] = ()
 
     @property
     def reward(self) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from compound.components.engines.local.checkpointing import checkpoint_layers  #
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.components.engines.local.footprint import Footprint  # noqa: E402
 from compound.components.engines.vllm.engine import VLLMEngine  # noqa: E402
-from compound.errors import CompoundError, DeclarationError  # noqa: E402
+from compound.errors import CompoundError, DeclarationError, MissingExtra  # noqa: E402
 from compound.execution.executor import Executor  # noqa: E402
 from compound.optimization.problem import Problem  # noqa: E402
 from compound.optimizers import memory_plan  # noqa: E402
@@ -198,7 +199,7 @@ def test_trainer_and_engine_are_planned_together(folder: Path) -> None:
 def test_the_critics_adapter_is_counted(folder: Path) -> None:
     probe, critic = (
         plan_memory(problem(folder, method="mappo", critic=critic)).demands[1].fixed
-        for critic in ({}, {"adapter": {"rank": 2 * RANK}})
+        for critic in ({"adapter": None}, {"adapter": {"rank": 2 * RANK}})
     )
     per_rank = sum(inputs + outputs for _, inputs, outputs in footprint.footprint(folder).linear)
     assert critic - probe == (16 + 8) * 2 * RANK * per_rank  # and the sum of the gradients in float64
@@ -504,3 +505,38 @@ def test_an_unknown_trainer_leaves_the_share_to_vllm_and_says_so(
     plan = plan_memory(problem(folder, VLLMEngine("no/such-model")))
     assert plan.gpu_shares == {}
     assert "set gpu_memory of their engines" in plan.lines()[0]
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 500, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+MIXTURES: dict[str, dict[str, Any]] = {
+    "Qwen3Moe": {"num_experts": 4, "moe_intermediate_size": 32, "head_dim": 16},
+    "Mixtral": {"num_local_experts": 4},
+    "GptOss": {"num_local_experts": 4, "head_dim": 16},
+    "DeepseekV3": {"n_routed_experts": 8, "first_k_dense_replace": 1, "q_lora_rank": None},
+}
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_adapters_that_would_silently_leave_out_experts_are_refused(family: str, tmp_path: Path) -> None:
+    import transformers
+
+    getattr(transformers, f"{family}Config")(**SIZES, **MIXTURES[family]).save_pretrained(tmp_path)
+    with pytest.raises(
+        DeclarationError, match=r"do not apply to \d\d% of the parameters in the layers"
+    ) as told:
+        problem(tmp_path)
+    assert "set weights.lora.targets to attention" in told.value.hint
+    for targets in ("attention", ["o_proj"]):
+        with pytest.warns(UserWarning, match=r"adapters leave \d\d% of the parameters in the layers"):
+            problem(tmp_path, targets=targets)
+
+
+def test_a_missing_library_of_the_trainer_is_named_before_anything_is_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(MissingExtra, match="training needs peft"):
+        problem(folder)

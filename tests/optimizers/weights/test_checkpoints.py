@@ -329,11 +329,11 @@ class TestNextJob:
         first = run.job(run.scripted(0.1, 0.3, 0.5, 0.4, 0.5))
         assert set(self.steps(run, first, 1).values()) == {2.0}
 
-    def test_the_value_head_goes_on_too(self, toy_model: Path, tmp_path: Path) -> None:
+    def test_the_critic_goes_on_too(self, toy_model: Path, tmp_path: Path) -> None:
         run = Run(toy_model, tmp_path, {"evaluation__every": 0}, name="mappo")
         first = run.job()
         counts = self.steps(run, first, 1)
-        assert counts == {"first": 4.0, "second": 4.0, "third": 4.0, "|value": 4.0}
+        assert counts == dict.fromkeys(["first", "second", "third", "|value", "|critic"], 4.0)
 
     def test_those_of_rejected_adapters_are_dropped_and_their_folder_is_deleted(
         self, toy_model: Path, tmp_path: Path

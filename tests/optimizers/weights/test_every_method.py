@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -26,6 +27,7 @@ from compound.api.optimize import make_problem, optimize  # noqa: E402
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.errors import ConfigurationError, DeclarationError, SpecError  # noqa: E402
 from compound.evaluation.metrics.custom import custom  # noqa: E402
+from compound.example import Example, Score  # noqa: E402
 from compound.optimization.method import Job  # noqa: E402
 from compound.optimizers.methods import method  # noqa: E402
 from compound.optimizers.optimas.weights import LocalDraws  # noqa: E402
@@ -71,6 +73,11 @@ def test_the_method_alone_is_switched(name: str, model: Path, tmp_path: Path) ->
     assert_learned(records)
 
 
+OLD_LOSSES = (("bnpo", "dapo"), ("sapo", "grpo"), ("vespo", "cispo"), ("luspo", "gspo"))
+REMOVED: list[tuple[object, str]] = [
+    *((old, f"{old} was removed; use {new}") for old, new in OLD_LOSSES),
+    *(({old: {}}, f"{old} was removed; use {new}") for old, new in OLD_LOSSES),
+]
 GRPO = {"training": {"grpo": {"rollouts": {"runs": 1}}}}
 
 
@@ -81,7 +88,8 @@ GRPO = {"training": {"grpo": {"rollouts": {"runs": 1}}}}
         ("mmgrpo", {"adapters": {"one": ["namer", "missing"]}}, "adapters names 'missing'"),
         ("ppo", {"adapters": "shared"}, "unknown key; it belongs to mappo, mmgrpo"),
         ("optimas", {"training": {"ppo": {"adapters": "shared"}}}, "ppo.adapters: unknown key"),
-        ("mmgrpo", {"loss": "sft"}, "loss: cannot be 'sft'; possible: bnpo"),
+        ("mmgrpo", {"loss": "sft"}, "loss: cannot be 'sft'; possible: cispo"),
+        *(("mmgrpo", {"loss": loss}, told) for loss, told in REMOVED),
         ("mmgrpo", {"loss": "gropo"}, "loss: cannot be 'gropo'; did you mean 'grpo'"),
         ("mmgrpo", {"loss": {"cispo": {"clip": 0.1}}}, "loss.cispo.clip: unknown key"),
         ("mmgrpo", {"loss": {"cispo": {}, "grpo": {}}}, "selects several options: grpo and cispo; keep one"),
@@ -180,6 +188,27 @@ def test_a_job_takes_no_more_than_its_share(
     assert jobs
     assert 0 < max(job["spent"] for job in jobs) <= share
     assert sum(record.get("kind") == "training" for record in records) < 30
+
+
+@pytest.mark.parametrize("name", ["mmgrpo", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo", "ppo"])
+def test_metrics_of_components_describe_the_answers_of_all_rollouts(
+    name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of groups with equal rewards and of attempts below the threshold, which are not trained on."""
+
+    def coarse(outputs: dict[str, Any], example: Example) -> Score:
+        return Score(0.5 if crc32(example.id.encode()) % 2 else len(outputs["answer"]) % 2)
+
+    monkeypatch.setattr("trainings.jobs.letters", coarse)
+    _, records = asyncio.run(trained(model, name, tmp_path, examples=4, threshold=1.0))
+    steps = [record for record in records if record["kind"] == "training"]
+    for record in steps:
+        for component in record["components"].values():
+            if name != "mhgpo_rr":  # its runs share the answers before the fork
+                assert component["reward"] == pytest.approx(record["reward"])
+                assert component["answers"] == record["rollouts"]
+    excluded = [own.get("samples", 0) < own["answers"] for r in steps for own in r["components"].values()]
+    assert any(excluded) == (name != "ppo")
 
 
 def assert_learned(records: list[dict[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from compound.errors import DeclarationError
-from compound.optimizers.weights.loss.corrections import correct_advantages, importance_weights
+from compound.optimizers.weights.loss.corrections import importance_weights
 from compound.optimizers.weights.loss.diagnostics import Diagnostics, diagnose
 from compound.optimizers.weights.loss.losses import (
     VARIANTS,
@@ -25,8 +25,6 @@ from compound.optimizers.weights.loss.losses import (
     ClippedLoss,
     Level,
     LossSettings,
-    SAPOLoss,
-    VESPOLoss,
     kl,
     per_token_loss,
     sample_weights,
@@ -74,18 +72,6 @@ CISPO = [
     [1.5 * exp(0.3) * 1.0, 1.5 * 1.0 * 0.5, 1.5 * exp(-0.4) * 2.0],
     [-0.5 * exp(0.5) * 0.2, -0.5 * exp(-0.5) * 1.5, 0.0],
 ]
-# 4 / t * sigmoid(t (ratio - 1)), t = 1 for the good answer and 1.05 for the bad one
-SAPO = [
-    [-1.5 * 4 / (1 + exp(-(exp(0.3) - 1))), -1.5 * 4 / 2, -1.5 * 4 / (1 + exp(-(exp(-0.4) - 1)))],
-    [
-        0.5 * 4 / 1.05 / (1 + exp(-1.05 * (exp(0.5) - 1))),
-        0.5 * 4 / 1.05 / (1 + exp(-1.05 * (exp(-0.5) - 1))),
-        0.0,
-    ],
-]
-# w is the product of the ratios, e^-.1 and e^0; weights w^2 e^(3 (1 - w)) for the good one, 1 for the bad one
-VESPO_WEIGHT = exp(-0.1) ** 2 * exp(3 * (1 - exp(-0.1)))
-VESPO = [[1.5 * VESPO_WEIGHT * x for x in (1.0, 0.5, 2.0)], [-0.5 * 0.2, -0.5 * 1.5, 0.0]]
 REINFORCE = [[1.5 * 1.0, 1.5 * 0.5, 1.5 * 2.0], [-0.5 * 0.2, -0.5 * 1.5, 0.0]]
 LIKELIHOOD = [[1.0, 0.5, 2.0], [0.2, 1.5, 0.0]]
 
@@ -108,14 +94,10 @@ def by_sum(rows: list[list[float]]) -> float:
 
 BY_HAND = {
     "grpo": (CLIPPED, by_sequence),
-    "bnpo": (CLIPPED, by_token),
     "dr_grpo": (CLIPPED, by_longest),
     "dapo": (CLIPPED, by_token),
     "cispo": (CISPO, by_token),
-    "sapo": (SAPO, by_sequence),
     "gspo": (SEQUENCE, by_sequence),
-    "luspo": (SEQUENCE, by_sum),
-    "vespo": (VESPO, by_token),
     "reinforce": (REINFORCE, by_sum),
     "sft": (LIKELIHOOD, by_token),
     "sft_sum": (LIKELIHOOD, by_sum),
@@ -157,18 +139,6 @@ def test_the_cap_of_cispo_weighs_without_cutting_the_gradient() -> None:
     per_token_loss("cispo", logps, OLD, ADVANTAGES, MASK, CISPOLoss(cap=1.1)).sum().backward()
     expected = [[-1.5 * 1.1, -1.5, -1.5 * exp(-0.4)], [0.5 * 1.1, 0.5 * exp(-0.5), 0.0]]
     torch.testing.assert_close(logps.grad, doubles(expected))
-
-
-def test_vespo_bounds_how_far_a_token_and_a_sample_can_be_off() -> None:
-    old = LOGPS - doubles([[-25.0, 4.0, 1.0], [-15.0, -15.0, 0.0]])
-    losses = per_token_loss("vespo", LOGPS, old, ADVANTAGES, MASK)
-    # the good sample: -20 + 4 + 1, w^2 e^(3 (1 - w)); the bad one: -30, taken as log 1e-8, w^3 e^(2 (1 - w))
-    assert losses[0, 0].item() == pytest.approx(
-        1.5 * exp(-15) ** 2 * exp(3 * (1 - exp(-15))), rel=1e-9, abs=0
-    )
-    assert losses[1, 0].item() == pytest.approx(-0.5 * 0.2 * 1e-24 * exp(2 * (1 - 1e-8)), rel=1e-9, abs=0)
-    far = per_token_loss("vespo", LOGPS, LOGPS - 1e4, ADVANTAGES, MASK)
-    assert far.tolist() == [[0.0] * 3] * 2
 
 
 def test_tokens_may_have_advantages_of_their_own() -> None:
@@ -240,17 +210,17 @@ def test_micro_batches_add_up_to_the_batch_however_it_is_split(
 
 def test_weights_are_those_of_the_whole_batch() -> None:
     assert sample_weights("grpo", [2, 4]) == [1 / 4, 1 / 8]
-    assert sample_weights("bnpo", [2, 4]) == sample_weights("sft", [2, 4]) == [1 / 6, 1 / 6]
+    assert sample_weights("dapo", [2, 4]) == sample_weights("sft", [2, 4]) == [1 / 6, 1 / 6]
     assert sample_weights("dr_grpo", [2, 4], 10) == [1 / 20, 1 / 20]
     assert sample_weights("reinforce", [2, 4]) == sample_weights("sft_sum", [2, 4]) == [1 / 2, 1 / 2]
     assert sample_weights("grpo", [0, 4]) == [1 / 2, 1 / 8]
     assert sample_weights("dapo", [0]) == [1.0]
-    assert sample_weights("dapo", []) == sample_weights("grpo", []) == sample_weights("luspo", []) == []
+    assert sample_weights("dapo", []) == sample_weights("grpo", []) == sample_weights("reinforce", []) == []
 
 
 # --- TRL as the oracle ---------------------------------------------------------------------------------
 
-TRL_LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"]
+TRL_LOSSES = ["grpo", "dr_grpo", "dapo", "cispo"]
 
 
 def tiny_model(seed: int, lengths: tuple[int, ...] = (5, 2, 4, 1), vocabulary: int = 7) -> dict[str, Any]:
@@ -287,19 +257,11 @@ class Clip:
     high: float = 0.2
     delta: float | None = None
     cispo: float = 5.0
-    sapo_positive: float = 1.0
-    sapo_negative: float = 1.05
-    vespo_positive: tuple[float, float] = (2.0, 3.0)
-    vespo_negative: tuple[float, float] = (3.0, 2.0)
 
     def of(self, variant: str) -> LossSettings:
         """Return the settings of one loss."""
         if variant == "cispo":
             return CISPOLoss(cap=self.cispo)
-        if variant == "sapo":
-            return SAPOLoss(positive=self.sapo_positive, negative=self.sapo_negative)
-        if variant == "vespo":
-            return VESPOLoss(positive=self.vespo_positive, negative=self.vespo_negative)
         return ClippedLoss(clip=self.low, clip_high=self.high, clip_delta=self.delta)
 
 
@@ -321,15 +283,8 @@ def by_trl(
         args=SimpleNamespace(
             delta=clip.delta,
             use_bias_correction_kl=False,
-            sapo_temperature_pos=clip.sapo_positive,
-            sapo_temperature_neg=clip.sapo_negative,
-            vespo_k_pos=clip.vespo_positive[0],
-            vespo_lambda_pos=clip.vespo_positive[1],
-            vespo_k_neg=clip.vespo_negative[0],
-            vespo_lambda_neg=clip.vespo_negative[1],
             steps_per_generation=1,
         ),
-        get_gamma_weights=GRPOTrainer.get_gamma_weights,
         epsilon_low=clip.low,
         epsilon_high=clip.cispo if cispo else clip.high,
         loss_type=loss_type,
@@ -373,7 +328,7 @@ def by_us(
     advantages = model["advantages"]
     if correct:
         sampler = model["old"] - model["ratio"].log()
-        advantages = correct_advantages(advantages, model["old"], sampler, model["mask"])
+        advantages = advantages[:, None] * importance_weights(model["old"], sampler, model["mask"])
     losses = per_token_loss(
         variant, logps, model["old"], advantages, model["mask"], clip.of(variant), level=level
     )
@@ -394,8 +349,8 @@ def agree(ours: tuple[torch.Tensor, torch.Tensor], theirs: tuple[torch.Tensor, t
 
 CLIPS = [
     Clip(),
-    Clip(low=0.1, high=0.28, delta=1.4, cispo=1.1, sapo_positive=0.8, sapo_negative=1.7),
-    Clip(vespo_positive=(1.0, 0.5), vespo_negative=(2.0, 4.0), cispo=2.0),
+    Clip(low=0.1, high=0.28, delta=1.4, cispo=1.1),
+    Clip(cispo=2.0),
 ]
 
 
@@ -412,7 +367,7 @@ def test_trl_agrees(variant: str, level: Level, clip: Clip, beta: float) -> None
         )
 
 
-@pytest.mark.parametrize(("variant", "loss_type"), [("gspo", "grpo"), ("luspo", "luspo")])
+@pytest.mark.parametrize(("variant", "loss_type"), [("gspo", "grpo")])
 def test_trl_agrees_at_the_level_of_sequences_without_being_told(variant: str, loss_type: str) -> None:
     model = tiny_model(4)
     agree(
@@ -422,21 +377,13 @@ def test_trl_agrees_at_the_level_of_sequences_without_being_told(variant: str, l
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("variant", [name for name in TRL_LOSSES if name != "vespo"])
+@pytest.mark.parametrize("variant", TRL_LOSSES)
 def test_weights_folded_into_advantages_are_trls_correction(variant: str, level: Level) -> None:
     model = tiny_model(5)
     agree(
         by_us(model, variant, level, CLIPS[1], 0.04, True),
         by_trl(model, variant, level, CLIPS[1], 0.04, True),
     )
-
-
-def test_vespo_takes_the_sampler_as_the_old_policy() -> None:
-    model = tiny_model(6)
-    model["ratio"] = torch.where(model["mask"].bool(), model["ratio"], 1.0)
-    theirs = by_trl(model, "vespo", "token", Clip(), 0.0, True)
-    sampler = {**model, "old": model["old"] - model["ratio"].log()}
-    agree(by_us(sampler, "vespo", None, Clip(), 0.0, False), theirs)
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "cispo"])
@@ -479,12 +426,6 @@ def test_importance_weights_by_hand() -> None:
     )
     capped = importance_weights(trainer, sampler, mask, cap=1.1)
     torch.testing.assert_close(capped, doubles([[1.1, exp(-0.5), 1.0]]))
-    whole = importance_weights(trainer, sampler, mask, level="sequence")
-    torch.testing.assert_close(whole, doubles([[exp(-0.3)]]))
-    folded = correct_advantages(
-        doubles([[2.0, -1.0, 0.0]]), trainer, sampler, mask, level="sequence", cap=0.5
-    )
-    torch.testing.assert_close(folded, doubles([[1.0, -0.5, 0.0]]))
 
 
 def test_importance_weights_are_capped_at_two_and_have_no_gradient() -> None:
@@ -523,8 +464,6 @@ def test_diagnostics_at_the_level_of_sequences_count_the_tokens_of_cut_samples()
     assert (each.low, each.high) == (1, 1)
     told = diagnose("grpo", LOGPS, old, ADVANTAGES, MASK, level="sequence")
     assert (told.low, told.high) == (2, 3)
-    gate = diagnose("sapo", LOGPS, old, ADVANTAGES, MASK)
-    assert (gate.low, gate.high) == (0, 0)
 
 
 def test_diagnostics_of_a_first_step_and_of_likelihood() -> None:
@@ -558,5 +497,3 @@ def test_wrong_names_and_settings_are_refused() -> None:
         ClippedLoss(clip=0.0)
     with pytest.raises(ValidationError, match="clip_delta must be above 1 \\+ clip_high = 1.2"):
         ClippedLoss(clip_delta=1.1)
-    with pytest.raises(ValidationError, match="greater than 0"):
-        SAPOLoss(positive=0.0)

@@ -25,7 +25,12 @@ from compound.optimizers.optimas.guides import Guidance, LearnedRewards
 from compound.optimizers.optimas.rewarding import RunRewards
 from compound.optimizers.optimas.weights import LocalDraws, LocalTraining, LocalTrainingChoice
 from compound.optimizers.weights.learner.updates import OptimizerSettings
-from compound.optimizers.weights.recipes.mhgpo import MHGPO, MHGPORandomSettings, MHGPOSettings
+from compound.optimizers.weights.recipes.mhgpo import (
+    MHGPO,
+    MHGPORandomSettings,
+    MHGPOSettings,
+    RandomForkSettings,
+)
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, GRPOSettings, MMGRPOSettings
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings
 from compound.optimizers.weights.recipes.ppo import PPO, MAPPOSettings, PPOSettings
@@ -56,7 +61,7 @@ class TestForksAtTheFirstAgent(RecipeKit):
 
 class TestForksAtADrawnAgent(RecipeKit):
     def make(self) -> Recipe:
-        return MHGPO(MHGPORandomSettings(rollouts=RUNS), "rr")
+        return MHGPO(MHGPORandomSettings(rollouts=RandomForkSettings(runs=RUNS.runs)), "rr")
 
 
 class TestPPO(RecipeKit):

@@ -55,11 +55,13 @@ class TopShare(cp.Recipe):
     async def collect(self, context: RecipeContext, examples: Sequence[cp.Example]) -> CreditedSamples:
         """Run each example several times, and keep the best runs."""
         rollouts = await context.sampler.runs(examples, range(self.settings.rollouts.runs))
-        samples = []
+        samples, answers = [], []
         for example in examples:
             runs = [r for r in learnable(rollouts) if r.example.id == example.id and r.trace.failure is None]
             runs.sort(key=lambda rollout: rollout.score, reverse=True)
             for rollout in runs[: max(1, round(self.settings.share * len(runs)))]:
                 found = trajectory_samples(rollout.trace, context.trained, rollout=rollout.number)
                 samples += [sample.with_advantage(1.0) for sample in found]
-        return CreditedSamples(samples, scores_of(rollouts), {"imitated": len(samples)})
+        for rollout in learnable(rollouts):  # metrics describe all answers, also those that are not imitated
+            answers += trajectory_samples(rollout.trace, context.trained, fallback=context.fallback)
+        return CreditedSamples(samples, scores_of(rollouts), {"imitated": len(samples)}, answers)

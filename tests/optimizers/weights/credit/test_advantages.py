@@ -83,15 +83,6 @@ def test_a_group_that_says_nothing_is_dropped_and_counted(name: str) -> None:
     assert facts.variance == pytest.approx(0.25 / 3)
 
 
-def test_groups_that_say_nothing_may_stay_as_in_trl() -> None:
-    trained, facts = advantages(
-        [sample(0.3, ("flat",)), sample(0.3, ("flat",)), sample(0.0), sample(1.0)], drop=False
-    )
-    assert [row.advantages for row in trained[:2]] == [(0.0, 0.0)] * 2
-    assert len(trained) == 4
-    assert (facts.skipped, facts.dropped) == (1, 2)
-
-
 def test_a_sample_without_a_group_is_compared_with_nobody() -> None:
     rows = [sample(0.0, ()), sample(1.0, ())]
     trained, facts = advantages(rows)

@@ -83,7 +83,7 @@ def both(
     return weights, max(norms)
 
 
-LOSSES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo"]
+LOSSES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo"]
 COUNTS = [2, pytest.param(4, marks=pytest.mark.slow)]
 
 
