@@ -27,7 +27,7 @@ def reply(module: types.ModuleType, name: str, arguments: object, named: object)
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            value = getattr(module, name)(*decode(arguments), **decode(named))  # type: ignore[misc]
+            value = getattr(module, name)(*decode(arguments), **decode(named))
     except BaseException as error:  # noqa: BLE001 - generated code may raise anything
         kind = next(base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins")
         try:

@@ -1,4 +1,4 @@
-"""Plain values as JSON, exactly: tuples, sets, dictionaries with any keys, big integers, NaN, arrays of numbers.
+"""Plain values as JSON, exactly: tuples, sets, dictionaries with any keys, big integers, NaN, arrays.
 
 The source of this module runs inside the sandbox; it must import only the standard library.
 """
@@ -40,7 +40,9 @@ def encode(value: object) -> object:
     for name, kind in (("tuple", tuple), ("set", set), ("frozenset", frozenset)):
         if isinstance(value, kind):
             return {name: [encode(item) for item in value]}
-    if type(value).__module__ == "numpy" and _NUMBERS.fullmatch(str(getattr(getattr(value, "dtype", ""), "str", ""))):
+    if type(value).__module__ == "numpy" and _NUMBERS.fullmatch(
+        str(getattr(getattr(value, "dtype", ""), "str", ""))
+    ):
         array: Any = value
         return {"array": [array.dtype.str, encode(array.tolist())]} if array.shape else encode(array.item())
     raise TypeError(f"a {type(value).__name__}, which is not a plain value")

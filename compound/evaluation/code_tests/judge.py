@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import ModuleType
 
-from compound.evaluation.code_tests import candidate, codec, suite, tester
 from compound.errors import DataError
+from compound.evaluation.code_tests import candidate, codec, suite, tester
 from compound.example import Score
 from compound.security.sandbox.limits import SandboxLimits
 from compound.security.sandbox.sandbox import Sandbox
@@ -21,7 +21,9 @@ LIMITS = SandboxLimits(
 )
 """Limits of a run of tests; libraries such as scikit-learn reserve gigabytes of address space."""
 FORGEABLE = "the program ran in the process of the tests, where it can forge this verdict"
-ALONE = "tests that patch names of the program or receive its objects need check_suite(..., same_process=True)"
+ALONE = (
+    "tests that patch names of the program or receive its objects need check_suite(..., same_process=True)"
+)
 _PATCHES = re.compile(r"\bmock\b|\bpatch\b")
 
 
@@ -86,9 +88,7 @@ async def _judge_apart(program: str, tests: str, entry_point: str, sandbox: Sand
     return found if found.value or not needs else replace(found, feedback=f"{found.feedback} ({ALONE})")
 
 
-async def _verdict(
-    main: ModuleType, files: Mapping[str, str], stdin: str, sandbox: Sandbox | None
-) -> Score:
+async def _verdict(main: ModuleType, files: Mapping[str, str], stdin: str, sandbox: Sandbox | None) -> Score:
     result = await (sandbox or shared()).run(_source(main), stdin, files)
     if result.ok:
         return Score(1.0, "all tests pass")

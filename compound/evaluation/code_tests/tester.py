@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 import unittest
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 try:
@@ -26,7 +26,12 @@ except ImportError:
     from compound.evaluation.code_tests.codec import decode, dump_line, encode
 
 LONGEST = 1 << 22  # bytes of an answer
-_CONTROL = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt)  # would end a loop of the tests
+_CONTROL = (
+    StopIteration,
+    StopAsyncIteration,
+    GeneratorExit,
+    KeyboardInterrupt,
+)  # would end a loop of the tests
 
 
 def fail(reason: str) -> NoReturn:
@@ -61,7 +66,7 @@ class Candidate:
                 sys.stdout.write(answer["printed"])
                 if "value" in answer:
                     return decode(answer["value"])
-                raised = rebuild(answer["error"], decode(answer["args"]))
+                raised = rebuild(answer["error"], [decode(item) for item in answer["args"]])
             except (OSError, ValueError, TypeError, LookupError, RecursionError, ImportError) as error:
                 fail(f"no answer of {name}: {type(error).__name__}")
             raise raised
@@ -76,7 +81,7 @@ class Candidate:
         return self._process.stdout.readline(LONGEST)
 
 
-def rebuild(name: str, args: Any) -> BaseException:
+def rebuild(name: str, args: Iterable[object]) -> BaseException:
     """Return a built-in exception by its name.
 
     >>> rebuild("KeyError", ["a"]), rebuild("StopIteration", [])
@@ -90,7 +95,7 @@ def rebuild(name: str, args: Any) -> BaseException:
 
 
 class Names(dict[str, Any]):
-    """The builtins of the tests; other names that these do not define are modules, or functions of the program."""
+    """The builtins of the tests; names that these do not define are modules, or functions of the program."""
 
     def __init__(self, candidate: Candidate) -> None:
         super().__init__(vars(builtins))

@@ -41,17 +41,14 @@ getrlimit setrlimit getrusage sysinfo uname getrandom ioprio_get
 """
 _NAMESPACES = 0x7E020080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET} and CLONE_NEWTIME
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6; AF_VSOCK and AF_NETLINK do not depend on the namespace
-_REQUESTS = (
-    0x5401,
-    0x5413,
-    0x541B,
-    0x5421,
-    0x5450,
-    0x5451,
-)  # those of terminals, FIONREAD, FIONBIO, FIO[N]CLEX
-_COMMANDS = (0, 1, 2, 3, 4, 5, 1030, 1032, 1034)  # F_DUPFD[_CLOEXEC], F_[GS]ETF[DL], F_GETLK, F_GETPIPE_SZ, F_GET_SEALS
-_LOCKS = (6, 7)  # F_SETLK, F_SETLKW: SQLite needs them to succeed, a program has its files alone
-_ADVICE = (0, 1, 2, 3, 4, 8, 9, 10, 11, 14, 15, 16, 17, 18, 19)  # not to other processes: COLD, PAGEOUT, MERGEABLE
+# those of terminals, FIONREAD, FIONBIO, FIO[N]CLEX
+_REQUESTS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+# F_DUPFD, F_[GS]ETF[DL], F_GETLK, F_DUPFD_CLOEXEC, F_GETPIPE_SZ, F_GET_SEALS
+_COMMANDS = (0, 1, 2, 3, 4, 5, 1030, 1032, 1034)
+# F_SETLK, F_SETLKW: they seem to succeed, since SQLite needs them
+_LOCKS = (6, 7)
+# advice on the program's own pages; not MERGEABLE, COLD, PAGEOUT, HWPOISON
+_ADVICE = (0, 1, 2, 3, 4, 8, 9, 10, 11, 14, 15, 16, 17, 18, 19)
 _LOW = 0xFFFFFFFF  # the kernel reads 32 bits of these arguments
 
 

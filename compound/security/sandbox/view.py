@@ -40,7 +40,11 @@ class View:
 
         Each needs a read-only mount of its own, or a program could replace what it contains.
         """
-        return [folder for folder in self.parents() if os.path.dirname(folder) in WRITABLE and folder not in WRITABLE]
+        return [
+            folder
+            for folder in self.parents()
+            if os.path.dirname(folder) in WRITABLE and folder not in WRITABLE
+        ]
 
 
 @functools.cache
