@@ -108,11 +108,12 @@ async def passes_suite(outputs: Mapping[str, object], example: Example) -> Score
     """Score 1 if the output ``code`` passes the hidden tests of BigCodeBench, else 0.
 
     The imports and the header in ``code_prompt`` precede the code, so that an answer need not repeat them.
-    It reads the gold fields ``test`` and ``code_prompt``.
+    It reads the gold fields ``test`` and ``code_prompt``. The tests patch names of the program and receive
+    its objects, so they share its process, and a program written for this purpose can forge the verdict.
     """
     header = entry(example.gold, "code_prompt", str).rstrip("\n")
     program = f"{header}\n    pass\n\n{entry(outputs, 'code', str)}"
-    return await check_suite(program, entry(example.gold, "test", str))
+    return await check_suite(program, entry(example.gold, "test", str), same_process=True)
 
 
 async def passes_function(outputs: Mapping[str, object], example: Example) -> Score:

@@ -21,6 +21,7 @@ from compound.storage.written import WrittenFolders, set_back
 Reference = Mapping[str, str]
 SHOWN = 16  # digits of a digest in a folder name
 WRITTEN = WrittenFolders()
+_NO_PATH = re.compile("[\0\ud800-\udfff]")
 _STORED = re.compile(rf"[^/\\]+-[0-9a-f]{{{SHOWN}}}")
 
 
@@ -56,13 +57,13 @@ def with_absolute_path(value: object, folder: Path) -> object:
 
 
 def leads_outside(path: str) -> bool:
-    """Return whether a path is absolute, or may refer above its base folder.
+    """Return whether a path is absolute, may refer above its base folder, or holds NUL or half a character.
 
     >>> leads_outside("adapters/one"), leads_outside("../one"), leads_outside("/one")
     (False, True, True)
     """
     pure = PurePosixPath(path)
-    return pure.is_absolute() or ".." in pure.parts or "\0" in path or not pure.parts
+    return pure.is_absolute() or ".." in pure.parts or not pure.parts or bool(_NO_PATH.search(path))
 
 
 def folder_digest(folder: Path) -> str:

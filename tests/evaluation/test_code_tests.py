@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compound.evaluation.code_tests import codec, suite, tester
+from compound.errors import DataError
+from compound.evaluation.code_tests import codec, suite
 from compound.evaluation.code_tests.judge import check_function, check_suite
 from compound.example import Score
 from compound.security.sandbox.limits import SandboxLimits
@@ -42,17 +43,24 @@ def judged_apart(program: str, test: str = CHECK, entry_point: str = "halve", **
     return asyncio.run(check_function(program, test, entry_point, SANDBOX, **more))
 
 
-def judged_together(program: str, test: str = SUITE) -> Score:
+def judged_cases(program: str, test: str = SUITE, *, same_process: bool = False) -> Score:
     require_sandbox()
-    return asyncio.run(check_suite(program, test, SANDBOX))
+    return asyncio.run(check_suite(program, test, SANDBOX, same_process=same_process))
+
+
+def judged_together(program: str, test: str = SUITE) -> Score:
+    return judged_cases(program, test, same_process=True)
 
 
 # --- right and wrong programs ------------------------------------------------------------------------------
 
 
-def test_a_right_program_passes() -> None:
+def test_a_right_program_passes_and_a_verdict_that_can_be_forged_says_so() -> None:
     assert judged_apart(HALVE) == Score(1.0, "all tests pass")
-    assert judged_together(HALVE) == Score(1.0, "all tests pass")
+    assert judged_cases(HALVE) == Score(1.0, "all tests pass")
+    found = judged_together(HALVE)
+    assert found.value == 1.0
+    assert "can forge this verdict" in found.feedback
 
 
 @pytest.mark.parametrize(
@@ -77,7 +85,9 @@ def test_a_program_that_does_not_end_is_stopped() -> None:
     brief = Sandbox(SandboxLimits(cpu=30, wall=3))
     program = "def halve(x):\n    import time\n    time.sleep(99)\n"
     for judged in (check_function(program, CHECK, "halve", brief), check_suite(program, SUITE, brief)):
-        assert asyncio.run(judged) == Score(0.0, "the tests were stopped at the limit wall")
+        found = asyncio.run(judged)
+        assert found.value == 0.0
+        assert found.feedback.startswith("the tests were stopped at the limit wall")
 
 
 def test_what_a_program_prints_and_leaves_does_not_matter() -> None:
@@ -205,11 +215,215 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("attack", FORGED)
-@pytest.mark.parametrize("judged", [judged_apart, judged_together])
-def test_no_program_forges_a_verdict(judged: Any, attack: str) -> None:
-    tests = SUITE if judged is judged_together else CHECK
-    assert judged(FORGED[attack], tests).value == 0.0
+# Programs that an earlier judge passed, and others of their kinds: objects that equal everything, subclasses of
+# built-in types, texts of the tests, the process that answers, and the one that asks.
+EQUAL = "lambda s, *o: True"
+READ = "import re\nT = open('tests.txt').read()\n"
+SUBCLASS = """
+class K({base}):
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__
+    def __hash__(self): return 0
+    def __abs__(self): return self
+    def __sub__(self, other): return self
+    def __repr__(self): return "4"
+    {more}
+def halve(x): return K()
+"""
+FRAMES = """
+import gc, sys
+def halve(x):
+    frame = sys._getframe()
+    while frame:
+        for name, value in list(frame.f_locals.items()):
+            if hasattr(value, "passed"): value.passed += ["TestHalve.test_even", "TestHalve.test_odd", "TestHalve.test_zero"]
+            if name == "word":
+                import json, os
+                os.write(frame.f_locals["report"], (value + json.dumps({"passed": ["TestHalve.test_even"], "problems": []})).encode())
+        frame = frame.f_back
+    for found in gc.get_objects():
+        if type(found).__name__ in ("TestHalve", "Report"): found.addFailure = found.assertEqual = found.fail = lambda *a: None
+    return 10**9
+"""
+SERVER = """
+import os, sys
+import json as j
+{patch}
+def halve(x): return "wrong"
+"""
+OWN_OBJECTS = {
+    "mock-any": "from unittest.mock import ANY\ndef halve(x): return ANY",
+    "mock": "from unittest.mock import MagicMock\ndef halve(x):\n    m = MagicMock()\n    m.__eq__ = lambda s, o: True\n    return m",
+    "evaluated": f"K = type('K', (), {{'__eq__': eval({EQUAL!r}), '__hash__': lambda s: 0}})\ndef halve(x): return K()",
+    "executed": "exec('class K(int):\\n    def __eq__(s, o): return True')\ndef halve(x): return K(0)",
+    "partial": f"import functools\nclass K: __eq__ = functools.partialmethod({EQUAL})\ndef halve(x): return K()",
+    "slot": "def halve(x): return type('I', (int,), {'__eq__': int.__ge__, '__hash__': int.__hash__})(10**9)",
+    "nested": "from unittest.mock import ANY\ndef halve(x): return {'a': [ANY]}",
+    "metaclass": f"class M(type):\n    __eq__ = {EQUAL}\n    __hash__ = None\nclass K(metaclass=M): pass\ndef halve(x): return K",
+    "false-class": f"class K:\n    __class__ = property(lambda s: int)\n    __eq__ = {EQUAL}\ndef halve(x): return K()",
+    "decimal-nan": "import decimal\ndef halve(x): return decimal.Decimal('sNaN')",
+    "numpy-object": f"import numpy\nclass K: __eq__ = {EQUAL}\ndef halve(x): return numpy.array([K()])[0]",
+    **{
+        f"subclass-{base}": SUBCLASS.format(base=base, more=more)
+        for base, more in {
+            "int": "__int__ = __index__ = lambda s: 'x'",
+            "float": "hex = lambda s: 'nan'",
+            "str": "__str__ = lambda s: s",
+            "dict": "items = lambda s: [(s, s)]",
+            "list": "__iter__ = lambda s: iter([s])",
+            "complex": "real = property(lambda s: s)",
+            "bytes": "hex = lambda s: '04'",
+        }.items()
+    },
+    "read-asserts": READ + "def halve(x): return eval(re.search(r'\\(%r\\) == (.+)' % (x,), T)[1])",
+    "read-cases": READ + "def halve(x): return eval(re.search(r'\\(%r\\), (.+)\\)' % (x,), T)[1])",
+    "frames": FRAMES,
+    "patch-json": SERVER.format(patch="j.dumps = lambda d: '{\"value\": 4, \"printed\": \"\"}'"),
+    "patch-codec": SERVER.format(patch="c = sys.modules['codec']\nc.encode = lambda v: {'int': '0x4'}\nc.dump_line = lambda d: b'{}\\n'"),
+    "patch-server": SERVER.format(patch="m = sys.modules['__main__']\nm.reply = lambda *a: {'value': {'object': 4}, 'printed': ''}"),
+    "answers-ahead": SERVER.format(patch="for n in range(3, 32):\n    try: os.write(n, b'{\"value\": 4, \"printed\": \"\"}\\n' * 50)\n    except OSError: pass"),
+    "answers-later": (
+        "import os, threading, time\ndef later():\n    time.sleep(0.2)\n    for n in range(3, 32):\n"
+        "        try: os.write(n, b'{\"value\": 4, \"printed\": \"\"}\\n' * 9)\n        except OSError: pass\n"
+        "threading.Thread(target=later).start()\ndef halve(x):\n    time.sleep(0.5)\n    return 0"
+    ),
+    "other-program": (
+        "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', "
+        "'import sys\\nfor l in sys.stdin: print(\\'{\"error\": \"SystemExit\", \"args\": [0], \"printed\": \"\"}\\', flush=True)'])"
+    ),
+    "huge-answer": "def halve(x): return [4] * (1 << 21)",
+    "deep-answer": "def halve(x):\n    v = 4\n    for _ in range(900): v = [v]\n    return v",
+    "limits-of-the-judge": "import os, resource\ndef halve(x):\n    resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (0, 0))",
+    "interrupt": "import os, signal\nos.kill(os.getppid(), signal.SIGINT)\ndef halve(x): return 0",
+    "skip": "import unittest\ndef halve(x): raise unittest.SkipTest('later')",
+    "fake-skip": "SkipTest = type('SkipTest', (AssertionError,), {})\ndef halve(x): raise SkipTest",
+    "expected-in-error": "class E(Exception):\n    def __str__(s): return '\\n'.join(['all tests pass'] * 9)\ndef halve(x): raise E",
+}  # fmt: skip
+SEARCH = """
+import gc, os, sys
+def halve():
+    seen = [repr(sys.argv), repr(dict(os.environ))]
+    for top in ("/tmp", "/dev", "/proc", os.path.expanduser("~")):
+        for folder, _, names in os.walk(top):
+            paths = [os.path.join(folder, name) for name in names]
+            seen += [open(p, errors="replace").read() for p in paths if os.path.isfile(p) and "candidate.txt" not in p]
+    for number in range(64):
+        try: seen.append(os.pread(number, 1 << 20, 0).decode(errors="replace"))
+        except OSError: pass
+    frame = sys._getframe().f_back
+    while frame:
+        seen.append(repr(frame.f_locals) + repr(frame.f_globals) + repr(frame.f_code.co_consts))
+        frame = frame.f_back
+    for found in gc.get_objects():
+        if type(found) in (list, tuple, set, dict):
+            seen += [o for o in list(found) + list(getattr(found, "values", list)()) if isinstance(o, str)]
+    return sorted({text[:80] for text in seen if "NEEDLE".lower() in text})
+"""
+
+
+FORGED_APART = [name for name in {**FORGED, **OWN_OBJECTS} if not name.startswith("load-")] + [
+    f"load-{name}" for name in ("code", "module", "builtin-type", "exit-0", "at-exit", "exit-in-thread", "kill-all")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", FORGED_APART)
+def test_no_program_forges_a_verdict(attack: str) -> None:
+    """The tests of both functions run in the same process; half of the programs meet each."""
+    judged: Any = (judged_apart, judged_cases)[len(attack) % 2]
+    assert judged({**FORGED, **OWN_OBJECTS}[attack]).value == 0.0
+
+
+@pytest.mark.parametrize("attack", [name for name in FORGED if name.startswith("load-")] + ["call-exit-0"])
+def test_exits_prints_and_altered_libraries_pass_no_test_in_one_process(attack: str) -> None:
+    assert judged_together(FORGED[attack]).value == 0.0
+
+
+def test_no_text_of_the_tests_lies_where_the_program_can_read_it() -> None:
+    """The program searches its files, descriptors, arguments, environment, objects and frames."""
+    for judged, test in (
+        (judged_apart, "def check(candidate):\n    assert candidate() == []  # needle\n"),
+        (judged_cases, SUITE.partition("    def setUp")[0] + "    def test_a(self):\n        self.assertEqual(halve(), [])  # needle\n"),
+    ):  # fmt: skip
+        assert judged(SEARCH, test) == Score(1.0, "all tests pass")
+
+
+@pytest.mark.parametrize("error", ["StopIteration", "GeneratorExit", "KeyboardInterrupt", "SystemExit"])
+def test_an_exception_of_the_program_ends_no_loop_of_the_tests(error: str) -> None:
+    test = "def check(candidate):\n    for found in map(candidate, [8, 9]):\n        assert found == 4\n"
+    assert judged_apart(f"def halve(x): raise {error}", test).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["import os\ndef halve(x): os._exit(0)", "def third(x): return x", "raise ValueError", "halve = lambda x: object()"],
+)  # fmt: skip
+def test_a_program_that_gives_no_answer_does_not_raise_the_expected_exception(program: str) -> None:
+    test = (
+        "import pytest\ndef check(candidate):\n    with pytest.raises(BaseException):\n        candidate(1)\n"
+    )
+    assert judged_apart(program, test).value == 0.0
+    assert judged_apart("def halve(x): raise OSError", test).value == 1.0
+
+
+def test_expected_exceptions_tolerances_and_printed_texts_are_judged() -> None:
+    program = """
+import sys
+def read(text):
+    print("read", text)
+    if not text: raise ValueError("no text", 1)
+    if text == "x": sys.exit(3)
+    return {"number": float(text), "parts": (text, {1, None})}
+def scale(array): return array * 2
+"""
+    test = """
+import contextlib, io, math, unittest
+from unittest.mock import patch
+import numpy
+class TestRead(unittest.TestCase):
+    def test_value(self):
+        self.assertAlmostEqual(read("0.1")["number"] * 3, 0.3)
+        self.assertTrue(math.isclose(read("1e-3")["number"], 0.001))
+        self.assertTrue(math.isnan(read("nan")["number"]))
+        self.assertEqual(read("1")["parts"], ("1", {1, None}))
+    def test_array(self):
+        numpy.testing.assert_array_equal(scale(numpy.array([[1, 2]], "int16")), [[2, 4]])
+        self.assertEqual(scale(numpy.array([0.5], "float32")).dtype, numpy.float32)
+        self.assertEqual(scale(numpy.int64(4)), 8)
+    def test_error(self):
+        with self.assertRaisesRegex(ValueError, "no text"): read("")
+        with self.assertRaises(ValueError): read("word")
+        with self.assertRaises(SystemExit) as caught: read("x")
+        self.assertEqual(caught.exception.args, (3,))
+    def test_printed(self):
+        with contextlib.redirect_stdout(io.StringIO()) as found: read("5")
+        self.assertEqual(found.getvalue(), "read 5\\n")
+        with patch("sys.stdout", new=io.StringIO()) as found: read("6")
+        self.assertEqual(found.getvalue(), "read 6\\n")
+    def test_threads(self):
+        from concurrent.futures import ThreadPoolExecutor
+        texts = [str(n) for n in range(20)]
+        with ThreadPoolExecutor(8) as pool: found = list(pool.map(read, texts))
+        self.assertEqual([entry["number"] for entry in found], list(range(20)))
+"""
+    assert judged_cases(program, test) == Score(1.0, "all tests pass")
+    for right, wrong in (
+        ("float(text)", "float(text) + 1e-3"),
+        ("ValueError", "KeyError"),
+        ('"read"', '"Read"'),
+        ("{1, None}", "{1}"),
+        ("* 2", "* 3"),
+    ):
+        assert judged_cases(program.replace(right, wrong), test).value == 0.0
+
+
+def test_tests_that_need_one_process_are_told_so() -> None:
+    test = SUITE.replace("halve(0), 0", "halve(0).value, 0")
+    program = "class Box:\n    value = 0\ndef halve(x): return x // 2 if x else Box()\n"
+    assert "same_process=True" in judged_cases(program, test).feedback
+    assert judged_together(program, test).value == 1.0
+    with pytest.raises(DataError, match="define no function 'check'"):
+        judged_apart(HALVE, "assert halve(8) == 4")
 
 
 def test_an_unknown_answer_of_the_candidate_fails() -> None:
@@ -255,11 +469,6 @@ def test_only_plain_values_are_encoded_and_only_encoded_ones_decoded() -> None:
         with pytest.raises(ValueError, match="not an encoded value"):
             codec.decode(data)
     assert math.isnan(codec.decode(codec.encode(math.nan)))  # type: ignore[arg-type]
-
-
-def test_missing_names_are_found_in_functions_inside() -> None:
-    code = compile("def f():\n    return [g(x) for x in h] + len(known)\n", "", "exec")
-    assert sorted(set(tester.missing_names(code, {"known": 1}))) == ["g", "h"]
 
 
 def test_the_expected_tests_are_those_of_the_classes() -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import site
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +79,49 @@ def test_a_package_of_the_environment_can_be_imported(launcher: LauncherName) ->
     assert (
         run(launcher, "import pydantic; print(pydantic.__version__)").stdout.strip() == pydantic.__version__
     )
+
+
+@pytest.mark.parametrize("place", ["env", "linked/env", "with space/a/env"])
+def test_an_environment_below_a_private_folder_is_visible_and_sealed(
+    launcher: LauncherName, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as top:
+        Path(top, "real").mkdir()
+        Path(top, "linked").symlink_to("real")
+        environment = Path(top, place)
+        packages = environment / f"lib/python3.{sys.version_info.minor}/site-packages"
+        packages.mkdir(parents=True)
+        packages.joinpath("only_here.py").write_text("x = 6", encoding="utf-8")
+        python = environment / "bin/python"
+        python.parent.mkdir()
+        python.symlink_to(os.path.realpath(sys.executable))
+        home = f"home = {Path(sys.base_prefix, 'bin')}\n"
+        environment.joinpath("pyvenv.cfg").write_text(home, encoding="utf-8")
+        monkeypatch.setattr(sys, "executable", str(python))
+        monkeypatch.setattr(sys, "prefix", str(environment))
+        monkeypatch.setattr(site, "PREFIXES", [str(environment)])
+        python_view.cache_clear()
+        try:
+            found = run(launcher, REPLACE)
+        finally:
+            python_view.cache_clear()
+    assert found.stdout.split() == ["6", "7", "sealed"], found.stderr
+
+
+REPLACE = """
+import only_here, os, subprocess, sys
+print(only_here.x, subprocess.run([sys.executable, "-c", "print(7)"], capture_output=True, text=True).stdout)
+place, found = only_here.__file__, "sealed"
+while os.path.dirname(place) != "/tmp":
+    for change in (os.unlink, os.rmdir, lambda path: os.rename(path, "/tmp/x"), lambda path: open(path + "/x", "w")):
+        try:
+            change(place)
+            found = place
+        except OSError: pass
+    place = os.path.dirname(place)
+open("/tmp/file", "w").close()
+print(found)
+"""
 
 
 def test_the_event_loop_is_not_blocked_and_programs_run_at_the_same_time(launcher: LauncherName) -> None:
@@ -181,8 +228,10 @@ def test_a_sandbox_that_cannot_be_built_is_an_error(
     monkeypatch.setattr(sandbox, "_TRIED", {})
     monkeypatch.setattr(launchers, "python_view", lambda: broken if view == "paths" else real)
     monkeypatch.setattr(sandbox, "python_view", lambda: broken)
-    with pytest.raises(SandboxUnavailable, match=reason):
+    with pytest.raises(SandboxUnavailable, match=reason) as error:
         run(launcher, "print('ran')")
+    if view == "python":
+        assert "use an environment in your home folder" in error.value.hint
 
 
 # --- limits ------------------------------------------------------------------------------------------------
@@ -203,6 +252,7 @@ def test_limits_as_the_kernel_takes_them() -> None:
     assert found["RLIMIT_AS"] == [3 * 2**20] * 2
     assert found["RLIMIT_FSIZE"] == [2 * 2**20] * 2
     assert found["RLIMIT_CORE"] == [0, 0]
+    assert found["RLIMIT_SIGPENDING"] == [64, 64]
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,22 @@ REFUSED = {
         "attempt('nice', lambda: os.nice(-5))\n"
         "attempt('fifo', lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)))"
     ),
+    "files-and-limits-of-the-same-user": (
+        "import fcntl, mmap, resource\nvisible = os.open(os.__file__, os.O_RDONLY)\n"
+        "for name in ('SETLEASE', 'GETLEASE', 'NOTIFY', 'SETOWN', 'SETSIG', 'OFD_SETLK', 'OFD_SETLKW', 'SETPIPE_SZ', 'ADD_SEALS'):\n"
+        "    command = getattr(fcntl, 'F_' + name)\n"
+        "    for number in (command, command | 1 << 32):\n"
+        "        attempt(name, lambda: call(N['fcntl'], visible, ctypes.c_ulong(number), 0))\n"
+        "for number in (15, 16, 1035, 1036, 1039):\n    attempt(number, lambda: call(N['fcntl'], visible, number, HOST))\n"
+        "for file in (visible, os.open('/dev/null', os.O_RDWR)):\n    attempt('flock', lambda: fcntl.flock(file, fcntl.LOCK_SH))\n"
+        "page = mmap.mmap(visible, 4096, prot=mmap.PROT_READ)\n"
+        "for advice in (12, 20, 21, 100):\n    attempt(advice, lambda: page.madvise(advice))\n"
+        "attempt('fadvise', lambda: os.posix_fadvise(visible, 0, 0, os.POSIX_FADV_DONTNEED))\n"
+        "attempt('epoll', lambda: __import__('select').epoll())\n"
+        "attempt('limits of another process', lambda: resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (0, 0)))\n"
+        "info = (ctypes.c_int * 32)(40, 0, -1)\nsignal.pthread_sigmask(signal.SIG_BLOCK, [40])\n"
+        "attempt('signals', lambda: [call(N['rt_sigqueueinfo'], os.getpid(), 40, info) for _ in range(1000)])"
+    ),
     "disable-the-filter": "attempt('seccomp', lambda: call(N['prctl'], 22, 0, 0, 0, 0))",
     "environment": (
         "extra = set(os.environ) - {'HOME', 'LANG', 'MPLBACKEND', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS', 'PYTHONHASHSEED', 'USER', 'PWD'}\n"
@@ -221,7 +237,7 @@ REFUSED = {
 def names(outside: Outside) -> str:
     import pyseccomp
 
-    wanted = ("unshare", "clone", "capget", "capset", "ioctl", "prctl")
+    wanted = ("unshare", "clone", "capget", "capset", "ioctl", "prctl", "fcntl", "rt_sigqueueinfo")
     numbers = {name: pyseccomp.resolve_syscall(pyseccomp.system_arch(), name) for name in wanted}
     return (
         f"SECRET, FOLDER, PORT = {str(outside.secret)!r}, {str(outside.folder)!r}, {outside.port}\n"
@@ -321,6 +337,15 @@ FORBIDDEN_CALLS = [
     "get_mempolicy",
     "mknod",
     "mknodat",
+    "flock",
+    "inotify_init",
+    "inotify_init1",
+    "inotify_add_watch",
+    "epoll_create",
+    "epoll_create1",
+    "timer_create",
+    "fadvise64",
+    "mincore",
     "seccomp",
     "landlock_create_ruleset",
     "setxattr",
@@ -384,6 +409,25 @@ def test_another_table_of_system_calls_cannot_be_used(launcher: LauncherName, ta
     found = run(launcher, code)
     assert not found.ok
     assert "ESCAPED" not in found.stdout
+
+
+def test_record_locks_of_a_program_bind_nobody(launcher: LauncherName) -> None:
+    """They must succeed for SQLite, but visible files are shared with this machine."""
+    code = """
+import fcntl, sqlite3
+first, second = sqlite3.connect("a.db"), sqlite3.connect("a.db")
+first.execute("create table t (x)")
+first.execute("insert into t values (1)")
+first.commit()
+print(second.execute("select * from t").fetchall(), flush=True)
+for file, how in ((open(os.__file__), fcntl.LOCK_SH), (open("/dev/null", "w"), fcntl.LOCK_EX)):
+    fcntl.lockf(file, how)
+    if os.fork() == 0:
+        print("lock" if fcntl.fcntl(file, fcntl.F_GETLK, b"\\1" + bytes(31))[0] != fcntl.F_UNLCK else "no lock")
+        os._exit(sys.stdout.flush() or 0)
+    os.wait()
+"""
+    assert run(launcher, code).stdout.splitlines() == ["[(1,)]", "no lock", "no lock"]
 
 
 # --- resources ---------------------------------------------------------------------------------------------

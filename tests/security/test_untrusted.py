@@ -267,7 +267,7 @@ def saved(folder: Path, reference: dict[str, str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("how", ["absolute", "above", "inside and above", "empty"])
+@pytest.mark.parametrize("how", ["absolute", "above", "inside and above", "empty", "nul", "surrogate"])
 def test_a_configuration_from_elsewhere_names_only_folders_beside_it(tmp_path: Path, how: str) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "theirs").mkdir()
@@ -277,6 +277,8 @@ def test_a_configuration_from_elsewhere_names_only_folders_beside_it(tmp_path: P
         "above": f"../mine/{reference['path']}",
         "inside and above": f"x/../../mine/{reference['path']}",
         "empty": "",
+        "nul": "a\0b",
+        "surrogate": "\ud800",
     }
     (tmp_path / "theirs" / "x").mkdir()
     path = saved(tmp_path / "theirs", {**reference, "path": paths[how]})

@@ -1,1 +1,1 @@
-"""Judge generated code by unit tests that run in the sandbox, with verdicts that the code cannot forge."""
+"""Judge generated code by unit tests that run in the sandbox."""

@@ -1,13 +1,17 @@
-"""Plain values as JSON, exactly: tuples, sets, dictionaries with any keys, big integers, NaN.
+"""Plain values as JSON, exactly: tuples, sets, dictionaries with any keys, big integers, NaN, arrays.
 
 The source of this module runs inside the sandbox; it must import only the standard library.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
+from typing import Any
 
 SMALL = 2**53
+_NUMBERS = re.compile("[<>=|][biufc](1|2|4|8|16)")  # types of NumPy without Python objects
 
 
 def encode(value: object) -> object:
@@ -36,7 +40,12 @@ def encode(value: object) -> object:
     for name, kind in (("tuple", tuple), ("set", set), ("frozenset", frozenset)):
         if isinstance(value, kind):
             return {name: [encode(item) for item in value]}
-    raise TypeError(f"a {type(value).__name__} is not a plain value")
+    if type(value).__module__ == "numpy" and _NUMBERS.fullmatch(
+        str(getattr(getattr(value, "dtype", ""), "str", ""))
+    ):
+        array: Any = value
+        return {"array": [array.dtype.str, encode(array.tolist())]} if array.shape else encode(array.item())
+    raise TypeError(f"a {type(value).__name__}, which is not a plain value")
 
 
 def decode(data: object) -> object:
@@ -61,6 +70,8 @@ def decode(data: object) -> object:
         if name in ("tuple", "set", "frozenset") and isinstance(inner, list):
             kinds = {"tuple": tuple, "set": set, "frozenset": frozenset}
             return kinds[name](decode(item) for item in inner)
+        if name == "array" and isinstance(inner, list) and _NUMBERS.fullmatch(inner[0]):
+            return importlib.import_module("numpy").array(decode(inner[1]), inner[0])
     raise ValueError("not an encoded value")
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
 
+from compound.errors import DataError
 from compound.evaluation.code_tests import candidate, codec, suite, tester
 from compound.example import Score
 from compound.security.sandbox.limits import SandboxLimits
@@ -16,6 +20,11 @@ LIMITS = SandboxLimits(
     cpu=60.0, wall=120.0, memory=4096, processes=64, file_size=32, disk=128, open_files=256, output=64
 )
 """Limits of a run of tests; libraries such as scikit-learn reserve gigabytes of address space."""
+FORGEABLE = "the program ran in the process of the tests, where it can forge this verdict"
+ALONE = (
+    "tests that patch names of the program or receive its objects need check_suite(..., same_process=True)"
+)
+_PATCHES = re.compile(r"\bmock\b|\bpatch\b")
 
 
 async def check_function(
@@ -23,8 +32,9 @@ async def check_function(
 ) -> Score:
     """Score 1 if ``check(function)`` of the tests returns without an exception, else 0.
 
-    The function runs in a process of its own and exchanges plain values with the tests: numbers, texts,
-    lists, tuples, sets and dictionaries of them. No code of the program can change the verdict.
+    The program runs in a process of its own, which receives the arguments of calls and returns plain values:
+    numbers, texts, lists, tuples, sets and dictionaries of them, arrays of numbers, and built-in exceptions.
+    No code of the program can read the tests or change the verdict.
 
     Args:
         program: the generated program, which defines the function.
@@ -32,35 +42,54 @@ async def check_function(
         entry_point: the name of the function.
         sandbox: where both run; default: one with `LIMITS`.
         helpers: a program that defines other functions that the tests call.
+
+    Raises:
+        DataError: the tests define no function ``check``.
     """
-    files = {
-        "candidate.txt": program,
-        "tests.txt": f"{helpers}\n\n{test}",
-        "candidate_server.py": _source(candidate),
-        "codec.py": _source(codec),
-    }
-    return await _verdict(tester, files, entry_point.strip(), sandbox)
+    if not re.search(r"^\s*(async\s+)?def\s+check\s*\(", test, re.MULTILINE):
+        raise DataError(
+            "the tests define no function 'check'", hint="for test cases of unittest, call check_suite"
+        )
+    return await _judge_apart(program, f"{helpers}\n\n{test}", entry_point.strip(), sandbox)
 
 
-async def check_suite(program: str, test: str, sandbox: Sandbox | None = None) -> Score:
-    """Score 1 if all test cases of a `unittest` module pass in the namespace of the program, else 0.
+async def check_suite(
+    program: str, test: str, sandbox: Sandbox | None = None, *, same_process: bool = False
+) -> Score:
+    """Score 1 if all test cases of a `unittest` module pass, else 0.
 
-    The tests share a process with the program, since they patch its names and receive its objects; see
-    `compound.evaluation.code_tests.suite` for what a program can and cannot do to the verdict.
+    The program runs in a process of its own, as with `check_function`; names that the tests neither define
+    nor import are its functions.
 
     Args:
         program: the generated program.
-        test: the test cases, as in BigCodeBench (Zhuo et al. 2024).
+        test: the test cases.
         sandbox: where both run; default: one with `LIMITS`.
+        same_process: run the program in the process of the tests, in their namespace, as in BigCodeBench
+            (Zhuo et al. 2024). Tests that patch names of the program or receive its objects need this. A
+            program written against this judge can then forge the verdict, which the feedback says; see
+            `compound.evaluation.code_tests.suite`.
     """
-    return await _verdict(suite, {"candidate.txt": program, "tests.txt": test}, "", sandbox)
+    if not same_process:
+        return await _judge_apart(program, test, "", sandbox)
+    found = await _verdict(suite, {"candidate.txt": program, "tests.txt": test}, "", sandbox)
+    return replace(found, feedback=f"{found.feedback}; {FORGEABLE}") if found.value else found
 
 
-async def _verdict(
-    main: ModuleType, files: Mapping[str, str], entry_point: str, sandbox: Sandbox | None
-) -> Score:
-    arguments = [entry_point] if entry_point else []
-    result = await (sandbox or shared()).run(_source(main), files=files, arguments=arguments)
+async def _judge_apart(program: str, tests: str, entry_point: str, sandbox: Sandbox | None) -> Score:
+    files = {
+        "candidate.txt": program,
+        "candidate_server.py": _source(candidate),
+        "codec.py": _source(codec),
+    }
+    given = json.dumps({"tests": tests, "entry_point": entry_point}, ensure_ascii=False)
+    found = await _verdict(tester, files, given, sandbox)
+    needs = "not a plain value" in (found.feedback or "") or _PATCHES.search(tests)
+    return found if found.value or not needs else replace(found, feedback=f"{found.feedback} ({ALONE})")
+
+
+async def _verdict(main: ModuleType, files: Mapping[str, str], stdin: str, sandbox: Sandbox | None) -> Score:
+    result = await (sandbox or shared()).run(_source(main), stdin, files)
     if result.ok:
         return Score(1.0, "all tests pass")
     if result.limit:

@@ -4,8 +4,9 @@ The source of this module runs inside the sandbox: as ``main.py`` it is the judg
 candidate's code; it starts itself as ``main.py run`` with the candidate and the tests, and reads the report.
 The exit status of the judge is the verdict; its standard output is the reason.
 
-Tests that patch the candidate's module or receive its objects need one process for both, so code written
-against this module could forge a report by searching the memory of its own process. The usual ways fail:
+Tests that patch the candidate's module or receive its objects need one process for both. **A program written
+for this module can forge the verdict**, for example by an object of another module that equals everything, or
+by searching the frames of its process. Only what a model might write by accident is prevented:
 
 - An early exit, whatever its status, leaves no report; printed text is none: it starts with a random word.
 - The report lists every test of the source, which the judge has read itself.

@@ -15,7 +15,7 @@ from typing import Literal
 
 from compound.security.sandbox import stage
 from compound.security.sandbox.limits import INODES, MIB, SandboxLimits
-from compound.security.sandbox.view import DEVICES, python_view
+from compound.security.sandbox.view import DEVICES, WRITABLE, python_view
 
 LauncherName = Literal["bubblewrap", "namespaces"]
 _FULL_MAP = ["0", "0", "4294967295"]
@@ -94,18 +94,20 @@ class Bubblewrap(Launcher):
             user = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         else:
             user = ["--unshare-user", "--disable-userns"]
-        # bubblewrap would create parents that only their owner may enter
-        folders = [*view.parents(), "/dev"]
-        shown = [option for path in folders for option in ("--perms", "0755", "--dir", path)]
+        shown = ["--perms", "0755", "--dir", "/dev"]  # bubblewrap would create a folder of its user only
+        for place in WRITABLE:
+            shown += ["--perms", "1777", "--size", disk, "--tmpfs", place]
+        for path in view.parents():
+            shown += ["--perms", "0755", "--tmpfs" if path in view.sealed() else "--dir", path]
         shown += [option for path in view.paths for option in ("--ro-bind", path, path)]
         shown += [option for path, to in view.links.items() for option in ("--symlink", to, path)]
         for name in DEVICES:
             shown += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
-        for place in ("/tmp", "/dev/shm"):  # nosec B108  # inside the sandbox
-            shown += ["--perms", "1777", "--size", disk, "--tmpfs", place]
+        for place in (*view.sealed(), "/"):
+            shown += ["--remount-ro", place]
         return [
             _found("bwrap"), *spaces, *user, "--hostname", "sandbox", "--die-with-parent", "--new-session",
-            *shown, "--remount-ro", "/", "--chdir", "/", "--seccomp", str(inherited.filter), "--",
+            *shown, "--chdir", "/", "--seccomp", str(inherited.filter), "--",
             *_stage_command(inherited),
         ]  # fmt: skip
 
@@ -124,6 +126,8 @@ class Namespaces(Launcher):
             "paths": list(seen.paths),
             "links": seen.links,
             "devices": list(DEVICES),
+            "writable": list(WRITABLE),
+            "sealed": seen.sealed(),
             "disk": limits.disk * MIB,
             "inodes": INODES,
         }

@@ -71,6 +71,7 @@ class SandboxLimits:
             "RLIMIT_CORE": 0,
             "RLIMIT_MEMLOCK": 0,
             "RLIMIT_MSGQUEUE": 0,
+            "RLIMIT_SIGPENDING": 64,
             "RLIMIT_RTPRIO": 0,
             "RLIMIT_NICE": 0,
         }

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import sys
 import weakref
 from asyncio.subprocess import Process
@@ -150,10 +151,14 @@ async def find_launcher(name: LauncherName | None = None) -> Launcher:
             if (reason := await _why_not(launcher)) is None:
                 return launcher
             reasons.append(f"{launcher.name}: {reason}")
+    hint = (
+        "install bubblewrap, on Debian and Ubuntu by: apt-get install bubblewrap; in a container, allow "
+        "user namespaces, for example by: docker run --security-opt seccomp=unconfined"
+    )
+    if any(re.search("execvp|Python|test program|File exists", reason) for reason in reasons):
+        hint = f"Python of {sys.prefix} cannot be used in the sandbox; use an environment in your home folder"
     raise SandboxUnavailable(
-        "generated code runs only in a sandbox, and none works here: " + "; ".join(reasons),
-        hint="install bubblewrap, on Debian and Ubuntu by: apt-get install bubblewrap; in a container, allow "
-        "user namespaces, for example by: docker run --security-opt seccomp=unconfined",
+        "generated code runs only in a sandbox, and none works here: " + "; ".join(reasons), hint=hint
     )
 
 

@@ -38,6 +38,8 @@ class Links(TypedDict):
     paths: list[str]
     links: dict[str, str]
     devices: list[str]
+    writable: list[str]
+    sealed: list[str]
     disk: int
     inodes: int
 
@@ -114,6 +116,13 @@ def enter(view: Links) -> None:
     check(libc.syscall(pivot, b".", b"old"), "changing the root")
     os.chdir("/")
     mount("/new", "/new", "", BIND)
+    for place in view["writable"]:
+        create("/new" + place, True)
+        options = f"mode=1777,size={view['disk']},nr_inodes={view['inodes']}"
+        mount("none", "/new" + place, "tmpfs", NOSUID | NODEV, options)
+    for place in view["sealed"]:
+        create("/new" + place, True)
+        mount("none", "/new" + place, "tmpfs", NOSUID | NODEV, "mode=755,size=1m")
     for path in view["paths"]:
         create("/new" + path, os.path.isdir("/old" + path))
         bind("/old" + path, "/new" + path)
@@ -123,11 +132,8 @@ def enter(view: Links) -> None:
     for name in view["devices"]:
         create("/new/dev/" + name, False)
         mount(f"/old/dev/{name}", f"/new/dev/{name}", "", BIND)
-    for place, size in (("/tmp", view["disk"]), ("/dev/shm", view["disk"])):  # nosec B108  # private
-        create("/new" + place, True)
-        options = f"mode=1777,size={size},nr_inodes={view['inodes']}"
-        mount("none", "/new" + place, "tmpfs", NOSUID | NODEV, options)
-    mount("", "/new", "", REMOUNT | BIND | RDONLY | NOSUID | NODEV)
+    for place in (*view["sealed"], ""):
+        mount("", "/new" + place, "", REMOUNT | BIND | RDONLY | NOSUID | NODEV)
     check(libc.umount2(b"/old", DETACH), "leaving the old root")
     os.chdir("/new")
     check(libc.syscall(pivot, b".", b"."), "changing the root")

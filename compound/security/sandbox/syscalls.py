@@ -3,6 +3,9 @@
 The filter allows what is listed and answers ENOSYS to all others, also to those that are newer than this
 list: ptrace, mount, keyctl, bpf, userfaultfd, perf_event_open, io_uring_setup and the like. ENOSYS makes
 libraries fall back to older calls. System calls of another architecture (32 bit) end the program.
+
+Also refused is what acts on visible files or on limits that other processes of the same user share: leases,
+locks, watches (inotify, epoll), timers that the kernel counts by user, advice that empties the page cache.
 """
 
 from __future__ import annotations
@@ -18,11 +21,10 @@ read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek c
 open openat openat2 creat access faccessat faccessat2 stat fstat lstat newfstatat statx statfs fstatfs
 getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir rename renameat renameat2 link linkat unlink
 unlinkat symlink symlinkat readlink readlinkat chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat
-umask truncate ftruncate fallocate fadvise64 fsync fdatasync sync_file_range utime utimes utimensat futimesat
-flock fcntl sendfile splice tee copy_file_range getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
-inotify_init inotify_init1 inotify_add_watch inotify_rm_watch
-mmap munmap mprotect mremap madvise msync mincore brk membarrier
-pipe pipe2 select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
+umask truncate ftruncate fallocate fsync fdatasync sync_file_range utime utimes utimensat futimesat
+sendfile splice tee copy_file_range getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
+mmap munmap mprotect mremap msync brk membarrier
+pipe pipe2 select pselect6 poll ppoll
 eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime signalfd signalfd4
 bind listen accept accept4 connect shutdown getsockname getpeername getsockopt setsockopt
 sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg
@@ -32,22 +34,21 @@ getresuid getresgid setuid setgid setgroups setresuid setresgid capget capset
 futex futex_waitv set_robust_list get_robust_list set_tid_address rseq arch_prctl prctl
 rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigqueueinfo rt_tgsigqueueinfo
 rt_sigsuspend sigaltstack restart_syscall pause alarm setitimer getitimer
-timer_create timer_settime timer_gettime timer_getoverrun timer_delete
 nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times
 sched_yield sched_getaffinity sched_setaffinity sched_getparam sched_getscheduler
 sched_get_priority_max sched_get_priority_min getpriority setpriority getcpu
-getrlimit setrlimit prlimit64 getrusage sysinfo uname getrandom ioprio_get
+getrlimit setrlimit getrusage sysinfo uname getrandom ioprio_get
 """
 _NAMESPACES = 0x7E020080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET} and CLONE_NEWTIME
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6; AF_VSOCK and AF_NETLINK do not depend on the namespace
-_REQUESTS = (
-    0x5401,
-    0x5413,
-    0x541B,
-    0x5421,
-    0x5450,
-    0x5451,
-)  # those of terminals, FIONREAD, FIONBIO, FIO[N]CLEX
+# those of terminals, FIONREAD, FIONBIO, FIO[N]CLEX
+_REQUESTS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+# F_DUPFD, F_[GS]ETF[DL], F_GETLK, F_DUPFD_CLOEXEC, F_GETPIPE_SZ, F_GET_SEALS
+_COMMANDS = (0, 1, 2, 3, 4, 5, 1030, 1032, 1034)
+# F_SETLK, F_SETLKW: they seem to succeed, since SQLite needs them
+_LOCKS = (6, 7)
+# advice on the program's own pages; not MERGEABLE, COLD, PAGEOUT, HWPOISON
+_ADVICE = (0, 1, 2, 3, 4, 8, 9, 10, 11, 14, 15, 16, 17, 18, 19)
 _LOW = 0xFFFFFFFF  # the kernel reads 32 bits of these arguments
 
 
@@ -77,8 +78,12 @@ def compile_filter() -> bytes:
     for family in _FAMILIES:
         program.add_rule(pyseccomp.ALLOW, "socket", pyseccomp.Arg(0, equal, _LOW, family))
         program.add_rule(pyseccomp.ALLOW, "socketpair", pyseccomp.Arg(0, equal, _LOW, family))
-    for request in _REQUESTS:
-        program.add_rule(pyseccomp.ALLOW, "ioctl", pyseccomp.Arg(1, equal, _LOW, request))
+    program.add_rule(pyseccomp.ALLOW, "prlimit64", pyseccomp.Arg(0, equal, _LOW, 0))  # its own limits
+    for call, place, values in (("ioctl", 1, _REQUESTS), ("fcntl", 1, _COMMANDS), ("madvise", 2, _ADVICE)):
+        for value in values:
+            program.add_rule(pyseccomp.ALLOW, call, pyseccomp.Arg(place, equal, _LOW, value))
+    for command in _LOCKS:
+        program.add_rule(pyseccomp.ERRNO(0), "fcntl", pyseccomp.Arg(1, equal, _LOW, command))
     with tempfile.TemporaryFile() as file:
         program.export_bpf(file)
         file.seek(0)
