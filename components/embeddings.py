@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,11 +88,13 @@ class Encoder:
         vectors = np.asarray(found, dtype=np.float32)
         if self.similarity != "cosine":
             return vectors
-        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return np.asarray(
+            vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12), vectors.dtype
+        )
 
     def _divided(self, texts: Sequence[str], *prompts: str) -> Iterator[list[str]]:
         """Yield each text in overlapping parts that the model reads as wholes; a short one is one part."""
-        limit, tokenizer = self._model.max_seq_length, getattr(self._model, "tokenizer", None)
+        limit, tokenizer = self._model.max_seq_length, cast("Any", getattr(self._model, "tokenizer", None))
         if not limit or math.isinf(limit) or not getattr(tokenizer, "is_fast", False):
             yield from ([text] for text in texts)
             return

@@ -162,7 +162,7 @@ class DenseIndex(Index):
         for query in self._encoder.queries(queries):
             similarities = self._encoder.similarities(self._vectors, query)
             # The last digits depend on the batch composition; rounding keeps passages of equal text tied.
-            yield np.round(np.maximum.reduceat(similarities, self._firsts), 5)
+            yield np.asarray(np.round(np.maximum.reduceat(similarities, self._firsts), 5), np.float32)
 
 
 @dataclass(frozen=True)
@@ -475,7 +475,8 @@ def split_words(text: str, language: str | None = None, *, query: bool = False) 
     >>> split_words("GPT-4が日本語"), split_words("日本語", query=True)
     (['gpt', '4', 'が', '日', '本', '語', 'が日', '日本', '本語'], ['日本', '本語'])
     """
-    words, (stop_words, stem) = [], _rules(language)
+    words: list[str] = []
+    stop_words, stem = _rules(language)
     for paired, word, sign in _pattern(WORD).findall(_folded(text)):
         if paired:
             units = _pattern(r"\X").findall(paired)
@@ -498,7 +499,7 @@ def _folded(text: str) -> str:
 
 
 @cache
-def _pattern(text: str) -> Any:
+def _pattern(text: str) -> Any:  # noqa: ANN401 - `regex` has no types
     import regex
 
     return regex.compile(f"(?V1){text}")
