@@ -109,7 +109,7 @@ class Model:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
-    encoder = Encoder("fake", model)  # type: ignore[arg-type]
+    encoder = Encoder("fake", model)
     monkeypatch.setattr(module, "load_encoder", lambda *settings: encoder)
 
 
@@ -261,7 +261,7 @@ def test_words_of_every_script_are_found(name: str) -> None:
 def test_a_text_finds_itself_in_every_normal_form(text: str) -> None:
     has_words = bool(module.split_words(text, "any"))
     for form in ("NFC", "NFD", "NFKC", "NFKD"):
-        (passage,) = PassageIndex().rank(unicodedata.normalize(form, text), [text], 1)  # type: ignore[arg-type]
+        (passage,) = PassageIndex().rank(unicodedata.normalize(form, text), [text], 1)
         assert (passage["score"] > 0) == has_words
 
 
@@ -534,7 +534,7 @@ def test_the_similarity_function_of_the_model_is_used(
 
 def test_the_metric_of_cosines_refuses_models_of_another_similarity() -> None:
     with pytest.raises(DeclarationError, match="'fake' are compared by dot, not by the cosine"):
-        Encoder("fake", Model("dot"))(["a"])  # type: ignore[arg-type]
+        Encoder("fake", Model("dot"))(["a"])
 
 
 def test_passages_longer_than_the_model_reads_are_counted_and_windows_read_them(
@@ -563,7 +563,7 @@ def test_rankings_and_metrics_warn_once_of_texts_that_are_cut(monkeypatch: pytes
     assert PassageIndex("any", windows=True).rank("a", ["b", long], 1)[0]["text"] == long
     with pytest.warns(UserWarning, match="some queries are longer"):
         PassageIndex("any").rank(long, ["b"], 1)
-    encoder = Encoder("fake", Model(limit=6))  # type: ignore[arg-type]
+    encoder = Encoder("fake", Model(limit=6))
     with pytest.warns(UserWarning, match="some texts are longer"):
         encoder([long])
     encoder([long])
