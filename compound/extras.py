@@ -27,6 +27,8 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "optuna": ("optuna", "search"),
     "gepa": ("gepa", "search"),
     "bm25s": ("bm25s", "retrieval"),
+    "regex": ("regex", "retrieval"),
+    "snowballstemmer": ("snowballstemmer", "retrieval"),
     "sentence_transformers": ("sentence-transformers", "dense"),
     "rouge_score": ("rouge-score", "rouge"),
     "matplotlib": ("matplotlib", "report"),

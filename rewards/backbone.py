@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from compound.components.embeddings import PACKAGED_MODEL, weights_folder
 from compound.components.engines import adapter_files, model_folder, models
 from compound.components.engines.local.checkpointing import checkpoint_layers
 from compound.components.engines.local.devices import Placement, resolve_device
 from compound.components.engines.local.loading import dtype_of
 from compound.components.engines.local.out_of_memory import naming_settings
-from compound.components.index import PACKAGED_MODEL, weights_folder
 from compound.errors import CompoundError, ConfigurationError, DeclarationError, MissingExtra
 from compound.execution.rng import fork_torch_rng
 from compound.rewards.feature_store import FeatureStore

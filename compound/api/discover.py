@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -112,9 +112,37 @@ def _discovery(agent: ExternalAgent, system: System, traces: Sequence[Trace]) ->
 def _recorded(trace: Trace, call: Call) -> RecordedRequest:
     texts: dict[str, str] = {}
     route, document = cast("Route", call.inputs["route"]), cast("Document", call.inputs["request"])
-    for slot in text_slots(route, document):
+    slots = list(text_slots(route, document))
+    for slot in slots:
         texts.setdefault(slot.role, slot.text)
-    return RecordedRequest(trace.example, texts)
+    others = [other for other in trace.calls if other is not call]
+    answers = [{name: v for name, v in other.outputs.items() if name != "response"} for other in others]
+    messages = document.get("messages" if route == "chat/completions" else "input")
+    tools = [m for m in messages if _is_tool_result(m)] if isinstance(messages, list) else []
+    return RecordedRequest(
+        trace.example,
+        texts,
+        frozenset(_strings(dict(trace.inputs))),
+        frozenset(_strings([answers, [m.get("content", m.get("output")) for m in tools]])),
+        continues=sum(slot.role == "user" for slot in slots) > 1,
+    )
+
+
+def _is_tool_result(message: object) -> bool:
+    return isinstance(message, dict) and (
+        "tool_call_id" in message or message.get("type") == "function_call_output"
+    )
+
+
+def _strings(value: object) -> Iterator[str]:
+    """Yield the texts and numbers in a value at any depth."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _strings(each)
+    elif value is not None:
+        yield str(value)
 
 
 def prompts_yaml(

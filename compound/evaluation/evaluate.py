@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn, NotRequired, TypedDict
+from weakref import WeakKeyDictionary
 
 from compound import notebook
 from compound.engine import NO_USAGE, Usage, UsageDocument, UsageRow
@@ -44,6 +46,7 @@ from compound.formatting import format_repr
 from compound.graph.system import System
 from compound.registry.user_code import located, place_in
 
+_WARNED: WeakKeyDictionary[Executor, set[str]] = WeakKeyDictionary()  # components with searches in vain
 WINDOW = 4  # times the concurrency: maximum lead over the slowest run
 
 
@@ -292,7 +295,8 @@ async def evaluate_all(
     rules = rules or EvaluationRules()
     bounds = score_bounds(metric, rules)  # rejects invalid bounds before any run
     jobs = [(system, example, sample) for system in systems for example in examples for sample in samples]
-    collectors = [_Collector(executor, rules, len(examples) * len(samples), on_trace) for _ in systems]
+    total = len(examples) * len(samples)
+    collectors = [_Collector(executor, rules, total, on_trace, _retrievers(system)) for system in systems]
     in_order = _InOrder(collectors, WINDOW * rules.concurrency)
     waiting = iter(enumerate(jobs))
     turn = asyncio.Lock()
@@ -323,6 +327,8 @@ async def evaluate_all(
     except BaseExceptionGroup as errors:
         executor.meter.release_runs()
         raise first_leaf(errors) from None
+    for collector in collectors:
+        collector.warn_of_empty_searches()
     evaluations = [
         Evaluation(
             system.configuration.digest, tuple(c.rows), c.usage, c.system_runs, bounds,
@@ -373,13 +379,20 @@ class _Collector:
     """Accumulates the traces of one evaluation."""
 
     def __init__(
-        self, executor: Executor, rules: EvaluationRules, total: int, on_trace: OnTrace | None
+        self,
+        executor: Executor,
+        rules: EvaluationRules,
+        total: int,
+        on_trace: OnTrace | None,
+        retrievers: frozenset[str],
     ) -> None:
         self._executor = executor
         self._rules = rules
         self.total = total
         self._on_trace = on_trace
         self._failures: Counter[str] = Counter()
+        self._retrievers = retrievers
+        self._searches: Counter[tuple[str, bool]] = Counter()  # by component, and whether it found passages
         self.rows: list[ScoredRun] = []
         self.usage = NO_USAGE
         self.metric_usage = NO_USAGE
@@ -393,12 +406,32 @@ class _Collector:
         self.usage += trace.usage
         self.metric_usage += trace.metric_usage
         self.system_runs += trace.equivalents
+        for call in trace.calls:
+            if call.component in self._retrievers and call.failure is None:
+                self._searches[call.component, bool(call.outputs["passages"])] += 1
         if self._on_trace is not None:
             self._on_trace(example, trace)
         if trace.failure is not None:
             self._failures[f"{trace.failure.kind}: {trace.failure.message}"] += 1
             if self._failures.total() > self._rules.max_failed * self.total:
                 raise_too_many_failures(self._failures.most_common(), self.total, self._rules)
+
+    def warn_of_empty_searches(self) -> None:
+        """Warn of searches without passages, once for each component and executor."""
+        warned = _WARNED.setdefault(self._executor, set())
+        for name in sorted(self._retrievers - warned):
+            empty = self._searches[name, False]
+            if empty:
+                warned.add(name)
+                warnings.warn(
+                    f"{name!r} found no passage in {empty} of {empty + self._searches[name, True]} searches; "
+                    "check that the corpus and the queries are in one language, and the setting language",
+                    stacklevel=2,
+                )
+
+
+def _retrievers(system: System) -> frozenset[str]:
+    return frozenset(n.component.name for n in system.all_nodes() if n.component.kind == "retriever")
 
 
 def raise_too_many_failures(

@@ -3,10 +3,14 @@
 A text that occurs in several runs is constant. Texts that differ between runs are aligned token by token:
 what they share, in order, is constant, and the rest becomes placeholders. Only the texts of several runs
 together tell what is constant, so a text of a single run is never a prompt by itself.
+
+Inputs of the example, answers of models, and times are data: they become placeholders also if they are equal
+in all runs. A user message is a prompt only if it contains data, or if most runs send the same one.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,25 +18,42 @@ from difflib import SequenceMatcher
 
 from compound.gateway.templates import Template
 
-MIN_CONSTANT = 12  # characters, without spaces, that a template must have
+MIN_CONSTANT = 12  # characters, without spaces, that texts which differ must share
+MIN_WORDS = (
+    3  # of an answer that is data wherever it occurs; a shorter one may be a label that a prompt lists
+)
 MIN_INNER = 8  # characters between two placeholders, unless they contain a line break
 SHARE_OF_TEXT = 0.5  # of the shorter of two texts that must be shared
 SHARE_OF_TEMPLATE = 0.6  # of a template that must occur in a further text
 MAX_TOKENS = 20_000  # of a text; longer ones are compared as wholes only
 
 _TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
+_WORDS = re.compile(r"[^\W_]+")
 _LABEL = re.compile(r"([A-Za-z][A-Za-z0-9 '_-]{0,30}?)\s*[:=]\s*\Z")
 _ROLE = re.compile(r"\b(?:[Yy]ou are|[Aa]ct as) (?:an?|the) ([A-Za-z][A-Za-z -]*)")
+_TIME = re.compile(
+    r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?)?\b"
+    r"|\b\d{1,2}[./]\d{1,2}[./]\d{2,4}\b|\b\d{1,2}:\d\d(?::\d\d)?(?: ?[AaPp]\.?[Mm]\b)?"
+    r"|\b(?:(?:Mon|Tues?|Wednes|Thurs?|Fri|Satur|Sun)(?:day)?,? )?(?:\d{1,2}(?:st|nd|rd|th)?\.? )?"
+    r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?,? (?:\d{1,2}(?:st|nd|rd|th)?,? )?\d{4}\b"
+    r"|\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b"
+)
 _GAP = None  # a placeholder among the tokens
 Token = str | None
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class RecordedText:
-    """A text of a request, and the run that it comes from."""
+    """A text of a request, the run that it comes from, and the data of that run.
+
+    ``inputs`` are those of the example; ``answers`` those of models and tools.
+    """
 
     run: str
     text: str
+    inputs: frozenset[str] = frozenset()
+    answers: frozenset[str] = frozenset()
 
 
 @dataclass(eq=False)
@@ -55,49 +76,153 @@ def cluster_texts(texts: Sequence[RecordedText]) -> list[TextCluster]:
     >>> cluster_texts(texts)[0].template
     'Answer for {{text}}, please.'
     """
-    runs: dict[str, set[str]] = {}
-    for item in texts:
-        runs.setdefault(item.text, set()).add(item.run)
-    constants = [text for text, found in runs.items() if len(found) > 1 and _size([text]) >= MIN_CONSTANT]
-    varying = [text for text in runs if text not in constants]
+    forms = [tuple(_tokens(item)) for item in texts]
+    runs: dict[tuple[Token, ...], set[str]] = {}
+    for form, item in zip(forms, texts, strict=True):
+        if _has_words(form):
+            runs.setdefault(form, set()).add(item.run)
+    constants = [form for form, found in runs.items() if len(found) > 1]
+    varying = [form for form in runs if form not in constants]
     groups = [(tokens, found) for tokens, found in _align(varying) if len(found) > 1]
-    for text in constants:
+    for form in constants:
         # a value may occur twice: a repeated text can be one of a template with varying parts
+        text = _render(form)
         matching = (g for g in groups if len(g[1]) > 1 and Template(_render(g[0])).match(text) is not None)
-        if (group := next(matching, None)) is not None:
-            group[1].append(text)
+        if _GAP not in form and (group := next(matching, None)) is not None:
+            group[1].append(form)
         else:
-            groups.append(([text], [text]))
+            groups.append(([*form], [form]))
     clusters = []
     for tokens, found in groups:
-        names = set(found)
-        members = [i for i, item in enumerate(texts) if item.text in names]
-        if len({texts[i].run for i in members}) > 1:
-            clusters.append(TextCluster(_render(tokens), members))
+        members = [i for i, form in enumerate(forms) if form in found]
+        constant = _without_data(tokens, [texts[i] for i in members])
+        if len({texts[i].run for i in members}) > 1 and _has_words(constant):
+            clusters.append(TextCluster(_render(constant), members))
     return clusters
 
 
-def _align(texts: Iterable[str]) -> list[tuple[list[Token], list[str]]]:
+def _tokens(item: RecordedText) -> list[Token]:
+    """Return the tokens of a text, with gaps for the data that it contains wherever it occurs."""
+    spans = [found.span() for found in _TIME.finditer(item.text)]
+    for value in item.inputs:
+        spans += _occurrences(value, item.text) if len(value.strip()) > 1 else []
+    for value in item.answers:
+        spans += _occurrences(value, item.text) if len(_WORDS.findall(value)) >= MIN_WORDS else []
+    whole = " ".join(item.text.casefold().split())
+    if any(whole == " ".join(value.casefold().split()) for value in item.inputs | item.answers):
+        return [_GAP]
+    return _with_gaps(item.text, spans)
+
+
+def _without_data(tokens: Sequence[Token], members: Sequence[RecordedText]) -> list[Token]:
+    """Return the tokens of a template, with gaps for constants that are data in every text."""
+    template = Template(_render(tokens))
+    common: set[int] | None = None
+    for item in members:
+        places = _places(template, item.text)
+        data = [*(span for value in item.inputs for span in _occurrences(value, item.text))]
+        for value in item.answers:
+            short = len(_WORDS.findall(value)) < MIN_WORDS
+            data += [s for s in _occurrences(value, item.text) if not short or _is_delimited(item.text, s)]
+        covered = {at for start, end in data for at in range(start, end)}
+        found = {n for n, at in enumerate(places) if at in covered}
+        common = found if common is None else common & found
+    if not common:
+        return [*tokens]
+    parts, start = [], 0
+    for constant in template.constants:
+        spans = [(n - start, n - start + 1) for n in sorted(common) if start <= n < start + len(constant)]
+        parts.append(_with_gaps(constant, spans))
+        start += len(constant)
+    joined: list[Token] = [*parts[0]]
+    for part in parts[1:]:
+        joined += [_GAP, *part]
+    return _merged(joined)
+
+
+def _places(template: Template, text: str) -> list[int]:
+    """Return the position in a text of each character of a template's constants."""
+    values = template.match(text)
+    places: list[int] = []
+    at = 0
+    for constant, name in zip(template.constants, [*template.names, ""], strict=True):
+        places += range(at, at + len(constant))
+        at += len(constant) + len((values or {}).get(name, ""))
+    return places
+
+
+def _occurrences(value: str, text: str) -> list[Span]:
+    """Return where a text contains the words of a value, whatever the case and the spaces."""
+    found = _pattern_of(value)
+    return [match.span() for match in found.finditer(text)] if found is not None else []
+
+
+@functools.lru_cache(maxsize=4096)
+def _pattern_of(value: str) -> re.Pattern[str] | None:
+    words = value.split()
+    if not _WORDS.search(value) or len(words) > MAX_TOKENS:
+        return None
+    first, last = (r"(?<!\w)" if value.strip()[0].isalnum() else ""), r"(?!\w)"
+    core = r"\s+".join(map(re.escape, words))
+    end = re.escape(words[-1][len(words[-1].rstrip(".!?,;:")) :])
+    if end:
+        core = f"{core[: -len(end)]}(?:{end})?"
+    return re.compile(first + core + last, re.IGNORECASE)
+
+
+def _is_delimited(text: str, span: Span) -> bool:
+    """Return whether a part of a text stands alone, after a label and at the end of a line."""
+    before, after = text[: span[0]].rstrip(" \t\"'"), text[span[1] :].lstrip(" \t\"'.!?")
+    return (not before or before[-1] in ":=\n>") and (not after or after[0] in "\n<")
+
+
+def _with_gaps(text: str, spans: Sequence[Span]) -> list[Token]:
+    """Return the tokens of a text with gaps at some places."""
+    tokens: list[Token] = []
+    at = 0
+    for start, end in sorted(spans):
+        if start > at or not tokens:
+            tokens += [*_TOKEN.findall(text[at:start]), _GAP]
+        at = max(at, end)
+    return _merged([*tokens, *_TOKEN.findall(text[at:])])
+
+
+def _merged(tokens: Sequence[Token]) -> list[Token]:
+    """Return tokens in which gaps without a word between them are one gap."""
+    found: list[Token] = []
+    for token in tokens:
+        if token is _GAP and _GAP in found:
+            last = len(found) - 1 - found[::-1].index(_GAP)
+            if not _has_words(found[last:]):
+                del found[last:]
+        found.append(token)
+    return found
+
+
+def _has_words(tokens: Iterable[Token]) -> bool:
+    return any(token is not _GAP and _WORDS.search(token) for token in tokens)
+
+
+def _align(forms: Iterable[tuple[Token, ...]]) -> list[tuple[list[Token], list[tuple[Token, ...]]]]:
     """Return templates as tokens, with their texts; a text joins the template that it shares most with."""
-    groups: list[tuple[list[Token], list[str]]] = []
-    for text in texts:
-        tokens: list[Token] = [*_TOKEN.findall(text)]
-        if len(tokens) > MAX_TOKENS:
+    groups: list[tuple[list[Token], list[tuple[Token, ...]]]] = []
+    for form in forms:
+        if len(form) > MAX_TOKENS:
             continue
         best: tuple[int, int, list[Token]] | None = None
         for number, (known, members) in enumerate(groups):
-            shared = _shared(known, tokens)
+            shared = _shared(known, form)
             size = _size(shared)
             alone = len(members) == 1
-            shorter = min(_size(known), _size(tokens))
+            shorter = min(_size(known), _size(form))
             least = SHARE_OF_TEXT * shorter if alone else SHARE_OF_TEMPLATE * _size(known)
             fits = size >= max(MIN_CONSTANT, least) and (shared[0] is not _GAP or shared[-1] is not _GAP)
             if fits and (best is None or size > best[0]):
                 best = size, number, shared
         if best is None:
-            groups.append((tokens, [text]))
+            groups.append(([*form], [form]))
         else:
-            groups[best[1]] = (best[2], [*groups[best[1]][1], text])
+            groups[best[1]] = (best[2], [*groups[best[1]][1], form])
     return groups
 
 
@@ -183,10 +308,16 @@ def name_of(text: str, taken: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """The texts of a request by role (``system``, ``user``), and its run."""
+    """The texts of a request by role (``system``, ``user``), its run, and the data of the run.
+
+    ``continues`` says that the first user message is not the last: it is a demonstration, or an earlier turn.
+    """
 
     run: str
     texts: dict[str, str]
+    inputs: frozenset[str] = frozenset()
+    answers: frozenset[str] = frozenset()
+    continues: bool = False
 
 
 @dataclass(frozen=True)
@@ -216,8 +347,13 @@ def find_prompts(requests: Sequence[RecordedRequest], taken: Iterable[str] = ())
     patterns: list[dict[str, str]] = [{} for _ in requests]
     for role in ("system", "user"):
         places = [i for i, request in enumerate(requests) if role in request.texts]
-        texts = [RecordedText(requests[i].run, requests[i].texts[role]) for i in places]
+        texts = [
+            RecordedText(r.run, r.texts[role], r.inputs, r.answers) for r in (requests[i] for i in places)
+        ]
         for cluster in cluster_texts(texts):
+            senders = [requests[places[member]] for member in cluster.members]
+            if role == "user" and not _is_prompt(cluster.template, senders, len({r.run for r in requests})):
+                continue
             for member in cluster.members:
                 patterns[places[member]][role] = cluster.template
     # beside a system prompt, questions that happen to be alike are no prompts
@@ -235,6 +371,20 @@ def find_prompts(requests: Sequence[RecordedRequest], taken: Iterable[str] = ())
         runs = len({requests[i].run for i in members})
         found.append(FoundPrompt(name_of(key[0][1], used), dict(key), len(members), runs))
     return found
+
+
+def _is_prompt(text: str, members: Sequence[RecordedRequest], runs: int) -> bool:
+    """Return whether the template of user messages is a prompt of the program, not the user's question."""
+    if all(member.continues for member in members):
+        return False
+    template = Template(text)
+    if not template.names:
+        return 2 * len({member.run for member in members}) > runs
+    filled = ((member, (template.match(member.texts["user"]) or {}).values()) for member in members)
+    return all(
+        any(_occurrences(data, value) for data in member.inputs | member.answers for value in values)
+        for member, values in filled
+    )
 
 
 def _generality(match: Iterable[tuple[str, str]]) -> int:

