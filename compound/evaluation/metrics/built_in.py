@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +14,10 @@ from compound.errors import CallError, DataError, DeclarationError
 from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.messages import format_value, format_values
 from compound.evaluation.metrics.text import (
-    are_different_numbers,
     equal_answers,
     find_label,
     is_number,
-    normalize,
+    normalize_both,
 )
 from compound.evaluation.metrics.verdicts import text_of, verdict
 from compound.evaluation.statistics import UNIT, Bounds
@@ -28,7 +28,7 @@ HIT_RANKS = (1, 5)  # of the parts of the reciprocal rank
 
 @dataclass(frozen=True)
 class ExactMatch(Comparison):
-    """1 if the normalised texts are equal; a numeric gold value is compared as a number."""
+    """1 if the normalized texts are equal; a numeric gold value is compared as a number."""
 
     bounds: ClassVar[Bounds | None] = UNIT
 
@@ -127,10 +127,10 @@ class RecallAtK(Comparison):
 
 
 def exact_match(output: str, gold: str | None = None) -> ExactMatch:
-    """Score 1 if the output equals an acceptable answer after SQuAD's normalisation, else 0.
+    """Score 1 if the output equals an acceptable answer, apart from its spelling, else 0.
 
-    Different numbers are never equal, although the normalisation removes signs and decimal points: 3.5 is
-    not 35.
+    Case, Unicode variants, articles and punctuation at the borders of words are ignored; signs, operators and
+    suffixes count, and numbers are compared as numbers: 3.50 is 3.5, but not 35.
 
     Args:
         output: The system output to read.
@@ -146,7 +146,9 @@ def exact_match(output: str, gold: str | None = None) -> ExactMatch:
 
 
 def token_f1(output: str, gold: str | None = None) -> TokenF1:
-    """Score the word overlap with the best acceptable answer (SQuAD's F1).
+    """Score the word overlap with the best acceptable answer (SQuAD's F1), with words as in `exact_match`.
+
+    Scripts without spaces, such as Chinese or Thai, are compared by characters.
 
     Args:
         output: The system output to read.
@@ -179,7 +181,9 @@ def accuracy(output: str, gold: str | None = None, choices: Sequence[str] = ()) 
             )
     if isinstance(choices, str) or len({choice.lower() for choice in choices}) < len(choices):
         raise DeclarationError(f"accuracy: choices must be different labels, got {choices!r}")
-    return Accuracy("accuracy", output, gold or output, tuple(choices))
+    return Accuracy(
+        "accuracy", output, gold or output, tuple(unicodedata.normalize("NFC", c) for c in choices)
+    )
 
 
 def mrr(output: str, gold: str | None = None, key: str | None = None) -> MRR:
@@ -226,10 +230,7 @@ def _overlap(found: object, answer: object) -> tuple[float, float, float]:
     """Return F1, precision and recall of the words of an output and an answer."""
     if isinstance(answer, numbers.Real) or is_number(found):
         return (float(equal_answers(found, answer)),) * 3
-    text, wanted = str(found), str(answer)
-    if are_different_numbers(text, wanted):
-        return (0.0,) * 3
-    words, gold = normalize(text).split(), normalize(wanted).split()
+    words, gold = (text.split() for text in normalize_both(str(found), str(answer)))
     if not words or not gold:
         return (float(words == gold),) * 3
     common = (Counter(words) & Counter(gold)).total()

@@ -12,14 +12,14 @@ from typing import ClassVar
 from compound.errors import CallError, DataError, DeclarationError
 from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.messages import format_value, format_values
-from compound.evaluation.metrics.text import ANSWER, DIGITS, equal_answers
+from compound.evaluation.metrics.text import ANSWER, CURRENCY, DIGITS, equal_answers, fold
 from compound.evaluation.metrics.verdicts import text_of, verdict
 from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example, Score
 
 MAX_PATTERN = 1_000  # characters; patterns may come from data
-_NUMBER = re.compile(rf"(?<![\w.])(?:[-+−][$€£¥]?)?{DIGITS}(?!\.?\d)")
-_NO_NUMBER = re.compile("[,$€£¥]")
+# not part of a fraction, a power, a time or a number with a decimal comma
+_NUMBER = re.compile(rf"(?<![\w.])(?<!\d[,/^:])[-+]?{DIGITS}(?![.,/^:]?\d)(?!\^)")
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,8 @@ class NumericMatch(Comparison):
 def find_number(value: object) -> float | None:
     """Return the number that a value holds: its own, that after ``answer:``, or the last one in the text.
 
-    Commas between groups of three digits are ignored, and so is what follows a number, such as a unit.
+    Commas between groups of three digits are ignored, and so is what follows a number, such as a unit. Parts
+    of fractions, powers and times, and numbers with a decimal comma, are no numbers.
 
     >>> find_number("It costs $1,250.50."), find_number("Answer: 4, as 2 + 2 = 4, not 5"), find_number("none")
     (1250.5, 4.0, None)
@@ -146,12 +147,13 @@ def find_number(value: object) -> float | None:
         return float(value) if math.isfinite(value) else None
     if not isinstance(value, str):
         return None
-    markers = list(ANSWER.finditer(value))
-    behind = _NUMBER.search(value, markers[-1].end()) if markers else None
-    found = behind[0] if behind else next(iter(_NUMBER.findall(value)[-1:]), None)
+    text = re.sub(f"(?<=[-+]){CURRENCY.pattern}", "", fold(value))
+    markers = list(ANSWER.finditer(text))
+    behind = _NUMBER.search(text, markers[-1].end()) if markers else None
+    found = behind[0] if behind else next(iter(_NUMBER.findall(text)[-1:]), None)
     if found is None:
         return None
-    number = float(_NO_NUMBER.sub("", found).replace("−", "-"))
+    number = float(found.replace(",", ""))
     return number if math.isfinite(number) else None
 
 
