@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compound.engine import Engine
@@ -438,8 +438,10 @@ def _custom_metric(context: Context, settings: CustomMetric, address: Address) -
     bounds = None if settings.bounds is None else (settings.bounds[0], settings.bounds[1])
     if context.attempt((*address, "call"), functools.partial(custom, function, settings.name)) is None:
         return None
-    make = functools.partial(custom, function, settings.name, bounds, settings.thread)
-    return context.attempt((*address, "bounds"), make)
+    made = context.attempt(
+        (*address, "bounds"), functools.partial(custom, function, settings.name, bounds, settings.thread)
+    )
+    return None if made is None else replace(made, bounds_hint="metric: {custom: {…, bounds: [0, 1]}}")
 
 
 def _own_metric(
