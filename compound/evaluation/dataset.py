@@ -28,6 +28,7 @@ from compound.evaluation.rows import (
     digest_of,
     find_split_file,
     iterate_rows,
+    plain_cell,
 )
 from compound.example import Example
 from compound.execution.rng import generator
@@ -258,7 +259,9 @@ class Dataset:
 
     def _identity(self, row: DataRow, split: str, place: str, line: int) -> str:
         # Only the default column may be missing: an explicitly configured id column must exist.
-        identity = row.get(self._default_id) if self.id == "id" else _value(row, self.id, "id", place)
+        identity = plain_cell(
+            row.get(self._default_id) if self.id == "id" else _value(row, self.id, "id", place)
+        )
         if identity is None:
             # With shares the split follows from the id, so the id cannot name the split.
             start = Path(self.path).name if isinstance(self.split_by, Mapping) else split
@@ -279,9 +282,10 @@ class Dataset:
 
     def _example(self, identity: str, row: DataRow, inputs: Sequence[str], place: str) -> Example:
         columns = {**{name: name for name in inputs}, **self.fields}
+        row = {name: plain_cell(value) for name, value in row.items()}
         values = {name: _value(row, column, name, place) for name, column in columns.items()}
         given = MappingProxyType({name: values[name] for name in inputs})
-        return Example(identity, given, MappingProxyType({**row, **values}))
+        return Example(identity, given, MappingProxyType({**row, **values}), place=place)
 
 
 def _rows(rows: Iterable[object], role: str) -> tuple[DataRow, ...]:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from compound.errors import DataError
 from compound.evaluation.dataset import Dataset, Split
+from compound.evaluation.rows import is_finite
 from compound.example import Example
 from compound.graph.types import accepts, as_declared, convert, format_type, holds_images
 from compound.image import MAX_BYTES, Image
@@ -56,7 +57,8 @@ def check_types(
     """Check the values of examples against the types of the inputs, converting CSV cells.
 
     Whole floats become integers where an input is one: a data frame stores a column of integers with missing
-    values as floats. An empty CSV cell is ``None`` where an input is optional and not a text.
+    values as floats. An empty CSV cell is ``None`` where an input is optional and not a text. NaN and
+    infinity are no values, anywhere in an input, since they have no JSON form.
 
     Args:
         examples: the raw examples.
@@ -74,7 +76,10 @@ def check_types(
     found, wrong = [], []
     for example in examples:
         values = {name: _fitting(kind, example.inputs[name], text) for name, kind in inputs.items()}
-        problems = [n for n, kind in inputs.items() if not accepts(kind, as_declared(kind, values[n]))]
+        problems = [
+            n for n, kind in inputs.items()
+            if not accepts(kind, as_declared(kind, values[n])) or not is_finite(values[n])
+        ]  # fmt: skip
         if problems:
             wrong.append((example, problems[0]))
         converted = any(value is not example.inputs[name] for name, value in values.items())
@@ -82,7 +87,8 @@ def check_types(
     if wrong:
         example, name = wrong[0]
         kind, value = inputs[name], example.inputs[name]
-        problem = f"input {name!r} must be {format_type(kind)}, but got {value!r:.200}"
+        needed = f"{format_type(kind)}{'' if is_finite(value) else ' with finite numbers only'}"
+        problem = f"input {name!r} must be {needed}, but got {value!r:.200}"
         count = f"; {len(wrong)} of {len(examples)} rows hold such values" if len(wrong) > 1 else ""
         raise DataError(
             f"{where}, row {example.id!r}: {problem}{count}",

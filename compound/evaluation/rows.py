@@ -11,12 +11,16 @@ import csv
 import gzip
 import hashlib
 import math
+import numbers
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import BinaryIO
+
+import numpy as np
 
 from compound.errors import DataError, MissingExtra
 from compound.security.limits import DATA, LINE
@@ -43,6 +47,47 @@ def as_row(row: object) -> DataRow | None:
         return row
     keys, read = getattr(row, "keys", None), getattr(row, "__getitem__", None)
     return {key: read(key) for key in keys()} if callable(keys) and callable(read) else None
+
+
+def plain_cell(value: object) -> object:
+    """Return the value of a cell: that of an array or a scalar of numpy, and None for any missing value.
+
+    >>> plain_cell(float("nan")), plain_cell(np.float32(0.5)), plain_cell(np.array([1, 2]))
+    (None, 0.5, [1, 2])
+    """
+    if is_missing(value):
+        return None
+    shape = getattr(value, "shape", None)
+    if shape == () and hasattr(value, "item"):
+        return value.item()
+    return value.tolist() if shape and hasattr(value, "tolist") else value
+
+
+def is_missing(value: object) -> bool:
+    """Return whether a value stands for a missing one: None, NaN of any type, or pandas' NA and NaT."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    if isinstance(value, Decimal):
+        return value.is_nan()
+    return isinstance(value, numbers.Number | np.datetime64 | np.timedelta64) and bool(value != value)  # noqa: PLR0124
+
+
+def is_finite(value: object) -> bool:
+    """Return whether no number in a value is NaN or infinite, and no value in a container is missing.
+
+    ``None`` in a container is a value.
+    """
+    if value is None:
+        return True
+    if isinstance(value, Mapping):
+        return all(map(is_finite, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(is_finite, value))
+    if getattr(value, "shape", None) and hasattr(value, "tolist"):
+        return is_finite(value.tolist())
+    return not is_missing(value) and not (
+        isinstance(value, float | Decimal | np.floating) and not math.isfinite(value)
+    )
 
 
 @dataclass(frozen=True)

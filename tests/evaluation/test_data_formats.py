@@ -5,10 +5,13 @@ from __future__ import annotations
 import datetime
 import gzip
 import json
+import math
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import compound as cp
@@ -210,3 +213,72 @@ def test_a_single_file_is_evaluated_as_any_split(split: Any, tmp_path: Path) -> 
     system = cp.System("s", {"y": cp.Function("f", same)(x=cp.Input("x", str))})
     found = cp.evaluate(system, path, "exact_match", split, cache=False)
     assert found.scores == (1.0, 1.0, 0.0, 0.0, 0.0)
+
+
+MISSING = [float("nan"), np.float32("nan"), Decimal("NaN"), Decimal("sNaN"), np.datetime64("NaT")]
+UNUSABLE = [
+    [1.0, float("nan")],
+    {"a": [float("nan")]},
+    [Decimal("NaN")],
+    float("inf"),
+    [-math.inf],
+    np.array([1, np.nan]),
+]
+
+
+def one(v: Any) -> str:
+    return "1"
+
+
+def echo(kind: Any) -> cp.System:
+    return cp.System("s", outputs={"y": cp.Function("one", one)(v=cp.Input("v", kind))})
+
+
+@pytest.mark.parametrize("gold", [*MISSING, *UNUSABLE, ["a", None], ["a", float("nan")]])
+@pytest.mark.parametrize(
+    "metric",
+    [cp.exact_match("y"), cp.token_f1("y"), cp.accuracy("y"), cp.numeric_match("y"), cp.json_match("y")],
+)
+def test_missing_and_infinite_gold_values_are_data_errors(metric: cp.Metric, gold: object) -> None:
+    rows = [{"id": "fine", "v": "a", "y": "1"}, {"id": "bad", "v": "a", "y": gold}]
+    if metric.name == "json_match" and isinstance(gold, list) and gold[1:] == [None]:
+        return  # null is a value of a document
+    with pytest.raises(DataError, match="example 'bad': gold field 'y' "):
+        cp.evaluate(echo(str), rows, metric, cache=False)
+
+
+@pytest.mark.parametrize("value", [*MISSING, *UNUSABLE])
+@pytest.mark.parametrize("kind", [float, list[float], list, dict[str, list[float]]])
+def test_missing_and_infinite_inputs_are_data_errors(kind: object, value: object) -> None:
+    rows = [{"id": "bad", "v": value, "y": "1"}]
+    with pytest.raises(DataError, match=r"'bad': input 'v' must be "):
+        cp.evaluate(echo(kind), rows, cp.exact_match("y"), cache=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("dev.jsonl", '{"v": 1.0, "y": "1"}\n{"v": NaN, "y": "1"}\n'),
+        ("dev.jsonl", '{"v": 1.0, "y": "1"}\n{"v": 1e999, "y": "1"}\n'),
+        ("dev.jsonl", '{"v": 1.0, "y": "1"}\n{"v": 2, "y": NaN}\n'),
+        ("dev.csv", "v,y\n1,1\nnan,1\n"),
+        ("dev.csv", "v,y\n1,1\n-inf,1\n"),
+        ("dev.json", '[{"v": 1.0, "y": "1"}, {"v": NaN, "y": "1"}]'),
+    ],
+)
+def test_missing_and_infinite_values_of_files_are_data_errors(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match="'dev-[23]'"):
+        cp.evaluate(echo(float), cp.Dataset(tmp_path), cp.exact_match("y"), cache=False)
+
+
+def test_missing_values_are_none_for_functions_and_optional_inputs() -> None:
+    seen: list[object] = []
+
+    def score(outputs: object, example: cp.Example) -> float:
+        seen.extend([example.gold["y"], example.inputs["v"]])
+        return 1.0
+
+    rows = [{"v": value, "y": value} for value in MISSING]
+    assert cp.evaluate(echo(float | None), rows, score, cache=False).mean == 1
+    assert seen == [None] * 10

@@ -672,7 +672,7 @@ class TestBounds:
 
 
 def test_one_example_has_no_interval_and_json_can_hold_it() -> None:
-    summary = Evaluation("digest", (ScoredRun("e", 0, 0.5),)).summary()
+    summary = Evaluation("digest", (ScoredRun("e", 0, 1.5),)).summary()
     assert (summary["low"], summary["high"]) == (None, None)
     assert json.dumps(summary, allow_nan=False)
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn, Union, get_args,
 from compound.errors import CallError, DataError, MissingOutput, suggest_name
 from compound.evaluation.metrics.messages import format_fields, format_value
 from compound.evaluation.metrics.verdicts import comparable
+from compound.evaluation.rows import is_finite, is_missing
 from compound.evaluation.statistics import Bounds
 from compound.example import Example, Score
 
@@ -118,7 +119,7 @@ class Comparison(ABC):
         accepted = list(gold) if isinstance(gold, list | tuple) else [gold]
         if isinstance(gold, set | frozenset):
             accepted = sorted(gold, key=repr)  # deterministic across processes
-        if not accepted or None in accepted:
+        if not accepted or not all(not is_missing(answer) and is_finite(answer) for answer in accepted):
             raise DataError(
                 f"{where}: gold field {self.gold!r} is {format_value(gold)}, "
                 "but must hold a value to compare with"
