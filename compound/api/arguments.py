@@ -17,7 +17,7 @@ from compound.errors import DeclarationError, suggest_name
 from compound.evaluation.dataset import ROLES, Dataset, Split
 from compound.evaluation.metrics.custom import Scoring, as_metric
 from compound.evaluation.metrics.named import METRICS, metric_factory
-from compound.evaluation.rows import as_row, plain_cell
+from compound.evaluation.rows import as_row, class_reader, plain_cell, table_classes
 from compound.example import Example, Metric
 from compound.execution.budget import Budget
 from compound.graph.system import System
@@ -95,11 +95,13 @@ def _named_splits(data: Mapping[str, Rows]) -> Mapping[str, Rows]:
 
 def to_rows(data: object, role: str = "") -> list[Mapping[str, object]]:
     """Return rows as dictionaries; missing values of a data frame become None."""
+    reader = class_reader(features) if (features := getattr(data, "features", None)) else None
     if hasattr(data, "to_dicts"):  # polars
         data = data.to_dicts()
     elif hasattr(data, "collect") and hasattr(data, "collect_schema"):  # a lazy polars frame
         data = data.collect().to_dicts()
     elif hasattr(data, "to_pylist"):  # pyarrow
+        reader = table_classes(getattr(data, "schema", None))
         data = data.to_pylist()
     elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
         _check_columns(data.columns, role)
@@ -110,7 +112,7 @@ def to_rows(data: object, role: str = "") -> list[Mapping[str, object]]:
             f"data must be rows, but is {type(data).__name__} {data!r:.60}",
             hint="pass a list of dictionaries, a data frame, a data set of Hugging Face, or cp.Dataset(path)",
         )
-    rows = [_row(row, i) for i, row in enumerate(_bounded(data), 1)]
+    rows = [_row(reader(row) if reader else row, i) for i, row in enumerate(_bounded(data), 1)]
     if not rows:
         raise DeclarationError(
             f"the {role} split of the data has no rows" if role else "data has no rows",

@@ -24,6 +24,7 @@ from compound.evaluation.rows import (
     DataFile,
     DataRow,
     as_row,
+    class_reader,
     data_file,
     digest_of,
     find_split_file,
@@ -290,8 +291,9 @@ class Dataset:
 
 def _rows(rows: Iterable[object], role: str) -> tuple[DataRow, ...]:
     found = []
+    reader = class_reader(features) if (features := getattr(rows, "features", None)) else None
     for number, given in enumerate(rows, 1):
-        row = as_row(given)
+        row = as_row(reader(given) if reader else given)
         if row is None:
             raise DataError(f"memory {role}:{number}: a row must be a mapping, got {type(given).__name__}")
         found.append(row)

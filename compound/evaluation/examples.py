@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from compound.errors import DataError
 from compound.evaluation.dataset import Dataset, Split
-from compound.evaluation.rows import is_finite
+from compound.evaluation.rows import ClassName, is_finite
 from compound.example import Example
 from compound.graph.types import accepts, as_declared, convert, format_type, holds_images
 from compound.image import MAX_BYTES, Image
@@ -134,7 +134,12 @@ def _read_images(value: object, folder: UntrustedFolder) -> object:
 
 
 def _fitting(kind: object, value: object, text: bool) -> object:
-    """Return a value, converting a CSV cell or a whole float of another type if possible."""
+    """Return a value, converting a CSV cell, a whole float or a class label to another type if possible."""
+    if isinstance(value, ClassName):
+        return str(value) if accepts(kind, str(value)) or not accepts(kind, value.number) else value.number
+    if isinstance(value, list) and value and all(isinstance(item, ClassName) for item in value):
+        names, found = [str(item) for item in value], [item.number for item in value]
+        return names if accepts(kind, names) or not accepts(kind, found) else found
     if isinstance(value, float) and value.is_integer() and not accepts(kind, value):
         return int(value) if accepts(kind, int(value)) else value
     if not text or not isinstance(value, str) or accepts(kind, value):

@@ -8,17 +8,19 @@ followed.
 from __future__ import annotations
 
 import csv
+import functools
 import gzip
 import hashlib
+import json
 import math
 import numbers
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
 
@@ -29,6 +31,7 @@ from compound.security.untrusted import CHUNK, UntrustedFolder, os_errors_as
 from compound.storage.records import Damaged, parse
 
 DataRow = Mapping[str, object]
+Reader = Callable[[object], object]
 CSV_HINTS = {  # by a part of the message of Python's reader
     "field limit": "write rows with longer texts as JSON Lines (.jsonl)",
     "new-line character": "save the file with the line ends of Unix or Windows",
@@ -47,6 +50,85 @@ def as_row(row: object) -> DataRow | None:
         return row
     keys, read = getattr(row, "keys", None), getattr(row, "__getitem__", None)
     return {key: read(key) for key in keys()} if callable(keys) and callable(read) else None
+
+
+class ClassName(str):
+    """The name of a class label of Hugging Face; it equals its number, too, unless a name is a number.
+
+    Attributes:
+        number: the number that the data set stores.
+        answers: the right answers: the name and the number, or only the name if a name is a number.
+    """
+
+    number: int
+    answers: tuple[object, ...]
+
+    def __new__(cls, names: Sequence[str] | str, number: int = 0) -> ClassName:
+        """Return the name of a number; a text, which copies and pickles pass, is the name."""
+        made = super().__new__(cls, names if isinstance(names, str) else names[number])
+        made.number = number
+        made.answers = (made, number)
+        if not isinstance(names, str) and any(name.strip().lstrip("-").isdecimal() for name in names):
+            made.answers = (made,)
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            (len(self.answers) > 1 and self.number == other)
+            if isinstance(other, int)
+            else super().__eq__(other)
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __index__(self) -> int:
+        return self.number
+
+    __hash__ = str.__hash__
+
+
+def class_reader(feature: object) -> Reader | None:
+    """Return the function that replaces class numbers in values by names; None if there are no classes.
+
+    Args:
+        feature: features of the library `datasets`, or their JSON form in Parquet files.
+    """
+    kind = feature.get("_type") if isinstance(feature, Mapping) else type(feature).__name__
+    if isinstance(feature, Mapping) and not isinstance(kind, str):
+        readers = {name: reader for name, part in feature.items() if (reader := class_reader(part))}
+        return functools.partial(_read_members, readers) if readers else None
+    inner, names = (
+        feature.get(key) if isinstance(feature, Mapping) else getattr(feature, key, None)
+        for key in ("feature", "names")
+    )
+    if kind == "ClassLabel" and isinstance(names, list) and all(isinstance(name, str) for name in names):
+        return functools.partial(_read_class, names)
+    inner = feature[0] if isinstance(feature, list) and feature else inner
+    reader = None if inner is None else class_reader(inner)
+    return functools.partial(_read_items, reader) if reader else None
+
+
+def _attribute(feature: object, name: str) -> object:
+    return getattr(feature, name, None)
+
+
+def _read_members(readers: Mapping[str, Reader], value: object) -> object:
+    if not isinstance(value, Mapping):
+        return value
+    return {name: readers[name](item) if name in readers else item for name, item in value.items()}
+
+
+def _read_class(names: Sequence[str], value: object) -> object:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+        return value
+    if value == -1:  # the number of an unknown class, such as in test splits
+        return None
+    return ClassName(names, int(value)) if 0 <= value < len(names) else value
+
+
+def _read_items(reader: Reader, value: object) -> object:
+    return [reader(item) for item in value] if isinstance(value, list | tuple | np.ndarray) else value
 
 
 def plain_cell(value: object) -> object:
@@ -259,15 +341,28 @@ def parquet_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
             names = table.schema_arrow.names
             if len(set(names)) < len(names):
                 raise DataError(f"{path}: two columns have the same name: {', '.join(names)}")
+            reader = table_classes(table.schema_arrow)
             for batch in table.iter_batches(batch_size=BATCH):
                 total += batch.nbytes
                 if total > DATA.bytes:
                     raise DataError(f"{path}: holds more than {DATA}", hint=DATA.hint)
                 for row in batch.to_pylist():
                     number += 1
-                    yield number, replace_surrogates(row)
+                    yield (
+                        number,
+                        replace_surrogates(cast("dict[str, object]", reader(row)) if reader else row),
+                    )
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path}:{number + 1}: not a readable Parquet file ({error})") from error
+
+
+def table_classes(schema: object) -> Reader | None:
+    """Return the `class_reader` of a table of pyarrow, whose metadata `datasets` writes."""
+    try:
+        described = json.loads((getattr(schema, "metadata", None) or {}).get(b"huggingface", b"{}"))
+        return class_reader(described["info"]["features"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None  # the metadata of another program
 
 
 def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -282,3 +282,89 @@ def test_missing_values_are_none_for_functions_and_optional_inputs() -> None:
     rows = [{"v": value, "y": value} for value in MISSING]
     assert cp.evaluate(echo(float | None), rows, score, cache=False).mean == 1
     assert seen == [None] * 10
+
+
+def labelled(tmp_path: Path, form: str, names: list[str]) -> Any:
+    """Return rows with class labels as stored in a data set, a table or a file."""
+    datasets = pytest.importorskip("datasets")
+    label = datasets.ClassLabel(names=names)
+    features = datasets.Features(
+        {"v": label, "y": label, "tags": datasets.Sequence(label), "part": {"kind": label}}
+    )
+    columns = {"v": [1, 0], "y": [1, 0], "tags": [[0, 1], []], "part": [{"kind": 1}, {"kind": 0}]}
+    made = datasets.Dataset.from_dict(columns, features=features)
+    if form == "parquet":
+        datasets.disable_progress_bars()
+        made.to_parquet(tmp_path / "dev.parquet")
+        return cp.Dataset(tmp_path)
+    if form == "of":
+        return cp.Dataset.of(valid=made)
+    return {
+        "dataset": made, "dict": datasets.DatasetDict(validation=made), "table": made.data.table,
+        "stream": made.to_iterable_dataset(),
+    }[form]  # fmt: skip
+
+
+FORMS = ["dataset", "dict", "table", "stream", "of", "parquet"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_class_labels_are_read_by_their_names(tmp_path: Path, form: str) -> None:
+    data = labelled(tmp_path, form, ["neg", "pos"])
+    data = data if isinstance(data, cp.Dataset) else to_dataset(data, splits=False)
+    first, second = read_examples(data, "valid", {"v": str, "tags": list[str], "part": dict[str, str]})
+    assert dict(first.inputs) == {"v": "pos", "tags": ["neg", "pos"], "part": {"kind": "pos"}}
+    assert (first.gold["y"], second.gold["y"]) == ("pos", "neg")
+    numbers, _ = read_examples(data, "valid", {"v": int, "tags": list[int]})
+    assert dict(numbers.inputs) == {"v": 1, "tags": [0, 1]}
+    assert type(numbers.inputs["v"]) is int
+
+
+@pytest.mark.parametrize(
+    ("output", "answers", "score"),
+    [
+        (str, {"pos": "pos", "neg": "neg"}, 1), (int, {"pos": 1, "neg": 0}, 1), (str, {"pos": "1", "neg": "0"}, 1),
+        (Literal["neg", "pos"], {"pos": "pos", "neg": "neg"}, 1), (Literal[0, 1], {"pos": 1, "neg": 0}, 1),
+        (str, {"pos": "neg", "neg": "pos"}, 0), (int, {"pos": 0, "neg": 1}, 0),
+    ],
+)  # fmt: skip
+def test_class_labels_are_scored_by_name_or_number(output: Any, answers: dict[str, Any], score: int) -> None:
+    rows = labelled(Path(), "dataset", ["neg", "pos"])
+    node = cp.LLM("a", prompt="P.", output=output)(v=cp.Input("v", str))
+    lm = ScriptedLM(lambda message: str(answers["pos" if "V: pos" in message else "neg"]))
+    system = cp.System("s", outputs={"y": node}, lm="m")
+    metrics: list[Any] = [
+        cp.exact_match("y"),
+        cp.accuracy("y"),
+        lambda out, row: row.gold["y"] in (out["y"], str(out["y"])),
+    ]
+    metrics = metrics[: 2 if answers == {"pos": "1", "neg": "0"} else 3]
+    if output is str and score:
+        metrics.append(cp.accuracy("y", choices=list(answers.values())))
+    for metric in metrics:
+        assert cp.evaluate(system, rows, metric, engines={"m": lm}, cache=False).mean == score
+
+
+def test_numbers_of_classes_named_by_numbers_are_no_answers() -> None:
+    rows = labelled(Path(), "dataset", ["1", "2"])
+    example = read_examples(to_dataset(rows, splits=False), "valid", {"v": str})[0]
+    for metric in (cp.exact_match("y"), cp.accuracy("y")):
+        assert [metric.score({"y": found}, example).value for found in ("2", "1", 2, 1)] == [1, 0, 1, 0]
+
+
+def test_unknown_classes_are_data_errors_and_damaged_metadata_is_ignored(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"v": datasets.Value("string"), "y": datasets.ClassLabel(names=["a"])})
+    rows = datasets.Dataset.from_dict({"v": ["x"], "y": [-1]}, features=features)
+    with pytest.raises(DataError, match="gold field 'y' is None"):
+        cp.evaluate(echo(str), rows, cp.exact_match("y"), cache=False)
+    table = rows.data.table
+    for text in (b"{", b"[]", b'{"info": {"features": {"y": {"_type": "ClassLabel", "names": 3}}}}'):
+        assert (
+            read_examples(
+                to_dataset(table.replace_schema_metadata({b"huggingface": text}), splits=False),
+                "valid",
+                {"v": str},
+            )[0].gold["y"]
+            == -1
+        )

@@ -20,6 +20,7 @@ from compound.evaluation.metrics.text import (
     normalize_both,
 )
 from compound.evaluation.metrics.verdicts import text_of, verdict
+from compound.evaluation.rows import ClassName
 from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example, Score
 
@@ -64,6 +65,9 @@ class Accuracy(Comparison):
         """Return the right answers of an example, which must be among the choices."""
         found = super().accepted(example)
         known = {choice.lower() for choice in self.choices}
+        chosen = [answer for answer in found if str(answer).strip().lower() in known]
+        if chosen and any(isinstance(answer, ClassName) for answer in found):
+            return chosen  # by their names or by their numbers
         unknown = sorted(str(answer).strip().lower() for answer in found)
         unknown = [label for label in unknown if label not in known] if known else []
         if unknown:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn, Union, get_args,
 from compound.errors import CallError, DataError, MissingOutput, suggest_name
 from compound.evaluation.metrics.messages import format_fields, format_value
 from compound.evaluation.metrics.verdicts import comparable
-from compound.evaluation.rows import is_finite, is_missing
+from compound.evaluation.rows import ClassName, is_finite, is_missing
 from compound.evaluation.statistics import Bounds
 from compound.example import Example, Score
 
@@ -124,6 +124,10 @@ class Comparison(ABC):
                 f"{where}: gold field {self.gold!r} is {format_value(gold)}, "
                 "but must hold a value to compare with"
             )
+        if not self.listed:
+            accepted = [
+                each for one in accepted for each in (one.answers if isinstance(one, ClassName) else (one,))
+            ]
         return [comparable(answer) for answer in accepted]
 
     @abstractmethod

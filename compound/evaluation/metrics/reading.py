@@ -15,6 +15,7 @@ from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.messages import format_value, format_values
 from compound.evaluation.metrics.text import ANSWER, CURRENCY, DIGITS, equal_answers, fold
 from compound.evaluation.metrics.verdicts import text_of, verdict
+from compound.evaluation.rows import ClassName
 from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example, Score
 
@@ -203,6 +204,7 @@ class NumericMatch(Comparison):
     def accepted(self, example: Example) -> list[object]:
         """Return the acceptable numbers."""
         found = super().accepted(example)
+        found = [answer for answer in found if not isinstance(answer, ClassName)] or found
         for answer in found:
             if find_number(answer) is None:
                 raise DataError(

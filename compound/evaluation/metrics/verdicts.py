@@ -35,7 +35,7 @@ def _comparable(value: object) -> object:
     if isinstance(value, Enum):
         return _comparable(value.value)
     if isinstance(value, str):
-        return unicodedata.normalize("NFC", value)
+        return value if unicodedata.is_normalized("NFC", value) else unicodedata.normalize("NFC", value)
     if isinstance(value, Decimal):
         return int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
     if isinstance(value, Mapping):
