@@ -24,7 +24,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from compound.errors import DataError, MissingExtra
+from compound.errors import DataError, InvalidRow, MissingExtra
 from compound.security.limits import DATA, LINE
 from compound.security.sanitize import replace_surrogates
 from compound.security.untrusted import CHUNK, UntrustedFolder, os_errors_as
@@ -32,6 +32,7 @@ from compound.storage.records import Damaged, parse
 
 DataRow = Mapping[str, object]
 Reader = Callable[[object], object]
+Report = Callable[[InvalidRow], None]
 CSV_HINTS = {  # by a part of the message of Python's reader
     "field limit": "write rows with longer texts as JSON Lines (.jsonl)",
     "new-line character": "save the file with the line ends of Unix or Windows",
@@ -231,8 +232,11 @@ def digest_of(file: DataFile) -> str:
     return hashed.hexdigest()
 
 
-def iterate_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the rows of a file with their line numbers; raises like `read_rows`."""
+def iterate_rows(file: DataFile, report: Report | None = None) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield the rows of a file with their line numbers; raises like `read_rows`.
+
+    With ``report``, it is called with the errors of lines that hold no row, which are skipped.
+    """
     name = str(file.path).removesuffix(".gz")
     if not str(file.path).endswith(EXTENSIONS):
         with file.opened():  # report a missing file before a wrong suffix
@@ -242,7 +246,13 @@ def iterate_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
     elif name.endswith(".json"):
         yield from _array_rows(file)
     else:
-        yield from _csv_rows(file) if name.endswith(".csv") else _json_rows(file)
+        for number, row in _csv_rows(file) if name.endswith(".csv") else _json_rows(file):
+            if not isinstance(row, InvalidRow):
+                yield number, row
+            elif report is None:
+                raise row
+            else:
+                report(row)
 
 
 def _lines(file: DataFile) -> Iterator[tuple[int, str]]:
@@ -272,20 +282,21 @@ def _lines(file: DataFile) -> Iterator[tuple[int, str]]:
             raise DataError(f"{path}:{number + 1}: the gzip file is damaged ({error})") from error
 
 
-def _json_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
-    path = file.path
+def _json_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object] | InvalidRow]]:
     for number, line in _lines(file):
         if not line.strip():
             continue
+        place = f"{file.path}:{number}"
         try:
             row = parse(line)
         except Damaged as error:
-            raise DataError(
-                f"{path}:{number}: {str(error).removeprefix('it is ')}", hint="each line must be one object"
-            ) from None
-        if not isinstance(row, dict):
-            raise DataError(f"{path}:{number}: a row must be an object {{…}}, got {type(row).__name__}")
-        yield number, replace_surrogates(row)
+            problem = str(error).removeprefix("it is ")
+            yield number, InvalidRow(place, problem, hint="each line must be one object", key="line")
+            continue
+        if isinstance(row, dict):
+            yield number, replace_surrogates(row)
+        else:
+            yield number, InvalidRow(place, f"a row must be an object {{…}}, got {type(row).__name__}")
 
 
 def _array_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
@@ -365,7 +376,7 @@ def table_classes(schema: object) -> Reader | None:
         return None  # the metadata of another program
 
 
-def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
+def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object] | InvalidRow]]:
     path = file.path
     reader = csv.reader((line for _, line in _lines(file)), strict=True)
     header: list[str] = []
@@ -386,9 +397,8 @@ def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
             if len(set(header)) < len(header):
                 raise DataError(f"{path}:{number}: two columns have the same name: {', '.join(header)}")
         elif len(cells) != len(header):
-            raise DataError(
-                f"{path}:{number}: {len(cells)} cells, but the header names {len(header)} columns"
-            )
+            problem = f"{len(cells)} cells, but the header names {len(header)} columns"
+            yield number, InvalidRow(f"{path}:{number}", problem, key="cells")
         else:
             yield number, dict(zip(header, cells, strict=True))
 

@@ -223,12 +223,18 @@ def _load(
     lm = parse_at(document, str, ("lm",))
     if lm is not None:
         context.check_models([lm], ("lm",))
-    system = Graph(context, (), str(document.at(("system",)))).system(lm)
+    graph = Graph(context, (), str(document.at(("system",))))
+    system = graph.system(lm)
     _check_models(context)
     data, metric = _data(context), _metric(context)
     optimize = _optimize(context, own)
     engines = _engines(context)
-    document.check()
+    try:
+        document.check()
+    except SpecError as error:  # so that the errors in the data are reported, too
+        outputs: Collection[str] = _keys(document, "outputs") if system is None else system.outputs
+        error.readable = (data, metric, graph.input_types, outputs)
+        raise
     assert system is not None
     outside = None if allow_import else frozenset(context.outside)
     replaced = tuple((key, value) for key, value in overrides)

@@ -11,7 +11,7 @@ from typing import ClassVar, NoReturn
 
 from compound.engine import AnswerFormat, Message, Request, format_bytes
 from compound.errors import CallError, DataError, DeclarationError, suggest_name
-from compound.evaluation.metrics.comparison import missing_output
+from compound.evaluation.metrics.comparison import check_each, missing_output
 from compound.evaluation.metrics.messages import format_fields, format_value
 from compound.evaluation.metrics.models import MetricCalls
 from compound.evaluation.rows import is_finite, is_missing
@@ -131,8 +131,7 @@ class Judge(ABC):
             raise DataError(
                 f"{self.name}: no output {self.output!r}", hint=suggest_name(self.output, outputs)
             )
-        for example in examples:
-            self.reference(example)
+        check_each(examples, self.reference)
 
     def reference(self, example: Example) -> object:
         """Return the reference answer of an example; of several, the first.
