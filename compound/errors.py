@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,12 @@ class ConfigurationError(CompoundError, ValueError):
 
 
 class SpecError(CompoundError, ValueError):
-    """A YAML file is invalid. ``problems`` lists every error as ``file:line:column: …``."""
+    """A YAML file is invalid. ``problems`` lists every error as ``file:line:column: …``.
+
+    ``readable`` holds the data, the metric, the inputs and the outputs of a file with other errors.
+    """
+
+    readable: tuple[object, object, Mapping[str, object], Collection[str]] | None = None
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -69,6 +74,22 @@ class DataError(CompoundError, ValueError):
     """A data file is missing, or one of its rows is invalid."""
 
 
+class InvalidRow(DataError):
+    """A row of data is invalid; ``key`` is equal for rows with the same problem.
+
+    Their number is ``rows``; ``of`` is the number of rows in which it was looked for, 0 if unknown.
+    """
+
+    def __init__(
+        self, place: str, problem: str, *, hint: str = "", key: str = "", rows: int = 1, of: int = 0
+    ) -> None:
+        count = f"{rows} of {of} rows" if of else f"{rows - 1} more row{'s' * (rows > 2)}"
+        hints = [hint] if rows == 1 else [hint, f"{count} like this"]
+        super().__init__(f"{place}: {problem}" if place else problem, hint="; ".join(filter(None, hints)))
+        self.place, self.problem, self.fix, self.key = place, problem, hint, key or problem
+        self.rows, self.of = rows, of
+
+
 class MissingOutput(DataError, KeyError):
     """A metric reads an output that the system does not produce."""
 
@@ -79,6 +100,31 @@ class SeveralErrors(DataError):
     def __init__(self, errors: Iterable[CompoundError]) -> None:
         self.errors = tuple(errors)
         super().__init__("\n".join(map(str, self.errors)))
+
+
+def merge_rows(errors: Iterable[CompoundError]) -> list[CompoundError]:
+    """Return the errors, equal ones once, with one for the rows with the same problem: that of the first."""
+    groups: dict[str, dict[str, CompoundError]] = {}
+    for error in errors:
+        for each in error.errors if isinstance(error, SeveralErrors) else (error,):
+            alike = groups.setdefault(each.key if isinstance(each, InvalidRow) else str(each), {})
+            alike.setdefault(str(each), each)
+    return [_merged(list(alike.values())) for alike in groups.values()]
+
+
+def _merged(alike: list[CompoundError]) -> CompoundError:
+    first, rows = alike[0], [error for error in alike if isinstance(error, InvalidRow)]
+    if not isinstance(first, InvalidRow) or len(alike) == 1:
+        return first
+    count, of = sum(row.rows for row in rows), sum(row.of for row in rows)
+    return InvalidRow(first.place, first.problem, hint=first.fix, key=first.key, rows=count, of=of)
+
+
+def raise_all(errors: Iterable[CompoundError]) -> None:
+    """Raise the errors, if there are any, with rows merged."""
+    found = merge_rows(errors)
+    if found:
+        raise found[0] if len(found) == 1 else SeveralErrors(found)
 
 
 def install_command(extra: str) -> str:

@@ -27,11 +27,15 @@ class Score:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Example:
-    """One row of data: the system's ``inputs`` and the metric's reference values (``gold``)."""
+    """One row of data: the system's ``inputs`` and the metric's reference values (``gold``).
+
+    ``place`` starts messages on the row, such as ``data/dev.jsonl:3``.
+    """
 
     id: str
     inputs: Values
     gold: Values = field(default_factory=dict)
+    place: str = field(default="", compare=False, kw_only=True)
 
     def __repr__(self) -> str:
         return f"Example({self.id!r}, inputs={short_repr(self.inputs)}, gold={short_repr(self.gold)})"

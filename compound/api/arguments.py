@@ -7,7 +7,6 @@ number of system runs as a budget. Other values are rejected with a hint on the 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +17,7 @@ from compound.errors import DeclarationError, suggest_name
 from compound.evaluation.dataset import ROLES, Dataset, Split
 from compound.evaluation.metrics.custom import Scoring, as_metric
 from compound.evaluation.metrics.named import METRICS, metric_factory
-from compound.evaluation.rows import as_row
+from compound.evaluation.rows import as_row, class_reader, plain_cell, table_classes
 from compound.example import Example, Metric
 from compound.execution.budget import Budget
 from compound.graph.system import System
@@ -96,22 +95,24 @@ def _named_splits(data: Mapping[str, Rows]) -> Mapping[str, Rows]:
 
 def to_rows(data: object, role: str = "") -> list[Mapping[str, object]]:
     """Return rows as dictionaries; missing values of a data frame become None."""
+    reader = class_reader(features) if (features := getattr(data, "features", None)) else None
     if hasattr(data, "to_dicts"):  # polars
         data = data.to_dicts()
     elif hasattr(data, "collect") and hasattr(data, "collect_schema"):  # a lazy polars frame
         data = data.collect().to_dicts()
     elif hasattr(data, "to_pylist"):  # pyarrow
+        reader = table_classes(getattr(data, "schema", None))
         data = data.to_pylist()
     elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
         _check_columns(data.columns, role)
         records = data.to_dict("records")
-        data = [{key: _missing_to_none(value) for key, value in row.items()} for row in records]
+        data = [{key: plain_cell(value) for key, value in row.items()} for row in records]
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise DeclarationError(
             f"data must be rows, but is {type(data).__name__} {data!r:.60}",
             hint="pass a list of dictionaries, a data frame, a data set of Hugging Face, or cp.Dataset(path)",
         )
-    rows = [_row(row, i) for i, row in enumerate(_bounded(data), 1)]
+    rows = [_row(reader(row) if reader else row, i) for i, row in enumerate(_bounded(data), 1)]
     if not rows:
         raise DeclarationError(
             f"the {role} split of the data has no rows" if role else "data has no rows",
@@ -154,16 +155,6 @@ def _row(row: object, number: int) -> Mapping[str, object]:
         f"row {number} of the data must be a dictionary, but is {type(row).__name__} {row!r:.60}",
         hint="such as {'question': 'Which river crosses Lima?', 'answer': 'the Rímac'}",
     )
-
-
-def _missing_to_none(value: object) -> object:
-    if type(value).__name__ in ("NAType", "NaTType"):  # the missing values of pandas
-        return None
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a numpy scalar
-        value = value.item()
-    elif hasattr(value, "tolist") and getattr(value, "shape", None):  # an array in a cell
-        value = value.tolist()
-    return None if value is None or (isinstance(value, float) and math.isnan(value)) else value
 
 
 def resolve_metric(metric: GivenMetric, system: System) -> Metric:

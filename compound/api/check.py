@@ -7,19 +7,28 @@ not checked. No model is loaded, and nothing is downloaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from compound.api.optimize import make_problem
 from compound.api.runners import check_runner
-from compound.errors import CompoundError, DeclarationError, MissingExtra, SeveralErrors, SpecError
+from compound.errors import (
+    CompoundError,
+    DeclarationError,
+    MissingExtra,
+    SeveralErrors,
+    SpecError,
+    merge_rows,
+)
 from compound.evaluation.dataset import ROLES, Dataset
 from compound.evaluation.duplicates import check_no_overlaps, find_in_data
 from compound.evaluation.examples import read_examples
 from compound.evaluation.hub import HUB
 from compound.evaluation.metrics.scoring import check_rows
+from compound.example import Example, Metric
 from compound.extras import check_installed
 from compound.formatting import plural
 from compound.graph.types import holds_images
@@ -40,7 +49,7 @@ class CheckResult:
 
     Attributes:
         program: the checked program.
-        warnings: examples that occur in several splits.
+        warnings: examples that occur in several splits, and empty texts.
         notes: valid but noteworthy facts.
         not_checked: parts that are missing on this machine, each with the reason.
     """
@@ -82,10 +91,11 @@ def problems_of(error: CompoundError, file: Path) -> list[dict[str, object]]:
     >>> problems_of(SpecError(["a.yaml:3:1: optimize.sed: no such key"]), Path("a.yaml"))
     [{'file': 'a.yaml', 'line': 3, 'column': 1, 'where': 'optimize.sed', 'message': 'no such key'}]
     """
+    if isinstance(error, SeveralErrors):
+        return [problem for each in error.errors for problem in problems_of(each, file)]
     if isinstance(error, SpecError):
         return [_problem(text, file) for text in error.problems]
-    errors = error.errors if isinstance(error, SeveralErrors) else (error,)
-    return [_problem(str(each), file, spec=False) for each in errors]
+    return [_problem(str(error), file, spec=False)]
 
 
 def _problem(text: str, file: Path, *, spec: bool = True) -> dict[str, object]:
@@ -120,15 +130,17 @@ def check_program(program: Program, *, strict: bool = False) -> CheckResult:
         SeveralErrors: several of these errors occurred.
     """
     checked = CheckResult(program)
-    problems: list[CompoundError] = []
+    system, problems = program.system, list[CompoundError]()
     with _collecting_errors(problems):
         checked.notes.extend(_check_method(program))
     with _collecting_errors(problems):
         _check_images(program)
     checked.notes.extend(_missing_libraries(program.optimize))
-    checked.not_checked.extend([*_missing_corpora(program), *_check_data(program, problems)])
+    readable = _Readable(program.data, program.metric, system.inputs, system.outputs)
+    checked.not_checked.extend([*_missing_corpora(program), *_check_data(readable, problems)])
+    checked.warnings.extend(readable.empty)
     if problems:
-        raise problems[0] if len(problems) == 1 else SeveralErrors(problems)
+        raise _all(problems, readable)
     if program.data is not None and is_local(program.data):
         found = find_in_data(program.data, list(program.system.inputs))
         if strict:
@@ -253,9 +265,40 @@ def _missing_corpora(program: Program) -> Iterator[str]:
             yield f"corpus of {name!r}: file {str(corpus)!r} does not exist"
 
 
-def _check_data(program: Program, problems: list[CompoundError]) -> Iterator[str]:
+@dataclass(frozen=True)
+class _Readable:
+    """What can be checked of the data; ``empty`` collects warnings of rows with empty texts."""
+
+    data: Dataset | None
+    metric: Metric | None
+    inputs: Mapping[str, object]
+    outputs: Collection[str]
+    empty: list[str] = field(default_factory=list)
+
+
+def with_data_errors(error: SpecError) -> CompoundError:
+    """Return the errors of a file with those of its data, as far as it can be read."""
+    if error.readable is None:
+        return error
+    data, metric, inputs, outputs = error.readable
+    problems: list[CompoundError] = []
+    readable = _Readable(cast("Dataset | None", data), cast("Metric | None", metric), inputs, outputs)
+    list(_check_data(readable, problems))
+    return _all([error, *problems], readable)
+
+
+def _all(problems: Sequence[CompoundError], readable: _Readable) -> CompoundError:
+    """Return one error for all, with the warnings as notes."""
+    found = merge_rows(problems)
+    error = found[0] if len(found) == 1 else SeveralErrors(found)
+    for warning in readable.empty:
+        error.add_note(warning)
+    return error
+
+
+def _check_data(readable: _Readable, problems: list[CompoundError]) -> Iterator[str]:
     """Read every split on this machine; yield what could not be checked, and collect errors."""
-    data = program.data
+    data = readable.data
     if data is None:
         return
     if not is_local(data):
@@ -266,6 +309,22 @@ def _check_data(program: Program, problems: list[CompoundError]) -> Iterator[str
     for role in ROLES:
         if data.has(role):
             with _collecting_errors(problems):
-                examples = read_examples(data, role, program.system.inputs)
-                if program.metric is not None:
-                    check_rows(program.metric, program.system.outputs, examples)
+                examples = read_examples(data, role, readable.inputs, report=problems.append)
+                readable.empty.extend(_empty_texts(role, examples, readable))
+                if readable.metric is not None:
+                    check_rows(readable.metric, readable.outputs, examples)
+
+
+def _empty_texts(role: str, examples: Sequence[Example], readable: _Readable) -> Iterator[str]:
+    """Yield a warning for each input, and the gold field, that is an empty text in some rows."""
+    gold = getattr(readable.metric, "gold", None)
+    for kind, name in [*(("input", name) for name in readable.inputs), ("gold field", str(gold))]:
+        places = [
+            example.place or example.id
+            for example in examples
+            for value in [(example.inputs if kind == "input" else example.gold).get(name)]
+            if isinstance(value, str) and not value.strip()
+        ]
+        if places:
+            shown = ", ".join(places[:3]) + (", …" if len(places) > 3 else "")
+            yield f"{kind} {name!r} is empty in {plural(len(places), f'{role} row')}: {shown}"

@@ -39,23 +39,30 @@ def check(
 ) -> None:
     """Check files without running them.
 
-    Checks syntax, names, types, wiring, settings, the method, and data available locally.
+    Checks syntax, names, types, wiring, settings, the method, and data available locally, and reports every
+    error of the file and of the data.
 
     Loads no model and downloads nothing; missing data is listed as not checked. With --json, several files
     give a list with an entry for every file, including its problems. Exit code 2 if a file is invalid.
     """
-    from compound.api.check import check_program, problems_of
+    from compound.api.check import check_program, problems_of, with_data_errors
+    from compound.formatting import plural
 
     found: list[dict[str, Any]] = []
     codes = []
     for file in files:
         try:
             checked = check_program(load_program(file, sets, no_import, trust=trust), strict=strict)
-        except CompoundError as error:
+        except CompoundError as raised:
+            error = with_data_errors(raised) if isinstance(raised, SpecError) else raised
             if len(files) > 1 and not isinstance(error, SpecError):
                 print(f"{file}:", file=sys.stderr)
             codes.append(explain(error))
-            found.append({"file": str(file), "problems": problems_of(error, file)})
+            for warning in getattr(error, "__notes__", ()):
+                print(f"{file}: warning: {warning}", file=sys.stderr)
+            problems = problems_of(error, file)
+            print(f"{file}: {plural(len(problems), 'error')}", file=sys.stderr)
+            found.append({"file": str(file), "problems": problems})
             continue
         found.append(checked.to_json())
         for warning in checked.warnings:

@@ -17,17 +17,20 @@ from typing import Literal
 
 import numpy as np
 
-from compound.errors import DataError, DeclarationError, suggest_name
+from compound.errors import DataError, DeclarationError, InvalidRow, suggest_name
 from compound.evaluation.feedback import IDENTITY, is_feedback_folder, read_feedback
 from compound.evaluation.hub import HUB, hub_rows, missing_path_error
 from compound.evaluation.rows import (
     DataFile,
     DataRow,
+    Report,
     as_row,
+    class_reader,
     data_file,
     digest_of,
     find_split_file,
     iterate_rows,
+    plain_cell,
 )
 from compound.example import Example
 from compound.execution.rng import generator
@@ -144,12 +147,16 @@ class Dataset:
         found = list(self.stream(role, inputs))
         return [found[i] for i in _sample(len(found), limit, seed, role)]
 
-    def stream(self, role: Split, inputs: Sequence[str]) -> Iterator[Example]:
-        """Yield all examples of a role in file order, with constant memory; raises like `examples`."""
+    def stream(self, role: Split, inputs: Sequence[str], report: Report | None = None) -> Iterator[Example]:
+        """Yield all examples of a role in file order, with constant memory; raises like `examples`.
+
+        With ``report``, it is called with the errors of rows: those without an id or a split are skipped, and
+        examples may lack inputs.
+        """
         split, location = self._locate(role)
         source = str(location.path) if isinstance(location, DataFile) else f"{self.path} {split}"
         rows: Iterable[tuple[int, DataRow]] = (
-            iterate_rows(location) if isinstance(location, DataFile) else enumerate(location, 1)
+            iterate_rows(location, report) if isinstance(location, DataFile) else enumerate(location, 1)
         )
         wanted = role if isinstance(self.split_by, Mapping) else split
         lines: dict[str, int] = {}
@@ -157,17 +164,20 @@ class Dataset:
         found = False
         for line, row in rows:
             place = f"{source}:{line}"
-            identity = self._identity(row, wanted, place, line)
-            if identity in lines:
-                raise DataError(
-                    f"{place}: id {identity!r} is already used on line {lines[identity]}",
-                    hint=f"ids must be unique; they are read from column {self.id!r}",
-                )
-            lines[identity] = line
-            splits.add(split := self._split(row, identity, wanted, place))
+            try:
+                identity = self._identity(row, wanted, place, line)
+                self._check_new(identity, lines, place)
+                lines[identity] = line
+                splits.add(split := self._split(row, identity, wanted, place))
+            except InvalidRow as error:
+                if report is None:
+                    raise
+                report(error)
+                found = True
+                continue
             if split == wanted:
                 found = True
-                yield self._example(identity, row, inputs, place)
+                yield self._example(identity, row, inputs, place, report)
         if not found:
             raise DataError(f"{source}: no rows of split {wanted!r}", hint=suggest_name(wanted, splits))
 
@@ -258,14 +268,25 @@ class Dataset:
 
     def _identity(self, row: DataRow, split: str, place: str, line: int) -> str:
         # Only the default column may be missing: an explicitly configured id column must exist.
-        identity = row.get(self._default_id) if self.id == "id" else _value(row, self.id, "id", place)
+        identity = plain_cell(
+            row.get(self._default_id) if self.id == "id" else _value(row, self.id, "id", place)
+        )
         if identity is None:
             # With shares the split follows from the id, so the id cannot name the split.
             start = Path(self.path).name if isinstance(self.split_by, Mapping) else split
             return f"{start}-{line}"
         if not isinstance(identity, str | int | float) or identity == "":
-            raise DataError(f"{place}: id column {self.id!r} must hold text or a number, got {identity!r}")
+            raise InvalidRow(place, f"id column {self.id!r} must hold text or a number, got {identity!r}")
         return str(identity)
+
+    def _check_new(self, identity: str, lines: Mapping[str, int], place: str) -> None:
+        if identity in lines:
+            raise InvalidRow(
+                place,
+                f"id {identity!r} is already used on line {lines[identity]}",
+                hint=f"ids must be unique; they are read from column {self.id!r}",
+                key="id",
+            )
 
     @functools.cached_property
     def _default_id(self) -> str:
@@ -277,17 +298,28 @@ class Dataset:
             return str(_value(row, self.split_by, "split_by", place))
         return default if self.split_by is None else _role_of(identity, self.split_by)
 
-    def _example(self, identity: str, row: DataRow, inputs: Sequence[str], place: str) -> Example:
+    def _example(
+        self, identity: str, row: DataRow, inputs: Sequence[str], place: str, report: Report | None
+    ) -> Example:
         columns = {**{name: name for name in inputs}, **self.fields}
-        values = {name: _value(row, column, name, place) for name, column in columns.items()}
-        given = MappingProxyType({name: values[name] for name in inputs})
-        return Example(identity, given, MappingProxyType({**row, **values}))
+        row = {name: plain_cell(value) for name, value in row.items()}
+        values = {}
+        for name, column in columns.items():
+            try:
+                values[name] = _value(row, column, name, place)
+            except InvalidRow as error:
+                if report is None:
+                    raise
+                report(error)
+        given = MappingProxyType({name: values[name] for name in inputs if name in values})
+        return Example(identity, given, MappingProxyType({**row, **values}), place=place)
 
 
 def _rows(rows: Iterable[object], role: str) -> tuple[DataRow, ...]:
     found = []
+    reader = class_reader(features) if (features := getattr(rows, "features", None)) else None
     for number, given in enumerate(rows, 1):
-        row = as_row(given)
+        row = as_row(reader(given) if reader else given)
         if row is None:
             raise DataError(f"memory {role}:{number}: a row must be a mapping, got {type(given).__name__}")
         found.append(row)
@@ -305,7 +337,7 @@ def _value(row: DataRow, column: str, name: str, place: str) -> object:
             hint = (
                 suggest_name(part, map(str, value)) if isinstance(value, Mapping) else "it is not an object"
             )
-            raise DataError(f"{place}: no {entry} to read {name!r} from", hint=hint)
+            raise InvalidRow(place, f"no {entry} to read {name!r} from", hint=hint)
         value = value[part]
     return value
 

@@ -1,20 +1,20 @@
 """Detect duplicate examples within and across splits.
 
 Scores on examples that were used for learning say nothing about new data. Examples are compared exactly
-and after normalisation: Unicode NFKC, lower case, runs of white space as one space. Only digests are
-stored, so that files larger than memory can be compared.
+and after normalisation (Unicode variants, case and white space; see `fold`). Only digests are stored, so
+that files larger than memory can be compared.
 """
 
 from __future__ import annotations
 
 import hashlib
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
 from compound.errors import DataError
 from compound.evaluation.dataset import ROLES, Dataset
+from compound.evaluation.metrics.text import fold
 from compound.example import Example
 from compound.graph.configuration import canonical_json, to_readable_json
 
@@ -133,7 +133,7 @@ def _digest(value: object) -> bytes:
 
 def _normalised(value: object) -> object:
     if isinstance(value, str):
-        return " ".join(unicodedata.normalize("NFKC", value).casefold().split())
+        return fold(value)
     if isinstance(value, Mapping):
         return {key: _normalised(item) for key, item in value.items()}
     return [_normalised(item) for item in value] if isinstance(value, list) else value

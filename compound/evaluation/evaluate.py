@@ -32,6 +32,7 @@ from compound.evaluation.metrics.models import MetricCalls
 from compound.evaluation.metrics.repeated import PassAt, pass_at_of
 from compound.evaluation.metrics.scoring import apply_metric, copy_arguments
 from compound.evaluation.statistics import (
+    UNIT,
     Bounds,
     Interval,
     IntervalDocument,
@@ -120,7 +121,18 @@ class Evaluation:
     def interval(self) -> Interval:
         """Mean over examples with its 95 % confidence interval."""
         groups = list(self._groups().values()) if self.pass_at is None else [[value] for value in self.scores]
-        return cluster_mean_interval(groups, bounds=self.bounds)
+        return cluster_mean_interval(groups, bounds=self.range)
+
+    @property
+    def range(self) -> Bounds | None:
+        """Range for intervals: the bounds; without any, 0 to 1 if no score lies outside.
+
+        This is most probably the range of such scores. Intervals then hold no impossible scores, and are
+        wider than those that assume normally distributed means. Decisions do not rely on it.
+        """
+        if self.bounds is not None or self.violation:
+            return self.bounds
+        return UNIT if all(0 <= row.score <= 1 for row in self.rows) else None
 
     @property
     def mean(self) -> float:
@@ -210,7 +222,7 @@ def gain_interval(before: Evaluation, after: Evaluation) -> Interval:
     """
     old, new = before.by_example(), after.by_example()
     both = [example for example in old if example in new]
-    bounds = joint_bounds(before.bounds, after.bounds)
+    bounds = joint_bounds(before.range, after.range)
     return paired_interval([old[e] for e in both], [new[e] for e in both], bounds=bounds)
 
 

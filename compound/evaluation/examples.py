@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from types import MappingProxyType
 
-from compound.errors import DataError
+from compound.errors import DataError, InvalidRow, raise_all
 from compound.evaluation.dataset import Dataset, Split
+from compound.evaluation.rows import ClassName, Report, is_finite
 from compound.example import Example
 from compound.graph.types import accepts, as_declared, convert, format_type, holds_images
 from compound.image import MAX_BYTES, Image
@@ -28,6 +29,7 @@ def read_examples(
     *,
     limit: int | None = None,
     seed: int | None = None,
+    report: Report | None = None,
 ) -> list[Example]:
     """Return the examples of a role, with values checked against the types of the inputs.
 
@@ -37,57 +39,83 @@ def read_examples(
         inputs: types of the system's inputs by name.
         limit: as in `Dataset.examples`.
         seed: as in `Dataset.examples`.
+        report: called with the errors of rows, as in `Dataset.stream`; only without ``limit``.
 
     Raises:
         DataError: a row is invalid, or a value does not match the type of its input.
     """
-    found = data.examples(role, list(inputs), limit=limit, seed=seed)
+    names = list(inputs)
+    if report is None:
+        found = data.examples(role, names, limit=limit, seed=seed)
+    else:
+        found = list(data.stream(role, names, report))
     file = data.file(role)
     if file is not None and any(map(holds_images, inputs.values())):
         folder = UntrustedFolder(file.parent, error=DataError)
         found = [_with_images(example, inputs, folder, f"{data.path}, {role} split") for example in found]
     is_csv = file is not None and file.name.endswith(CSV)  # its cells are all strings
-    return check_types(found, inputs, f"{data.path}, {role} split", text=is_csv)
+    return check_types(found, inputs, f"{data.path}, {role} split", text=is_csv, report=report)
 
 
 def check_types(
-    examples: Sequence[Example], inputs: Mapping[str, object], where: str, *, text: bool = False
+    examples: Sequence[Example],
+    inputs: Mapping[str, object],
+    where: str,
+    *,
+    text: bool = False,
+    report: Report | None = None,
 ) -> list[Example]:
     """Check the values of examples against the types of the inputs, converting CSV cells.
 
     Whole floats become integers where an input is one: a data frame stores a column of integers with missing
-    values as floats. An empty CSV cell is ``None`` where an input is optional and not a text.
+    values as floats. An empty CSV cell is ``None`` where an input is optional and not a text. NaN and
+    infinity are no values, anywhere in an input, since they have no JSON form.
 
     Args:
         examples: the raw examples.
         inputs: types of the inputs by name.
         where: location that starts an error message.
         text: whether the values are cells of a CSV file, which are converted.
+        report: called with the errors, which are not raised.
 
     Raises:
-        DataError: a value does not match its type; the message names the first one and the number of such
-            rows.
+        DataError: a value does not match its type; for each input, the message names the first one and the
+            number of such rows.
 
     >>> check_types([Example("a", {"n": "5"})], {"n": int}, "dev.csv", text=True)[0].inputs["n"]
     5
     """
-    found, wrong = [], []
+    found: list[Example] = []
+    wrong: dict[str, list[Example]] = {}
     for example in examples:
-        values = {name: _fitting(kind, example.inputs[name], text) for name, kind in inputs.items()}
-        problems = [n for n, kind in inputs.items() if not accepts(kind, as_declared(kind, values[n]))]
-        if problems:
-            wrong.append((example, problems[0]))
+        values = {
+            name: _fitting(kind, example.inputs[name], text)
+            for name, kind in inputs.items()
+            if name in example.inputs
+        }
+        problems = [
+            n for n, kind in inputs.items()
+            if n in values
+            and (not accepts(kind, as_declared(kind, values[n])) or not is_finite(values[n]))
+        ]  # fmt: skip
+        for name in problems:
+            wrong.setdefault(name, []).append(example)
         converted = any(value is not example.inputs[name] for name, value in values.items())
         found.append(replace(example, inputs=MappingProxyType(values)) if converted else example)
-    if wrong:
-        example, name = wrong[0]
-        kind, value = inputs[name], example.inputs[name]
-        problem = f"input {name!r} must be {format_type(kind)}, but got {value!r:.200}"
-        count = f"; {len(wrong)} of {len(examples)} rows hold such values" if len(wrong) > 1 else ""
-        raise DataError(
-            f"{where}, row {example.id!r}: {problem}{count}",
-            hint=f"correct the data, or the type of {name!r} under inputs",
-        )
+    errors = []
+    for name, rows in wrong.items():
+        example, kind, value = rows[0], inputs[name], rows[0].inputs[name]
+        needed = f"{format_type(kind)}{'' if is_finite(value) else ' with finite numbers only'}"
+        problem = f"input {name!r} must be {needed}, but got {value!r:.200}"
+        hint = f"correct the data, or the type of {name!r} under inputs"
+        said = f"{where}, row {example.id!r}: {problem}"
+        count = {"rows": len(rows), "of": len(examples)}
+        errors.append(InvalidRow(example.place, said, hint=hint, key=f"input {name!r}", **count))
+    if report is None:
+        raise_all(errors)
+    else:
+        for error in errors:
+            report(error)
     return found
 
 
@@ -128,7 +156,12 @@ def _read_images(value: object, folder: UntrustedFolder) -> object:
 
 
 def _fitting(kind: object, value: object, text: bool) -> object:
-    """Return a value, converting a CSV cell or a whole float of another type if possible."""
+    """Return a value, converting a CSV cell, a whole float or a class label to another type if possible."""
+    if isinstance(value, ClassName):
+        return str(value) if accepts(kind, str(value)) or not accepts(kind, value.number) else value.number
+    if isinstance(value, list) and value and all(isinstance(item, ClassName) for item in value):
+        names, found = [str(item) for item in value], [item.number for item in value]
+        return names if accepts(kind, names) or not accepts(kind, found) else found
     if isinstance(value, float) and value.is_integer() and not accepts(kind, value):
         return int(value) if accepts(kind, int(value)) else value
     if not text or not isinstance(value, str) or accepts(kind, value):

@@ -8,23 +8,31 @@ followed.
 from __future__ import annotations
 
 import csv
+import functools
 import gzip
 import hashlib
+import json
 import math
+import numbers
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
-from compound.errors import DataError, MissingExtra
+import numpy as np
+
+from compound.errors import DataError, InvalidRow, MissingExtra
 from compound.security.limits import DATA, LINE
 from compound.security.sanitize import replace_surrogates
 from compound.security.untrusted import CHUNK, UntrustedFolder, os_errors_as
 from compound.storage.records import Damaged, parse
 
 DataRow = Mapping[str, object]
+Reader = Callable[[object], object]
+Report = Callable[[InvalidRow], None]
 CSV_HINTS = {  # by a part of the message of Python's reader
     "field limit": "write rows with longer texts as JSON Lines (.jsonl)",
     "new-line character": "save the file with the line ends of Unix or Windows",
@@ -43,6 +51,126 @@ def as_row(row: object) -> DataRow | None:
         return row
     keys, read = getattr(row, "keys", None), getattr(row, "__getitem__", None)
     return {key: read(key) for key in keys()} if callable(keys) and callable(read) else None
+
+
+class ClassName(str):
+    """The name of a class label of Hugging Face; it equals its number, too, unless a name is a number.
+
+    Attributes:
+        number: the number that the data set stores.
+        answers: the right answers: the name and the number, or only the name if a name is a number.
+    """
+
+    number: int
+    answers: tuple[object, ...]
+
+    def __new__(cls, names: Sequence[str] | str, number: int = 0) -> ClassName:
+        """Return the name of a number; a text, which copies and pickles pass, is the name."""
+        made = super().__new__(cls, names if isinstance(names, str) else names[number])
+        made.number = number
+        made.answers = (made, number)
+        if not isinstance(names, str) and any(name.strip().lstrip("-").isdecimal() for name in names):
+            made.answers = (made,)
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            (len(self.answers) > 1 and self.number == other)
+            if isinstance(other, int)
+            else super().__eq__(other)
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __index__(self) -> int:
+        return self.number
+
+    __hash__ = str.__hash__
+
+
+def class_reader(feature: object) -> Reader | None:
+    """Return the function that replaces class numbers in values by names; None if there are no classes.
+
+    Args:
+        feature: features of the library `datasets`, or their JSON form in Parquet files.
+    """
+    kind = feature.get("_type") if isinstance(feature, Mapping) else type(feature).__name__
+    if isinstance(feature, Mapping) and not isinstance(kind, str):
+        readers = {name: reader for name, part in feature.items() if (reader := class_reader(part))}
+        return functools.partial(_read_members, readers) if readers else None
+    inner, names = (
+        feature.get(key) if isinstance(feature, Mapping) else getattr(feature, key, None)
+        for key in ("feature", "names")
+    )
+    if kind == "ClassLabel" and isinstance(names, list) and all(isinstance(name, str) for name in names):
+        return functools.partial(_read_class, names)
+    inner = feature[0] if isinstance(feature, list) and feature else inner
+    reader = None if inner is None else class_reader(inner)
+    return functools.partial(_read_items, reader) if reader else None
+
+
+def _attribute(feature: object, name: str) -> object:
+    return getattr(feature, name, None)
+
+
+def _read_members(readers: Mapping[str, Reader], value: object) -> object:
+    if not isinstance(value, Mapping):
+        return value
+    return {name: readers[name](item) if name in readers else item for name, item in value.items()}
+
+
+def _read_class(names: Sequence[str], value: object) -> object:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+        return value
+    if value == -1:  # the number of an unknown class, such as in test splits
+        return None
+    return ClassName(names, int(value)) if 0 <= value < len(names) else value
+
+
+def _read_items(reader: Reader, value: object) -> object:
+    return [reader(item) for item in value] if isinstance(value, list | tuple | np.ndarray) else value
+
+
+def plain_cell(value: object) -> object:
+    """Return the value of a cell: that of an array or a scalar of numpy, and None for any missing value.
+
+    >>> plain_cell(float("nan")), plain_cell(np.float32(0.5)), plain_cell(np.array([1, 2]))
+    (None, 0.5, [1, 2])
+    """
+    if is_missing(value):
+        return None
+    shape = getattr(value, "shape", None)
+    if shape == () and hasattr(value, "item"):
+        return value.item()
+    return value.tolist() if shape and hasattr(value, "tolist") else value
+
+
+def is_missing(value: object) -> bool:
+    """Return whether a value stands for a missing one: None, NaN of any type, or pandas' NA and NaT."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    if isinstance(value, Decimal):
+        return value.is_nan()
+    return isinstance(value, numbers.Number | np.datetime64 | np.timedelta64) and bool(value != value)  # noqa: PLR0124
+
+
+def is_finite(value: object) -> bool:
+    """Return whether no number in a value is NaN or infinite, and no value in a container is missing.
+
+    ``None`` in a container is a value.
+    """
+    if value is None:
+        return True
+    if isinstance(value, Mapping):
+        return all(map(is_finite, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(is_finite, value))
+    if getattr(value, "shape", None) and hasattr(value, "tolist"):
+        return is_finite(value.tolist())
+    return not is_missing(value) and not (
+        isinstance(value, float | Decimal | np.floating) and not math.isfinite(value)
+    )
 
 
 @dataclass(frozen=True)
@@ -104,8 +232,11 @@ def digest_of(file: DataFile) -> str:
     return hashed.hexdigest()
 
 
-def iterate_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the rows of a file with their line numbers; raises like `read_rows`."""
+def iterate_rows(file: DataFile, report: Report | None = None) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield the rows of a file with their line numbers; raises like `read_rows`.
+
+    With ``report``, it is called with the errors of lines that hold no row, which are skipped.
+    """
     name = str(file.path).removesuffix(".gz")
     if not str(file.path).endswith(EXTENSIONS):
         with file.opened():  # report a missing file before a wrong suffix
@@ -115,7 +246,13 @@ def iterate_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
     elif name.endswith(".json"):
         yield from _array_rows(file)
     else:
-        yield from _csv_rows(file) if name.endswith(".csv") else _json_rows(file)
+        for number, row in _csv_rows(file) if name.endswith(".csv") else _json_rows(file):
+            if not isinstance(row, InvalidRow):
+                yield number, row
+            elif report is None:
+                raise row
+            else:
+                report(row)
 
 
 def _lines(file: DataFile) -> Iterator[tuple[int, str]]:
@@ -145,20 +282,21 @@ def _lines(file: DataFile) -> Iterator[tuple[int, str]]:
             raise DataError(f"{path}:{number + 1}: the gzip file is damaged ({error})") from error
 
 
-def _json_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
-    path = file.path
+def _json_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object] | InvalidRow]]:
     for number, line in _lines(file):
         if not line.strip():
             continue
+        place = f"{file.path}:{number}"
         try:
             row = parse(line)
         except Damaged as error:
-            raise DataError(
-                f"{path}:{number}: {str(error).removeprefix('it is ')}", hint="each line must be one object"
-            ) from None
-        if not isinstance(row, dict):
-            raise DataError(f"{path}:{number}: a row must be an object {{…}}, got {type(row).__name__}")
-        yield number, replace_surrogates(row)
+            problem = str(error).removeprefix("it is ")
+            yield number, InvalidRow(place, problem, hint="each line must be one object", key="line")
+            continue
+        if isinstance(row, dict):
+            yield number, replace_surrogates(row)
+        else:
+            yield number, InvalidRow(place, f"a row must be an object {{…}}, got {type(row).__name__}")
 
 
 def _array_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
@@ -214,18 +352,31 @@ def parquet_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
             names = table.schema_arrow.names
             if len(set(names)) < len(names):
                 raise DataError(f"{path}: two columns have the same name: {', '.join(names)}")
+            reader = table_classes(table.schema_arrow)
             for batch in table.iter_batches(batch_size=BATCH):
                 total += batch.nbytes
                 if total > DATA.bytes:
                     raise DataError(f"{path}: holds more than {DATA}", hint=DATA.hint)
                 for row in batch.to_pylist():
                     number += 1
-                    yield number, replace_surrogates(row)
+                    yield (
+                        number,
+                        replace_surrogates(cast("dict[str, object]", reader(row)) if reader else row),
+                    )
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path}:{number + 1}: not a readable Parquet file ({error})") from error
 
 
-def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
+def table_classes(schema: object) -> Reader | None:
+    """Return the `class_reader` of a table of pyarrow, whose metadata `datasets` writes."""
+    try:
+        described = json.loads((getattr(schema, "metadata", None) or {}).get(b"huggingface", b"{}"))
+        return class_reader(described["info"]["features"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None  # the metadata of another program
+
+
+def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object] | InvalidRow]]:
     path = file.path
     reader = csv.reader((line for _, line in _lines(file)), strict=True)
     header: list[str] = []
@@ -246,9 +397,8 @@ def _csv_rows(file: DataFile) -> Iterator[tuple[int, dict[str, object]]]:
             if len(set(header)) < len(header):
                 raise DataError(f"{path}:{number}: two columns have the same name: {', '.join(header)}")
         elif len(cells) != len(header):
-            raise DataError(
-                f"{path}:{number}: {len(cells)} cells, but the header names {len(header)} columns"
-            )
+            problem = f"{len(cells)} cells, but the header names {len(header)} columns"
+            yield number, InvalidRow(f"{path}:{number}", problem, key="cells")
         else:
             yield number, dict(zip(header, cells, strict=True))
 

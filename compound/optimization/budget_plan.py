@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from compound.errors import DataError, DeclarationError
 from compound.evaluation.evaluate import score_bounds
+from compound.evaluation.metrics.bounds import bounds_hint
 from compound.evaluation.power import least_improved, least_p, most_decisions
 from compound.execution.schedule import setting_values
 from compound.formatting import plural
@@ -272,7 +273,7 @@ def check_decidable(problem: Problem) -> None:
         raise DeclarationError(
             f"no decision can accept a change at alpha={alpha:g}: without the bounds of metric "
             f"{problem.metric.name!r}, the smallest p-value is {least_p(n, bounded=False):.3g}",
-            hint="declare the bounds of the metric, for example bounds=(0, 1), or raise optimize.alpha",
+            hint=f"declare the bounds of the metric ({bounds_hint(problem.metric)}), or raise optimize.alpha",
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
+from compound.evaluation.metrics.bounds import bounds_hint
 from compound.evaluation.power import (
     POWER,
     detectable,
@@ -249,8 +250,8 @@ def _unknown_bounds(problem: Problem) -> list[str]:
         return []
     return [
         f"metric {problem.metric.name!r} declares no bounds: decisions use a sign-flip and a t-test, which "
-        "can accept a change that makes a few examples much worse; if there are bounds, declare them, for "
-        "example bounds=(0, 1)"
+        "can accept a change that makes a few examples much worse; if there are bounds, declare them: "
+        f"{bounds_hint(problem.metric)}"
     ]
 
 

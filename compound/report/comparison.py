@@ -174,9 +174,10 @@ class _Run:
 
     @property
     def bounds(self) -> Bounds | None:
-        """Range of the scores, if the metric declares one."""
-        found = self.record.evaluation("before") if self.record else None
-        return found.bounds if found else None
+        """Range of the scores for intervals, if it is known."""
+        names = ("before", "test_before", "test_after")
+        found = [each for name in names if self.record and (each := self.record.evaluation(name))]
+        return joint_bounds(*(each.range for each in found))
 
     def gains(self) -> dict[str, float]:
         before, after = self.scores("test_before"), self.scores("test_after")

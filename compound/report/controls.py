@@ -104,7 +104,7 @@ def control_row(file: str, name: str, runs: Sequence[ControlRun]) -> Row | None:
     if not done:
         return None
     results = [control_result(run) for run in done]
-    bounds = joint_bounds(*(each.bounds for each in evaluations))
+    bounds = joint_bounds(*(each.range for each in evaluations))
 
     def mean(values: Sequence[float]) -> float:
         return sum(values) / len(values)

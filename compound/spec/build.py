@@ -40,6 +40,11 @@ class Graph:
         self._uses: dict[str, Use] = {}
         self._outputs: dict[str, str] = {}
 
+    @property
+    def input_types(self) -> dict[str, object]:
+        """Types of the inputs by name."""
+        return {name: port.type for name, port in self._inputs.items()}
+
     def system(self, lm: str | None = None) -> System | None:
         """Return the graph as a system, or None after reporting every error in it."""
         for name in self._entries:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compound.engine import Engine
@@ -223,12 +223,18 @@ def _load(
     lm = parse_at(document, str, ("lm",))
     if lm is not None:
         context.check_models([lm], ("lm",))
-    system = Graph(context, (), str(document.at(("system",)))).system(lm)
+    graph = Graph(context, (), str(document.at(("system",))))
+    system = graph.system(lm)
     _check_models(context)
     data, metric = _data(context), _metric(context)
     optimize = _optimize(context, own)
     engines = _engines(context)
-    document.check()
+    try:
+        document.check()
+    except SpecError as error:  # so that the errors in the data are reported, too
+        outputs: Collection[str] = _keys(document, "outputs") if system is None else system.outputs
+        error.readable = (data, metric, graph.input_types, outputs)
+        raise
     assert system is not None
     outside = None if allow_import else frozenset(context.outside)
     replaced = tuple((key, value) for key, value in overrides)
@@ -438,8 +444,10 @@ def _custom_metric(context: Context, settings: CustomMetric, address: Address) -
     bounds = None if settings.bounds is None else (settings.bounds[0], settings.bounds[1])
     if context.attempt((*address, "call"), functools.partial(custom, function, settings.name)) is None:
         return None
-    make = functools.partial(custom, function, settings.name, bounds, settings.thread)
-    return context.attempt((*address, "bounds"), make)
+    made = context.attempt(
+        (*address, "bounds"), functools.partial(custom, function, settings.name, bounds, settings.thread)
+    )
+    return None if made is None else replace(made, bounds_hint="metric: {custom: {…, bounds: [0, 1]}}")
 
 
 def _own_metric(

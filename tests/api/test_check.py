@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +205,76 @@ def test_check_names_the_methods_that_fit_where_the_file_gives_none(game: Path, 
     given = cli("check", "trained.yaml", "--set", "optimize.method=search")
     assert given.code == 2
     assert "methods that fit this system: " in given.err
+
+
+def dirty(tmp_path: Path, changes: Mapping[str, str]) -> Path:
+    """Write a file and data with mistakes of several kinds."""
+    rows = {
+        "train": ['{"id": "a", "q": "x", "y": "1"}', '{"id": "a", "q": "x", "y": "1"}', "[1]", "{",
+                  '{"id": "b", "q": 5, "y": "1"}', '{"id": "c", "q": 6, "y": NaN}', '{"id": "d", "q": " ", "y": ""}'],
+        "dev": ['{"id": "e", "y": "1"}', '{"id": "f", "q": "", "y": "1"}'],
+        "test": ['{"id": "g", "q": 7, "y": null}'],
+    }  # fmt: skip
+    (tmp_path / "data").mkdir()
+    for split, lines in rows.items():
+        (tmp_path / "data" / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+    text = (
+        "system: demo\nlm: smollm2\ninputs: {q: str}\ncomponents:\n"
+        "  k: {hyperparameter: {choice: [0, 1], value: 1}}\n"
+        "  answerer: {llm: {prompt: Answer., max_tokens: 5}, in: {q: $q, k: $k}}\n"
+        "outputs: {y: $answerer}\ndata: {path: data}\nmetric: {exact_match: {output: y, gold: y}}\n"
+    )
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "s.yaml").write_text(text)
+    return tmp_path / "s.yaml"
+
+
+def test_check_reports_mistakes_of_the_file_and_of_the_data_in_one_pass(tmp_path: Path, cli: Any) -> None:
+    changes = {"max_tokens": "max_tokns", "value: 1": "value: 4", "gold: y": "gold: anser"}
+    code, _, said = cli("check", str(dirty(tmp_path, changes)))
+    assert code == 2
+    assert "unknown key; did you mean 'max_tokens'?" in said
+    assert "Choice must be one of 0, 1, but got 4" in said
+    assert said.count("no gold field 'anser'") == 1
+    assert (
+        "data/train.jsonl:1: exact_match, example 'a': no gold field 'anser'\nhint: fields: id, q, y; 6 more rows like this\n"
+        in said
+    )
+    assert said.endswith("s.yaml: 8 errors\n")
+
+
+def test_check_reports_each_mistake_of_the_data_once_with_its_place(tmp_path: Path, cli: Any) -> None:
+    code, _, said = cli("check", str(dirty(tmp_path, {})))
+    assert code == 2
+    for text in (
+        "data/train.jsonl:2: id 'a' is already used on line 1\n",
+        "data/train.jsonl:3: a row must be an object {…}, got list\n",
+        "data/train.jsonl:4: not JSON",
+        "row 'b': input 'q' must be str, but got 5\nhint: correct the data, or the type of 'q' under inputs; 3 of 5 rows like this\n",
+        "data/train.jsonl:6: exact_match, example 'c': gold field 'y' is None, but must hold a value to compare with\n"
+        "hint: 1 more row like this\n",
+        "data/dev.jsonl:1: no column 'q' to read 'q' from\n",
+        "warning: input 'q' is empty in 1 train row: ",
+        "warning: gold field 'y' is empty in 1 train row: ",
+        "warning: input 'q' is empty in 1 dev row: ".replace("dev", "valid"),
+    ):
+        assert said.count(text) == 1, text
+    assert said.endswith("s.yaml: 6 errors\n")
+    code, out, _ = cli("check", str(tmp_path / "s.yaml"), "--json")
+    problems = json.loads(out)["problems"]
+    places = [(Path(each["file"]).name, each["line"]) for each in problems]
+    assert len(places) == 6
+    assert {("train.jsonl", 2), ("train.jsonl", 6), ("dev.jsonl", 1)} < set(places)
+
+
+def test_a_mistake_in_a_single_file_is_told_once_for_all_splits(tmp_path: Path, cli: Any) -> None:
+    shares = "data: {path: data/all.csv, split_by: {train: 0.4, valid: 0.3, test: 0.3}}"
+    file = dirty(tmp_path, {"data: {path: data}": shares})
+    rows = "".join(f"{i},x,1\n" for i in range(40))
+    (tmp_path / "data" / "all.csv").write_text(f"id,q,y\n{rows}0,x,1\n41,x\n")
+    code, _, said = cli("check", str(file))
+    assert code == 2
+    assert said.count("already used") == said.count("2 cells") == 1
+    assert said.endswith("s.yaml: 2 errors\n")

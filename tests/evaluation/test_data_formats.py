@@ -5,10 +5,13 @@ from __future__ import annotations
 import datetime
 import gzip
 import json
+import math
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 import compound as cp
@@ -210,3 +213,158 @@ def test_a_single_file_is_evaluated_as_any_split(split: Any, tmp_path: Path) -> 
     system = cp.System("s", {"y": cp.Function("f", same)(x=cp.Input("x", str))})
     found = cp.evaluate(system, path, "exact_match", split, cache=False)
     assert found.scores == (1.0, 1.0, 0.0, 0.0, 0.0)
+
+
+MISSING = [float("nan"), np.float32("nan"), Decimal("NaN"), Decimal("sNaN"), np.datetime64("NaT")]
+UNUSABLE = [
+    [1.0, float("nan")],
+    {"a": [float("nan")]},
+    [Decimal("NaN")],
+    float("inf"),
+    [-math.inf],
+    np.array([1, np.nan]),
+]
+
+
+def one(v: Any) -> str:
+    return "1"
+
+
+def echo(kind: Any) -> cp.System:
+    return cp.System("s", outputs={"y": cp.Function("one", one)(v=cp.Input("v", kind))})
+
+
+@pytest.mark.parametrize("gold", [*MISSING, *UNUSABLE, ["a", None], ["a", float("nan")]])
+@pytest.mark.parametrize(
+    "metric",
+    [cp.exact_match("y"), cp.token_f1("y"), cp.accuracy("y"), cp.numeric_match("y"), cp.json_match("y")],
+)
+def test_missing_and_infinite_gold_values_are_data_errors(metric: cp.Metric, gold: object) -> None:
+    rows = [{"id": "fine", "v": "a", "y": "1"}, {"id": "bad", "v": "a", "y": gold}]
+    if metric.name == "json_match" and isinstance(gold, list) and gold[1:] == [None]:
+        return  # null is a value of a document
+    with pytest.raises(DataError, match="example 'bad': gold field 'y' "):
+        cp.evaluate(echo(str), rows, metric, cache=False)
+
+
+@pytest.mark.parametrize("value", [*MISSING, *UNUSABLE])
+@pytest.mark.parametrize("kind", [float, list[float], list, dict[str, list[float]]])
+def test_missing_and_infinite_inputs_are_data_errors(kind: object, value: object) -> None:
+    rows = [{"id": "bad", "v": value, "y": "1"}]
+    with pytest.raises(DataError, match=r"'bad': input 'v' must be "):
+        cp.evaluate(echo(kind), rows, cp.exact_match("y"), cache=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("dev.jsonl", '{"v": 1.0, "y": "1"}\n{"v": NaN, "y": "1"}\n'),
+        ("dev.jsonl", '{"v": 1.0, "y": "1"}\n{"v": 1e999, "y": "1"}\n'),
+        ("dev.jsonl", '{"v": 1.0, "y": "1"}\n{"v": 2, "y": NaN}\n'),
+        ("dev.csv", "v,y\n1,1\nnan,1\n"),
+        ("dev.csv", "v,y\n1,1\n-inf,1\n"),
+        ("dev.json", '[{"v": 1.0, "y": "1"}, {"v": NaN, "y": "1"}]'),
+    ],
+)
+def test_missing_and_infinite_values_of_files_are_data_errors(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match="'dev-[23]'"):
+        cp.evaluate(echo(float), cp.Dataset(tmp_path), cp.exact_match("y"), cache=False)
+
+
+def test_missing_values_are_none_for_functions_and_optional_inputs() -> None:
+    seen: list[object] = []
+
+    def score(outputs: object, example: cp.Example) -> float:
+        seen.extend([example.gold["y"], example.inputs["v"]])
+        return 1.0
+
+    rows = [{"v": value, "y": value} for value in MISSING]
+    assert cp.evaluate(echo(float | None), rows, score, cache=False).mean == 1
+    assert seen == [None] * 10
+
+
+def labelled(tmp_path: Path, form: str, names: list[str]) -> Any:
+    """Return rows with class labels as stored in a data set, a table or a file."""
+    datasets = pytest.importorskip("datasets")
+    label = datasets.ClassLabel(names=names)
+    features = datasets.Features(
+        {"v": label, "y": label, "tags": datasets.Sequence(label), "part": {"kind": label}}
+    )
+    columns = {"v": [1, 0], "y": [1, 0], "tags": [[0, 1], []], "part": [{"kind": 1}, {"kind": 0}]}
+    made = datasets.Dataset.from_dict(columns, features=features)
+    if form == "parquet":
+        datasets.disable_progress_bars()
+        made.to_parquet(tmp_path / "dev.parquet")
+        return cp.Dataset(tmp_path)
+    if form == "of":
+        return cp.Dataset.of(valid=made)
+    return {
+        "dataset": made, "dict": datasets.DatasetDict(validation=made), "table": made.data.table,
+        "stream": made.to_iterable_dataset(),
+    }[form]  # fmt: skip
+
+
+FORMS = ["dataset", "dict", "table", "stream", "of", "parquet"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_class_labels_are_read_by_their_names(tmp_path: Path, form: str) -> None:
+    data = labelled(tmp_path, form, ["neg", "pos"])
+    data = data if isinstance(data, cp.Dataset) else to_dataset(data, splits=False)
+    first, second = read_examples(data, "valid", {"v": str, "tags": list[str], "part": dict[str, str]})
+    assert dict(first.inputs) == {"v": "pos", "tags": ["neg", "pos"], "part": {"kind": "pos"}}
+    assert (first.gold["y"], second.gold["y"]) == ("pos", "neg")
+    numbers, _ = read_examples(data, "valid", {"v": int, "tags": list[int]})
+    assert dict(numbers.inputs) == {"v": 1, "tags": [0, 1]}
+    assert type(numbers.inputs["v"]) is int
+
+
+@pytest.mark.parametrize(
+    ("output", "answers", "score"),
+    [
+        (str, {"pos": "pos", "neg": "neg"}, 1), (int, {"pos": 1, "neg": 0}, 1), (str, {"pos": "1", "neg": "0"}, 1),
+        (Literal["neg", "pos"], {"pos": "pos", "neg": "neg"}, 1), (Literal[0, 1], {"pos": 1, "neg": 0}, 1),
+        (str, {"pos": "neg", "neg": "pos"}, 0), (int, {"pos": 0, "neg": 1}, 0),
+    ],
+)  # fmt: skip
+def test_class_labels_are_scored_by_name_or_number(output: Any, answers: dict[str, Any], score: int) -> None:
+    rows = labelled(Path(), "dataset", ["neg", "pos"])
+    node = cp.LLM("a", prompt="P.", output=output)(v=cp.Input("v", str))
+    lm = ScriptedLM(lambda message: str(answers["pos" if "V: pos" in message else "neg"]))
+    system = cp.System("s", outputs={"y": node}, lm="m")
+    metrics: list[Any] = [
+        cp.exact_match("y"),
+        cp.accuracy("y"),
+        lambda out, row: row.gold["y"] in (out["y"], str(out["y"])),
+    ]
+    metrics = metrics[: 2 if answers == {"pos": "1", "neg": "0"} else 3]
+    if output is str and score:
+        metrics.append(cp.accuracy("y", choices=list(answers.values())))
+    for metric in metrics:
+        assert cp.evaluate(system, rows, metric, engines={"m": lm}, cache=False).mean == score
+
+
+def test_numbers_of_classes_named_by_numbers_are_no_answers() -> None:
+    rows = labelled(Path(), "dataset", ["1", "2"])
+    example = read_examples(to_dataset(rows, splits=False), "valid", {"v": str})[0]
+    for metric in (cp.exact_match("y"), cp.accuracy("y")):
+        assert [metric.score({"y": found}, example).value for found in ("2", "1", 2, 1)] == [1, 0, 1, 0]
+
+
+def test_unknown_classes_are_data_errors_and_damaged_metadata_is_ignored(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"v": datasets.Value("string"), "y": datasets.ClassLabel(names=["a"])})
+    rows = datasets.Dataset.from_dict({"v": ["x"], "y": [-1]}, features=features)
+    with pytest.raises(DataError, match="gold field 'y' is None"):
+        cp.evaluate(echo(str), rows, cp.exact_match("y"), cache=False)
+    table = rows.data.table
+    for text in (b"{", b"[]", b'{"info": {"features": {"y": {"_type": "ClassLabel", "names": 3}}}}'):
+        assert (
+            read_examples(
+                to_dataset(table.replace_schema_metadata({b"huggingface": text}), splits=False),
+                "valid",
+                {"v": str},
+            )[0].gold["y"]
+            == -1
+        )

@@ -8,6 +8,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -602,6 +603,22 @@ class TestBounds:
         assert self.score(0.5, (0, 1), failure_score=-1.0).bounds == (-1.0, 1.0)
         assert self.score(0.5, None).bounds is None
 
+    @pytest.mark.parametrize(
+        ("scores", "within"),
+        [([1.0] * 9 + [0.0], True), ([1.0] * 5, True), ([0.2, 0.9, 1.0], True), ([0.5, 1.01, 0.9], False)],
+    )
+    def test_intervals_of_an_undeclared_range_hold_no_impossible_scores(
+        self, scores: list[float], within: bool
+    ) -> None:
+        rows = tuple(ScoredRun(str(i), 0, score) for i, score in enumerate(scores))
+        worse = tuple(replace(row, score=min(row.score, 0.1)) for row in rows)
+        found = Evaluation("c", rows)
+        gain = gain_interval(Evaluation("c", worse), found)
+        assert found.bounds is None  # decisions do not rely on it
+        assert (found.range == (0.0, 1.0)) == within
+        assert (0 <= found.interval.low <= found.interval.high <= 1) == within
+        assert not within or -1 <= gain.low <= gain.high <= 1
+
     def test_a_score_outside_the_stated_bounds_is_named_and_the_bounds_count_as_unknown(self) -> None:
         values = iter([0.5, 1.5, 7.0])
         metric = custom(lambda outputs, example: next(values), "own", bounds=(0, 1))
@@ -656,7 +673,7 @@ class TestBounds:
 
 
 def test_one_example_has_no_interval_and_json_can_hold_it() -> None:
-    summary = Evaluation("digest", (ScoredRun("e", 0, 0.5),)).summary()
+    summary = Evaluation("digest", (ScoredRun("e", 0, 1.5),)).summary()
     assert (summary["low"], summary["high"]) == (None, None)
     assert json.dumps(summary, allow_nan=False)
 

@@ -50,7 +50,7 @@ def test_the_number_of_a_text(text: object, number: float | None) -> None:
     ("found", "gold", "equal"),
     [
         ("-5", "5", 0), ("3.5", "35", 0), ("3.5", 35, 0), ("-5", 5, 0), ("1,5", 15, 0), ("5.", "5", 1), ("$5", "5", 1),
-        ("$5", 5, 1), ("1,000", "1000", 1), ("1-5", "15", 1),
+        ("$5", 5, 1), ("1,000", "1000", 1), ("1-5", "15", 0),
     ],
 )  # fmt: skip
 def test_different_numbers_are_not_equal(found: str, gold: object, equal: int) -> None:
@@ -268,3 +268,55 @@ def test_the_schema_describes_the_settings(tmp_path: Path) -> None:
 
     text = json.dumps(schema())
     assert all(f'"{name}"' in text for name in ("rubric", "pairwise", "pass_at_k", "json_match", "rouge"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (r"(a+)+$", "a" * 40 + "!"), (r"(a|a)*b", "a" * 60 + "!"), (r"(a|aa)+$", "a" * 60 + "!"),
+        (r"(.*)(.*)(.*)(.*)x$", "a" * 20_000), (r"^(([a-z])+.)+[A-Z]([a-z])+$", "a" * 20_000),
+        (r"\b(\w+\s?)*$", "word " * 1_000 + "!"),
+    ],
+)  # fmt: skip
+def test_patterns_from_data_are_matched_in_linear_time(pattern: str, text: str) -> None:
+    assert cp.regex_match("y").score({"y": text}, example(y=pattern)).value == 0
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"(?=(a+))\1*b", r"(a+)\1", r"(?<!a)b", r"a++", r"\B", r"[\W]", "(?:a{1,999}){1,999}"]
+)
+def test_patterns_that_need_backtracking_are_data_errors_before_a_run(pattern: str) -> None:
+    with pytest.raises(
+        DataError, match=r"example 'e1': gold field 'y': .* cannot be matched in linear time.*no look-"
+    ):
+        cp.regex_match("y").check({"y": None}, [example(y="a"), example(y=pattern)])
+    with pytest.raises(DeclarationError, match="regex_match: .*linear time"):
+        cp.regex_match("y", pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(\w+)$", r"\bélan\b", r"\b(\w{4})\b", r"[\w-]+", r"\d+ km", r"a{,3}b", r"a\Z", r"\bno\b", r"^\s*(\S+)", r"[]a]+",
+        r"[^]a]+", r"\u00e9", r"(?i)strasse", r"(?s).+b", r"\b.\b", r"\bfoo|bar\b", r"(?P<n>\d+)", r"(?m)\bb$",
+        r"[\d,.]+", r"\W+", r"[é-ü]+", r"\bAnswer:\s*(.+?)\s*$",
+    ],
+)  # fmt: skip
+def test_patterns_find_what_they_find_in_python(pattern: str) -> None:
+    texts = [
+        "Rímac",
+        "un élan",
+        "ñno no",
+        "foo bar1",
+        "3 km ٣ km",
+        "STRASSE b",
+        "b\na\n",
+        "]]a[",
+        "a\u00a0bb",
+        "Answer: é \n",
+    ]
+    for text in texts:
+        match = re.search(pattern, text)
+        found = match and (match[1] if match.re.groups else match[0])
+        score = cp.regex_match("y", pattern, gold="y").score({"y": text}, example(y=found or "none"))
+        assert score.value == float(match is not None), text

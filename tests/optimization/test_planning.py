@@ -155,7 +155,8 @@ class TestTooFewExamples:
         metric = custom(lambda outputs, example: float(outputs["answer"] == "yes"), "own")
         result = run(tmp_path, two_options(), 100, metric=metric)
         (outlook,) = (event for event in events(result) if event["event"] == "outlook")
-        assert any(line.startswith("metric 'own' declares no bounds: ") for line in outlook["told"])
+        (line,) = (line for line in outlook["told"] if line.startswith("metric 'own' declares no bounds: "))
+        assert line.endswith("declare them: cp.custom(…, bounds=(0, 1))")
         assert not outlook["detection"]["bounded"]
         assert "The range of the scores is unknown: p is the larger one" in result.report
 

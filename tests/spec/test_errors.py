@@ -247,6 +247,14 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
         ),
         (
             "{exact_match: {output: verdict}}",
+            "{custom: {call: 'parts:score', bounds: [1, 0]}}",
+            [
+                "f.yaml:9:48: metric.custom.bounds: metric 'score': bounds must be the minimum and maximum score, "
+                "but got (1, 0); two finite numbers, the smaller one first, such as 0 and 1",
+            ],
+        ),
+        (
+            "{exact_match: {output: verdict}}",
             "{custom: {call: 'parts:number'}}",
             [
                 "f.yaml:9:25: metric.custom.call: parts:number is not a function",

@@ -13,6 +13,7 @@ import pytest
 
 import compound as cp
 from compound.errors import SpecError
+from compound.evaluation.metrics.bounds import bounds_hint
 from compound.registry import plugins as module
 from compound.registry.plugins import plugins
 from compound.spec import dump, loads, schema
@@ -309,6 +310,17 @@ class TestByPlace:
         found = loads(file("shout: {}", metric=metric)).metric
         assert found is not None
         assert found.score({"y": "ab"}, cp.Example("e", {})) == cp.Score(0.0)
+
+    def test_how_to_declare_bounds_is_said_in_the_syntax_of_the_file(self) -> None:
+        for settings, hint in (
+            ("", "metric: {custom: {…, bounds: [0, 1]}}"),
+            (", settings: {output: y}", "bounds=(0, 1)"),
+        ):
+            found = loads(
+                file("shout: {}", metric=f'{{custom: {{call: "shouting:length"{settings}}}}}')
+            ).metric
+            assert found is not None
+            assert hint in bounds_hint(found)
 
     @pytest.mark.parametrize(
         ("entry", "more", "said"),

@@ -34,8 +34,13 @@ def checked_bounds(bounds: object, name: str) -> Bounds:
             return float(low), float(high)
     raise DeclarationError(
         f"metric {name!r}: bounds must be the minimum and maximum score, but got {bounds!r}",
-        hint="for example bounds=(0, 1)",
+        hint="two finite numbers, the smaller one first, such as 0 and 1",
     )
+
+
+def bounds_hint(metric: Metric) -> str:
+    """Return how the user declares the bounds of a metric, in the syntax that it was made in."""
+    return str(getattr(metric, "bounds_hint", "an attribute of the metric, such as bounds = (0, 1)"))
 
 
 def check_failure_score(metric: Metric, failure_score: float) -> None:

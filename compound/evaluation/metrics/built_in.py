@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +14,13 @@ from compound.errors import CallError, DataError, DeclarationError
 from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.messages import format_value, format_values
 from compound.evaluation.metrics.text import (
-    are_different_numbers,
     equal_answers,
     find_label,
     is_number,
-    normalize,
+    normalize_both,
 )
 from compound.evaluation.metrics.verdicts import text_of, verdict
+from compound.evaluation.rows import ClassName
 from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example, Score
 
@@ -28,7 +29,7 @@ HIT_RANKS = (1, 5)  # of the parts of the reciprocal rank
 
 @dataclass(frozen=True)
 class ExactMatch(Comparison):
-    """1 if the normalised texts are equal; a numeric gold value is compared as a number."""
+    """1 if the normalized texts are equal; a numeric gold value is compared as a number."""
 
     bounds: ClassVar[Bounds | None] = UNIT
 
@@ -64,6 +65,9 @@ class Accuracy(Comparison):
         """Return the right answers of an example, which must be among the choices."""
         found = super().accepted(example)
         known = {choice.lower() for choice in self.choices}
+        chosen = [answer for answer in found if str(answer).strip().lower() in known]
+        if chosen and any(isinstance(answer, ClassName) for answer in found):
+            return chosen  # by their names or by their numbers
         unknown = sorted(str(answer).strip().lower() for answer in found)
         unknown = [label for label in unknown if label not in known] if known else []
         if unknown:
@@ -127,10 +131,10 @@ class RecallAtK(Comparison):
 
 
 def exact_match(output: str, gold: str | None = None) -> ExactMatch:
-    """Score 1 if the output equals an acceptable answer after SQuAD's normalisation, else 0.
+    """Score 1 if the output equals an acceptable answer, apart from its spelling, else 0.
 
-    Different numbers are never equal, although the normalisation removes signs and decimal points: 3.5 is
-    not 35.
+    Case, Unicode variants, articles and punctuation at the borders of words are ignored; signs, operators and
+    suffixes count, and numbers are compared as numbers: 3.50 is 3.5, but not 35.
 
     Args:
         output: The system output to read.
@@ -146,7 +150,9 @@ def exact_match(output: str, gold: str | None = None) -> ExactMatch:
 
 
 def token_f1(output: str, gold: str | None = None) -> TokenF1:
-    """Score the word overlap with the best acceptable answer (SQuAD's F1).
+    """Score the word overlap with the best acceptable answer (SQuAD's F1), with words as in `exact_match`.
+
+    Scripts without spaces, such as Chinese or Thai, are compared by characters.
 
     Args:
         output: The system output to read.
@@ -179,7 +185,9 @@ def accuracy(output: str, gold: str | None = None, choices: Sequence[str] = ()) 
             )
     if isinstance(choices, str) or len({choice.lower() for choice in choices}) < len(choices):
         raise DeclarationError(f"accuracy: choices must be different labels, got {choices!r}")
-    return Accuracy("accuracy", output, gold or output, tuple(choices))
+    return Accuracy(
+        "accuracy", output, gold or output, tuple(unicodedata.normalize("NFC", c) for c in choices)
+    )
 
 
 def mrr(output: str, gold: str | None = None, key: str | None = None) -> MRR:
@@ -226,10 +234,7 @@ def _overlap(found: object, answer: object) -> tuple[float, float, float]:
     """Return F1, precision and recall of the words of an output and an answer."""
     if isinstance(answer, numbers.Real) or is_number(found):
         return (float(equal_answers(found, answer)),) * 3
-    text, wanted = str(found), str(answer)
-    if are_different_numbers(text, wanted):
-        return (0.0,) * 3
-    words, gold = normalize(text).split(), normalize(wanted).split()
+    words, gold = (text.split() for text in normalize_both(str(found), str(answer)))
     if not words or not gold:
         return (float(words == gold),) * 3
     common = (Counter(words) & Counter(gold)).total()

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
-from compound.errors import CallError, DataError, MissingOutput, suggest_name
+from compound.errors import (
+    CallError,
+    CompoundError,
+    DataError,
+    InvalidRow,
+    MissingOutput,
+    raise_all,
+    suggest_name,
+)
 from compound.evaluation.metrics.messages import format_fields, format_value
 from compound.evaluation.metrics.verdicts import comparable
+from compound.evaluation.rows import ClassName, is_finite, is_missing
 from compound.evaluation.statistics import Bounds
 from compound.example import Example, Score
 
@@ -64,8 +73,13 @@ class Comparison(ABC):
         labels = labels if self.listed == any(isinstance(label, list) for label in labels) else []
         unmatched: dict[str, list[str]] = {}
         seen: dict[str, bool] = {}
+        errors: list[CompoundError] = []
         for example in examples:
-            accepted = self.accepted(example)
+            try:
+                accepted = self.accepted(example)
+            except DataError as error:
+                errors.append(_of_row(error, example))
+                continue
             shown = " or ".join(map(repr, accepted))
             if not labels:
                 continue
@@ -74,7 +88,8 @@ class Comparison(ABC):
             if not seen[shown]:
                 unmatched.setdefault(shown, []).append(example.id)
         if unmatched:
-            self._raise_unmatched(labels, unmatched)
+            errors.append(self._unmatched(labels, unmatched))
+        raise_all(errors)
 
     def _reachable(self, labels: Sequence[object], accepted: list[object]) -> bool:
         """Return whether any value of the output scores above zero."""
@@ -83,8 +98,8 @@ class Comparison(ABC):
         except CallError:  # outputs of this type are rejected in each run
             return True
 
-    def _raise_unmatched(self, labels: Sequence[object], unmatched: Mapping[str, Sequence[str]]) -> NoReturn:
-        """Reject gold values that no label matches: their rows would silently score 0 in every run.
+    def _unmatched(self, labels: Sequence[object], unmatched: Mapping[str, Sequence[str]]) -> DataError:
+        """Return the error for gold values that no label matches: their rows would silently score 0.
 
         A free-text output could match them, but an output with a fixed set of labels cannot.
         """
@@ -96,7 +111,7 @@ class Comparison(ABC):
         )
         cut = ", …" if len(labels) > MAX_SHOWN else ""
         choices = getattr(self, "choices", ())
-        raise DataError(
+        return DataError(
             f"{self.name}: no label of output {self.output!r} matches the gold values {shown}{more} of "
             f"{self.gold!r}, such as example {named[0][1][0]!r}: these rows can only score 0",
             hint=f"labels: {known}{cut}{'; choices: ' + ', '.join(choices) if choices else ''}; "
@@ -118,16 +133,41 @@ class Comparison(ABC):
         accepted = list(gold) if isinstance(gold, list | tuple) else [gold]
         if isinstance(gold, set | frozenset):
             accepted = sorted(gold, key=repr)  # deterministic across processes
-        if not accepted or None in accepted:
+        if not accepted or not all(not is_missing(answer) and is_finite(answer) for answer in accepted):
             raise DataError(
                 f"{where}: gold field {self.gold!r} is {format_value(gold)}, "
                 "but must hold a value to compare with"
             )
+        if not self.listed:
+            accepted = [
+                each for one in accepted for each in (one.answers if isinstance(one, ClassName) else (one,))
+            ]
         return [comparable(answer) for answer in accepted]
 
     @abstractmethod
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Score an output in its `comparable` form against all right answers; ``where`` starts errors."""
+
+
+def _of_row(error: DataError, example: Example) -> InvalidRow:
+    """Return the error of an example with the place of its row."""
+    key = error.message.replace(f", example {example.id!r}", "", 1)
+    return InvalidRow(example.place, error.message, hint=error.hint, key=key)
+
+
+def check_each(examples: Iterable[Example], check: Callable[[Example], object]) -> None:
+    """Call a function with each example, and raise the errors of all.
+
+    Raises:
+        DataError: the function rejects examples.
+    """
+    errors = []
+    for example in examples:
+        try:
+            check(example)
+        except DataError as error:
+            errors.append(_of_row(error, example))
+    raise_all(errors)
 
 
 def missing_output(where: str, output: str, outputs: Mapping[str, object]) -> MissingOutput:

@@ -32,6 +32,7 @@ class Custom:
     name: str
     bounds: Bounds | None = None
     thread: ThreadUse = "auto"
+    bounds_hint: str = field(default="cp.custom(…, bounds=(0, 1))", repr=False, compare=False)
     _runner: FunctionRunner = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from compound.errors import DataError, DeclarationError
 from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.messages import format_value
 from compound.evaluation.metrics.verdicts import comparable
+from compound.evaluation.rows import is_finite
 from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example, Score
 
@@ -35,11 +36,17 @@ class JsonMatch(Comparison):
 
     def accepted(self, example: Example) -> list[object]:
         """Return the gold document; a list is a JSON array, not a list of alternatives."""
-        if example.gold.get(self.gold) is None:
+        found = example.gold.get(self.gold)
+        if found is None or not is_finite(found):
             super().accepted(example)  # reports the missing value
-        document = comparable(example.gold[self.gold])
+        document = comparable(found)
         with suppress(_NotJson):
             document = _parsed(document)
+        if not is_finite(document):  # such as of the text {"a": NaN}
+            raise DataError(
+                f"{self.name}, example {example.id!r}: gold field {self.gold!r} is {format_value(document)}, "
+                "but NaN and infinity equal nothing"
+            )
         if self.keys and not (isinstance(document, Mapping) and all(key in document for key in self.keys)):
             raise DataError(
                 f"{self.name}, example {example.id!r}: gold field {self.gold!r} must be an object with the "

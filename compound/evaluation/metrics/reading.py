@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 import re
-from collections.abc import Callable
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
 from compound.errors import CallError, DataError, DeclarationError
 from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.messages import format_value, format_values
-from compound.evaluation.metrics.text import ANSWER, DIGITS, equal_answers
+from compound.evaluation.metrics.text import ANSWER, CURRENCY, DIGITS, equal_answers, fold
 from compound.evaluation.metrics.verdicts import text_of, verdict
+from compound.evaluation.rows import ClassName
 from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example, Score
 
 MAX_PATTERN = 1_000  # characters; patterns may come from data
-_NUMBER = re.compile(rf"(?<![\w.])(?:[-+−][$€£¥]?)?{DIGITS}(?!\.?\d)")
-_NO_NUMBER = re.compile("[,$€£¥]")
+# not part of a fraction, a power, a time or a number with a decimal comma
+_NUMBER = re.compile(rf"(?<![\w.])(?<!\d[,/^:])[-+]?{DIGITS}(?![.,/^:]?\d)(?!\^)")
 
 
 @dataclass(frozen=True)
@@ -54,47 +56,140 @@ class RegexMatch(Comparison):
             where = f"{self.name}, example {example.id!r}"
             for pattern in found:
                 try:
-                    self._compile(pattern)
+                    compile_pattern(pattern, ignore_case=self.ignore_case, whole=self.whole)
                 except DeclarationError as error:
-                    raise DataError(f"{where}: gold field {self.gold!r}: {error.message}") from error
+                    problem = f"{where}: gold field {self.gold!r}: {error.message}"
+                    raise DataError(problem, hint=error.hint) from error
         return found
 
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return 1 or 0."""
         text = text_of(found, where)
         if not self.extracts:
-            if any(self._find(pattern)(text) for pattern in accepted):
+            if any(self._find(pattern, text) is not None for pattern in accepted):
                 return Score(1.0, "correct")
             return Score(0.0, f"no match of {format_values(accepted)} in {format_value(text)}")
-        match = self._find(self.pattern)(text)
-        if match is None:
+        value = self._find(self.pattern, text)
+        if value is None:
             return Score(0.0, f"no match of {format_value(self.pattern)} in {format_value(text)}")
-        value = match[1] if match.re.groups else match[0]
-        right = value is not None and any(equal_answers(value, answer) for answer in accepted)
-        return verdict(right, accepted, value)
+        return verdict(any(equal_answers(value, answer) for answer in accepted), accepted, value)
 
-    def _find(self, pattern: object) -> Callable[[str], re.Match[str] | None]:
-        compiled = self._compile(pattern)
-        return compiled.fullmatch if self.whole else compiled.search
+    def _find(self, pattern: object, text: str) -> str | None:
+        """Return what a pattern finds in a text: its first group, if it has one; None if there is none."""
+        compiled = compile_pattern(pattern, ignore_case=self.ignore_case, whole=self.whole)
+        if bounded := _has_boundary(str(pattern)):
+            text = re.sub(r"\b", _BOUNDARY, text.replace(_BOUNDARY, " "))
+        text = text.encode(errors="replace").decode()  # without lone surrogates
+        match = compiled.fullmatch(text) if self.whole else compiled.search(text)
+        found = None if match is None else match[1] if compiled.groups and self.extracts else match[0]
+        return found.replace(_BOUNDARY, "") if found is not None and bounded else found
 
-    def _compile(self, pattern: object) -> re.Pattern[str]:
-        return compile_pattern(pattern, ignore_case=self.ignore_case)
 
-
-def compile_pattern(pattern: object, *, ignore_case: bool = False) -> re.Pattern[str]:
-    """Compile a pattern.
+@functools.lru_cache(maxsize=1_024)
+def compile_pattern(pattern: object, *, ignore_case: bool = False, whole: bool = False) -> re.Pattern[str]:
+    """Compile a pattern in Python's syntax for an engine that matches in linear time (RE2).
 
     Raises:
-        DeclarationError: it is not a regular expression, or is too long.
+        DeclarationError: it is no regular expression, is too long, or needs backtracking.
     """
+    import re2
+
     if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN:
         raise DeclarationError(
             f"a pattern must be text of at most {MAX_PATTERN} characters, got {format_value(pattern)}"
         )
     try:
-        return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of syntax that a later Python reads in another way
+            re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise DeclarationError(f"{format_value(pattern)} is not a regular expression: {error}") from error
+    options = re2.Options()
+    options.log_errors, options.case_sensitive = False, not ignore_case
+    try:
+        translated = _TOKEN.sub(functools.partial(_translated, pattern, whole), pattern)
+        compiled: re.Pattern[str] = re2.compile(
+            f"(?:{translated}){_BOUNDARY}?" if whole else translated, options
+        )
+    except (re2.error, ValueError) as error:
+        reason = error.args[0].decode() if isinstance(error.args[0], bytes) else error
+        raise DeclarationError(
+            f"{format_value(pattern)} cannot be matched in linear time: {reason}",
+            hint=r"use no look-around, back-references, \B, or \W between brackets",
+        ) from None
+    return compiled
+
+
+_BOUNDARY = "\0"  # marks word boundaries of texts: those of RE2 know only ASCII
+_SPACES = r"\t-\r\x1c-\x20\x{85}\pZ"
+_CLASSES = {  # of Python, which include letters and digits of all scripts
+    "d": r"\p{Nd}", "D": r"\P{Nd}", "w": r"\pL\pN_", "s": _SPACES, "S": r"\S", "b": r"\x08",
+}  # fmt: skip
+_TOKEN = re.compile(
+    r"(?P<kept>\(\?(?:P?<\w+>|[a-zA-Z-]*[:)])|[()|^]|\\A|[*+?][?+]?|\{\d+(?:,\d*)?\}[?+]?)|\{,(?P<most>\d+)\}"
+    r"|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|(?P<boundary>(?:\\b)+)|(?P<end>\$|\\Z)"
+    r"|\\(?P<escape>x[\da-fA-F]{2}|u[\da-fA-F]{4}|U[\da-fA-F]{8}|[pP]\{\w+\}|.)|(?P<char>.)",
+    re.DOTALL,
+)
+
+
+@functools.lru_cache(maxsize=1_024)
+def _has_boundary(pattern: str) -> bool:
+    return any(match["boundary"] for match in _TOKEN.finditer(pattern))
+
+
+def _translated(pattern: str, whole: bool, match: re.Match[str]) -> str:
+    """Return a token of a pattern in RE2's syntax; if the pattern has boundaries, for texts with marked ones.
+
+    Raises:
+        ValueError: RE2 has no counterpart.
+    """
+    bounded = _has_boundary(pattern)
+    mark = _BOUNDARY if bounded else ""
+    if match["kept"]:
+        return match[0]
+    if match["most"]:
+        return f"{{0,{match['most']}}}"
+    if match["boundary"]:
+        return mark
+    if match["end"]:
+        optional = f"{mark}?" if bounded else ""
+        if match[0] == "$" and re.search(r"\(\?\w*m", pattern):
+            return f"{optional}$"
+        final = (
+            r"\n?" if match[0] == "$" and not whole else ""
+        )  # Python's also matches before a final line break
+        return rf"(?:{optional}{final}\z)"
+    token = match[0]
+    if match["set"]:
+        start = "[^" if token.startswith("[^") else "["
+        body = token[len(start) : -1]
+        inner = re.sub(r"\\(x..|u....|U.{8}|.)|\[", _translated_in_set, body, flags=re.DOTALL)
+        first = r"\]" if body.startswith("]") else ""
+        token = f"{start}{mark if start == '[^' else ''}{first}{inner[1:] if first else inner}]"
+    elif escape := match["escape"]:
+        if escape in "WS":
+            token = f"[^{_CLASSES[escape.lower()]}{mark}]"
+        elif escape in "dDws":
+            token = f"[{_CLASSES[escape]}]"
+        elif escape[0] in "uU":
+            token = rf"\x{{{escape[1:]}}}"
+        elif escape == "B":
+            raise ValueError("\\B")
+    elif token == "." and bounded:
+        token = f"[^{mark}]" if re.search(r"\(\?\w*s", pattern) else rf"[^\n{mark}]"
+    return f"(?:{mark}?{token})" if bounded else token
+
+
+def _translated_in_set(match: re.Match[str]) -> str:
+    escape = match[1]
+    if escape is None:
+        return r"\["
+    if escape == "W":
+        raise ValueError(r"\W between brackets")
+    if escape[0] in "uU" and len(escape) > 1:
+        return rf"\x{{{escape[1:]}}}"
+    return _CLASSES.get(escape, match[0])
 
 
 @dataclass(frozen=True)
@@ -109,6 +204,7 @@ class NumericMatch(Comparison):
     def accepted(self, example: Example) -> list[object]:
         """Return the acceptable numbers."""
         found = super().accepted(example)
+        found = [answer for answer in found if not isinstance(answer, ClassName)] or found
         for answer in found:
             if find_number(answer) is None:
                 raise DataError(
@@ -135,7 +231,8 @@ class NumericMatch(Comparison):
 def find_number(value: object) -> float | None:
     """Return the number that a value holds: its own, that after ``answer:``, or the last one in the text.
 
-    Commas between groups of three digits are ignored, and so is what follows a number, such as a unit.
+    Commas between groups of three digits are ignored, and so is what follows a number, such as a unit. Parts
+    of fractions, powers and times, and numbers with a decimal comma, are no numbers.
 
     >>> find_number("It costs $1,250.50."), find_number("Answer: 4, as 2 + 2 = 4, not 5"), find_number("none")
     (1250.5, 4.0, None)
@@ -146,12 +243,13 @@ def find_number(value: object) -> float | None:
         return float(value) if math.isfinite(value) else None
     if not isinstance(value, str):
         return None
-    markers = list(ANSWER.finditer(value))
-    behind = _NUMBER.search(value, markers[-1].end()) if markers else None
-    found = behind[0] if behind else next(iter(_NUMBER.findall(value)[-1:]), None)
+    text = re.sub(f"(?<=[-+]){CURRENCY.pattern}", "", fold(value))
+    markers = list(ANSWER.finditer(text))
+    behind = _NUMBER.search(text, markers[-1].end()) if markers else None
+    found = behind[0] if behind else next(iter(_NUMBER.findall(text)[-1:]), None)
     if found is None:
         return None
-    number = float(_NO_NUMBER.sub("", found).replace("−", "-"))
+    number = float(found.replace(",", ""))
     return number if math.isfinite(number) else None
 
 
@@ -166,8 +264,9 @@ def regex_match(
 
     With ``pattern`` and ``gold``, the text that the pattern finds (its first group, if it has one) is
     compared with the gold field like by `exact_match`. With ``pattern`` alone, finding it is enough.
-    Without ``pattern``, the gold field holds the pattern, or several of which one must be found. The time of
-    a match can grow exponentially with the text for patterns such as ``(a+)+b``: use patterns that you trust.
+    Without ``pattern``, the gold field holds the pattern, or several of which one must be found. Patterns are
+    matched in linear time by RE2, so that those from data cannot stall a run; it knows no look-around and no
+    back-references.
 
     Args:
         output: The system output to read.
@@ -183,9 +282,9 @@ def regex_match(
     "no match of '[0-9]{4}' in 'May 5'"
     """
     try:
-        compile_pattern(pattern, ignore_case=ignore_case)
+        compile_pattern(pattern, ignore_case=ignore_case, whole=whole)
     except DeclarationError as error:
-        raise DeclarationError(f"regex_match: {error.message}") from error
+        raise DeclarationError(f"regex_match: {error.message}", hint=error.hint) from error
     extracts = bool(pattern) and gold is not None
     return RegexMatch("regex_match", output, gold or output, pattern, extracts, whole, ignore_case)
 

@@ -14,6 +14,7 @@ import numpy as np
 from compound.errors import DataError, DeclarationError, MissingExtra
 from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.messages import format_value, format_values
+from compound.evaluation.metrics.text import fold
 from compound.evaluation.metrics.verdicts import text_of
 from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example, Score
@@ -90,7 +91,7 @@ class _Words:
 
     def tokenize(self, text: str) -> list[str]:
         """Return lowercase words, stemmed if they are longer than three letters, as rouge-score does."""
-        words = _WORD.findall(text.lower())
+        words = _WORD.findall(fold(text))
         return words if self._stem is None else [self._stem(w) if len(w) > 3 else w for w in words]
 
 

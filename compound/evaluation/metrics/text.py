@@ -1,15 +1,51 @@
-"""Comparable forms of texts, and the labels that texts decide on."""
+"""Comparable forms of texts, and the labels that texts decide on.
+
+docs/guides/metrics.md, section Comparison of texts, states the rule.
+"""
 
 from __future__ import annotations
 
 import math
 import numbers
 import re
-import string
+import unicodedata
 from collections.abc import Sequence
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_TYPOGRAPHY = str.maketrans(
+    {
+        **dict.fromkeys("‘’‚‛ʻʼ´`՚׳", "'"), **dict.fromkeys("“”„‟״", '"'), **dict.fromkeys("‐‑‒–—―−⁃﹘", "-"),
+        **dict.fromkeys("⁄∕", "/"), "∶": ":", "〜": "~", "٫": ".", "٬": ",", "٪": "%", "ı": "i",
+    }
+)  # fmt: skip
+_MEANINGFUL = "‰‱′″‴§·"  # the other punctuation beyond ASCII only separates
+_DECORATION = "™℠®©"
+# Thai, Lao, Tibetan, Burmese, Khmer, kana and ideographs: scripts without spaces
+_UNSPACED = (
+    "\u0e01-\u0e3e\u0e40-\u0fff\u1000-\u109f\u1780-\u17da\u17dc-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff"
+    "\u3400-\u9fff\U00020000-\U0003ffff"
+)
+_CURRENCY = "$¢-¥฿៛\u20a0-\u20cf"
+CURRENCY = re.compile(f"[{_CURRENCY}]")
+_PRICED = re.compile(rf"[{_CURRENCY}](?= ?\.?\d)|(?<=\d) ?[{_CURRENCY}]")
+_LETTER = rf"[^\s\d!-/:-@\[-`{{-~{_UNSPACED}{_CURRENCY}]"  # includes combining marks, unlike \w
+_BORDER = r"(?<![^\s!-/:-@\[-`{-~])(?<![)\]}%])"  # no operand directly before
+_EMPHASIS_PAIR = re.compile(r"(?<![^\s\"'(\[*])(\*{1,3}|\${1,2})(?=[^\s*$])([^*$]*+)(?<=\S)\1(?![\w*$])")
+_LIST_MARK = re.compile(rf"(?:(?:[-+*>]|#+) )++(?={_LETTER}{{2}}|[{_UNSPACED}])")
+_ARTICLES = ("a", "an", "the")
+_ACRONYM = re.compile(r"(?<![^\W_])(?<!\.)[^\W\d_](?:\.[^\W\d_])++(?:\.(?![^\W_])|(?![^\W_]|\.))")
+_SPACED_SIGN = re.compile(r"(^|[-+*/=<>^(] ?)([-+]) (?=\.?\d)")
+_FORMULA = re.compile(r"[)\]}] ?[-+*/^%=<>]|[-+*/^=<>] ?[(\[{]")  # whose brackets group
+_LEXEME = re.compile(
+    rf"""
+    (?P<number> (?:{_BORDER}[-+])? (?:(?:[1-9]\d{{0,2}}(?:,\d{{3}})+|0|[1-9]\d*)(?:\.\d+)?|(?<![\w.])\.\d+)
+        (?:e[-+]?\d{{1,9}}(?!\w))? (?![.,:'_]?\d|[.:'_]{_LETTER}) )
+    | \d+(?:[.,:'_]\d+)*(?:[.:'_]{_LETTER}(?:{_LETTER}|\d)*)*  # no single number, such as 10:30, 1.2.3 or 007
+    | (?:{_BORDER}[-+>\#])?{_LETTER}(?:{_LETTER}|\d|(?:[.:']|_+)(?={_LETTER}|\d))*
+    | [{_UNSPACED}] | != | \\(?=\w) | [-+/%\#<>&|=^*~@{_CURRENCY}] | (?P<bracket>[()\[\]{{}}])
+    """,
+    re.VERBOSE,
+)
 ANSWER = re.compile(r"\banswer(?:\s+is)?[\s*_]*:", re.IGNORECASE)
 # possessive, since backtracking would take quadratic time
 _EMPHASIS = re.compile(r"(?<!\w)_++|(?<!_)_++(?!\w)|\*++")
@@ -17,40 +53,136 @@ _DENIAL = re.compile(
     r"(?:\b(?:not|never|nor|non|neither)|n['’]t)(?:\s+(?:a|an|the|very))?[\s\-\"'`*]*$", re.IGNORECASE
 )
 _LONGEST = 24  # maximum length of a negation before a label
-DIGITS = r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
-_BARE_NUMBER = re.compile(rf"[^\w.+−-]*+([-+−]?)[^\w.+−-]*+({DIGITS})\W*+")
+DIGITS = r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,9}(?!\d))?"
+_BARE_NUMBER = re.compile(rf"[\s\"'(*_]*+([-+]?)\s*+({DIGITS})[\s\"')*_.,;:!?]*+")
 
 
 def normalize(text: str) -> str:
-    """Lowercase, remove punctuation and articles, and collapse white space (SQuAD's normalisation).
+    """Return the words, numbers and operators of a text in a comparable spelling, separated by spaces.
 
-    A text that would become empty keeps its letters, so that the label ``A`` does not become ``""``.
+    A text without any is only folded, so that ``?`` does not become ``""``.
 
-    >>> normalize("The Eiffel   Tower!"), normalize("A")
-    ('eiffel tower', 'a')
+    >>> normalize("The Eiffel   Tower!"), normalize("x=-1.50"), normalize("“1,200 km”"), normalize("北京。")
+    ('eiffel tower', 'x = -1.5', '1200 km', '北 京')
     """
-    lowered = text.lower()
-    return " ".join(_ARTICLES.sub(" ", lowered.translate(_PUNCTUATION)).split()) or " ".join(lowered.split())
+    folded = _EMPHASIS_PAIR.sub(r"\2", fold(text))
+    folded = _SPACED_SIGN.sub(r"\1\2", folded[mark.end() :] if (mark := _LIST_MARK.match(folded)) else folded)
+    folded = _ACRONYM.sub(lambda found: found[0].replace(".", ""), folded)
+    groups = _FORMULA.search(folded) is not None
+    found = [
+        _canonical(match[0]) if match["number"] else match[0]
+        for match in _LEXEME.finditer(folded)
+        if groups or not match["bracket"]
+    ]
+    while found and found[-1] == "*":
+        found.pop()
+    while found and found[0] == "*":
+        found.pop(0)
+    kept = [word for i, word in enumerate(found) if not _is_article(found, i)]
+    return " ".join(kept) or " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def bare_number(text: str) -> float | None:
-    """Return the number that a text consists of, apart from punctuation around it; else None.
+def fold(text: str) -> str:
+    """Return a text in one spelling of its characters: no case, widths, styles, or typographic marks.
 
-    >>> bare_number("-$1,250.50"), bare_number("42%."), bare_number("3,5"), bare_number("42 km")
-    (-1250.5, 42.0, None, None)
+    As Unicode's NFKC_Casefold, but without its losses: digits that are raised, lowered or part of a character
+    stay apart from those beside them.
+
+    >>> fold("Ｒ\u0131\u0301mac"), fold("10² km"), fold("1½"), fold("H₂O"), fold("−٣٫٥")
+    ('rímac', '10^2 km', '1 1/2', 'h2o', '-3.5')
     """
-    match = _BARE_NUMBER.fullmatch(text)
-    return float(f"{match[1]}{match[2]}".replace("−", "-").replace(",", "")) if match else None
+    folded = text.translate(_TYPOGRAPHY).casefold()
+    if not text.isascii():
+        folded = unicodedata.normalize("NFC", unicodedata.normalize("NFD", folded).casefold())
+        folded = "".join(map(_unsquared, folded))
+        placed = zip(f" {folded}", folded, f"{folded[1:]} ", strict=False)
+        folded = unicodedata.normalize("NFKC", "".join(map(_spelled, *zip(*placed, strict=True))))
+        folded = "".join(map(_separated, folded.translate(_TYPOGRAPHY).casefold())).replace("i\u0307", "i")
+        folded = unicodedata.normalize("NFC", folded)
+    return " ".join(folded.split())
 
 
-def are_different_numbers(one: str, other: str) -> bool:
-    """Return whether two texts are numbers with different values; `normalize` may make them equal.
+def _unsquared(char: str) -> str:
+    """Return the characters of one such as ㎡, with their raised digits, which NFKC would lower."""
+    kind, *points = unicodedata.decomposition(char).split() or [""]
+    return "".join(chr(int(point, 16)) for point in points) if kind == "<square>" else char
 
-    >>> are_different_numbers("3.5", "35"), are_different_numbers("1,000", "1000"), normalize("-3.5")
-    (True, False, '35')
+
+def _spelled(before: str, char: str, after: str) -> str:
+    """Return the plain spelling of a character between two others."""
+    if char.isascii():
+        return char
+    if char.isdecimal():
+        return str(unicodedata.decimal(char))
+    plain, kind = unicodedata.normalize("NFKC", char), unicodedata.decomposition(char).partition(" ")[0]
+    if char in _DECORATION or plain[0] == " ":  # such as an accent without a letter
+        return " "
+    if kind == "<super>" and char not in "ªº":
+        raised = unicodedata.decomposition(before).startswith("<super>")
+        return f"{'' if raised else '^'}{plain}{' ' if after.isdecimal() else ''}"
+    if not any(map(str.isdecimal, plain)):
+        return plain
+    if kind == "<sub>":
+        return f"{'_' if before.isdecimal() else ''}{plain}{'_' if after.isdecimal() else ''}"
+    return f"{' ' if before.isalnum() else ''}{plain}{' ' if after.isalnum() else ''}"
+
+
+def _separated(char: str) -> str:
+    """Return a character without those that only separate or format, and a symbol as a word of its own."""
+    kind = unicodedata.category(char)
+    if kind == "Cf" or "\ufe00" <= char <= "\ufe0f":
+        return char if "\U000e0020" <= char <= "\U000e007e" else ""  # tags tell flags apart
+    if char.isascii() or kind[0] not in "PS" or kind == "Sc":
+        return char
+    return f" {char} " if kind[0] == "S" or char in _MEANINGFUL else " "
+
+
+def _canonical(number: str) -> str:
+    """Return the spelling of a number that all with its value have; a plus sign stays."""
+    value = Decimal(number.replace(",", ""))
+    value = value.normalize(Context(prec=len(number), Emax=MAX_EMAX, Emin=MIN_EMIN))
+    if not value:
+        return "0"
+    plain = f"{value:f}" if abs(value.adjusted()) < 30 else str(value).lower()
+    return f"+{plain}" if number[0] == "+" else plain
+
+
+def _is_article(words: Sequence[str], i: int) -> bool:
+    """Return whether a word is an article that says nothing: ``the``, or ``a`` and ``an`` at the start.
+
+    In *Vitamin A*, *A+* or *The The* it says something.
     """
-    values = bare_number(one), bare_number(other)
-    return None not in values and values[0] != values[1]
+    if words[i] not in _ARTICLES or (words[i] != "the" and i > 0) or i + 1 == len(words):
+        return False
+    if words[i + 1] in _ARTICLES or (i > 0 and words[i - 1] in _ARTICLES):
+        return False
+    return (
+        words[i + 1][0].isalnum()
+        if words[i] == "the"
+        else words[i + 1][:2].isalpha() and len(words[i + 1]) > 1
+    )
+
+
+def normalize_both(one: str, other: str) -> tuple[str, str]:
+    """Return two texts as `normalize`; if only one names a currency, without it.
+
+    >>> normalize_both("$5", "5"), normalize_both("$5", "€5")
+    (('5', '5'), ('$ 5', '€ 5'))
+    """
+    texts = fold(one), fold(other)
+    if len({bool(_PRICED.search(text)) for text in texts}) == 2:
+        one, other = (_PRICED.sub("", text) for text in texts)
+    return normalize(one), normalize(other)
+
+
+def bare_number(text: str) -> Decimal | None:
+    """Return the number that a text consists of, apart from a currency and punctuation around it; else None.
+
+    >>> bare_number("-$1,250.50"), bare_number("42."), bare_number("3,5"), bare_number("42 km")
+    (Decimal('-1250.50'), Decimal('42'), None, None)
+    """
+    match = _BARE_NUMBER.fullmatch(CURRENCY.sub("", fold(text)))
+    return Decimal(f"{match[1]}{match[2]}".replace(",", "")) if match else None
 
 
 def is_number(value: object) -> bool:
@@ -66,42 +198,55 @@ def equal_answers(found: object, answer: object) -> bool:
     """
     text, wanted = str(found), str(answer)
     if not (is_number(found) or is_number(answer)):
-        return normalize(text) == normalize(wanted) and not are_different_numbers(text, wanted)
+        return len(set(normalize_both(text, wanted))) == 1
     one, other = bare_number(text), bare_number(wanted)
-    if one is None or other is None or math.inf in (one, other):
+    if one is None or other is None:
         return text == wanted
-    return math.isclose(one, other, rel_tol=1e-9)
+    whole = one == one.to_integral_value() and other == other.to_integral_value()
+    return one == other or (not whole and math.isclose(one, other, rel_tol=1e-9))
 
 
 def find_label(text: str, choices: Sequence[str]) -> str | None:
     """Return the one of ``choices`` that a text decides on, or None.
 
-    Labels match as whole words, ignoring case (single letters match case: "a" is a word). Rules in order:
-    the text is a label; a label directly follows the last ``answer:``; the last label after that marker; the
-    only label mentioned. Two labels without a marker give None.
+    Labels match as whole words, ignoring case (single letters match case: "a" is a word); a sign, a decimal
+    point or a suffix as in *C++* makes another word. Rules in order: the text is a label; a label directly
+    follows the last ``answer:``; the last label after that marker; the only label mentioned. Two labels
+    without a marker give None.
 
     >>> find_label("The diagnosis is X. Answer: yes", ["yes", "no"])
     'yes'
     >>> find_label("yes and no", ["yes", "no"]) is None
     True
     """
-    plain = _EMPHASIS.sub("", text).strip()
+    text = unicodedata.normalize("NFC", text).replace("−", "-").strip()
+    plain = text if any("*" in choice for choice in choices) else _EMPHASIS.sub("", text).strip()
     by_name = {choice.lower(): choice for choice in choices}
+    same = [choice for choice in choices if normalize(choice) == normalize(plain)]
+    if plain.lower() in by_name or len(same) == 1:
+        return by_name.get(plain.lower()) or same[0]
     longest_first = sorted(choices, key=len, reverse=True)
-    any_case = "|".join(re.escape(choice) for choice in longest_first)
-    own_case = "|".join(re.escape(c) if len(c) > 1 else f"(?-i:{re.escape(c)})" for c in longest_first)
-    first = re.compile(rf"\W*({any_case})(?!\w)(?!-\w)", re.IGNORECASE)
-    word = re.compile(rf"(?<!\w)(?<!\w-)({own_case})(?!\w)(?!-\w)", re.IGNORECASE)
+    any_case = "|".join(map(_label_pattern, longest_first))
+    own_case = "|".join(
+        _label_pattern(c) if len(c) > 1 else f"(?-i:{_label_pattern(c)})" for c in longest_first
+    )
+    first = re.compile(rf"\W*?({any_case})", re.IGNORECASE)
+    word = re.compile(f"({own_case})", re.IGNORECASE)
     markers = list(ANSWER.finditer(plain))
     rest = plain[markers[-1].end() :] if markers else ""
-    if plain.strip(string.punctuation + " ").lower() in by_name:
-        return by_name[plain.strip(string.punctuation + " ").lower()]
     if markers and (match := first.match(rest)):
         return by_name[match[1].lower()]
     if behind := _find_affirmed(word, rest):
         return by_name[behind[-1].lower()]
     mentioned = {label.lower() for label in _find_affirmed(word, plain)}
     return by_name[mentioned.pop()] if len(mentioned) == 1 else None
+
+
+def _label_pattern(label: str) -> str:
+    """Return the pattern of a label that is not part of a longer word or number."""
+    before = r"(?<![\w.<>-])(?<!\d,)" if label[0].isdecimal() else r"(?<!\w)(?<!\w-)"
+    after = r"(?![\w+#])(?!-(?!-))(?<!\d(?=[.,]\d))(?<!\d(?=%))"
+    return before + re.escape(label) + after
 
 
 def _find_affirmed(label: re.Pattern[str], text: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+import unicodedata
 from collections.abc import Mapping
 from decimal import Decimal
 from enum import Enum
@@ -17,7 +18,8 @@ from compound.graph.json_values import SCALARS, json_form
 def comparable(value: object) -> object:
     """Return a value in the form in which a data file holds it, so that equal values compare equal.
 
-    Members of an Enum become their values, decimals numbers, dates ISO texts, models and dataclasses objects.
+    Members of an Enum become their values, decimals numbers, dates ISO texts, models and dataclasses objects,
+    and letters with accents single characters (NFC).
 
     >>> from datetime import date
     >>> comparable({1: [Decimal("1.5"), date(2024, 1, 2)]})
@@ -32,6 +34,8 @@ def comparable(value: object) -> object:
 def _comparable(value: object) -> object:
     if isinstance(value, Enum):
         return _comparable(value.value)
+    if isinstance(value, str):
+        return value if unicodedata.is_normalized("NFC", value) else unicodedata.normalize("NFC", value)
     if isinstance(value, Decimal):
         return int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
     if isinstance(value, Mapping):

@@ -164,9 +164,9 @@ def _notes(facts: Measured, scores: HeadlineScores) -> list[str]:
         )
     elif facts["bounds"] is None:
         notes.append(
-            "The metric does not declare its range: the 95 % intervals assume normally distributed means and "
-            "may exceed the range, and the acceptance test is not valid for every distribution of gains. If "
-            "the scores are bounded, declare the range, for example bounds=(0, 1)."
+            "The metric does not declare its range: the 95 % intervals assume scores from 0 to 1, or, if a "
+            "score lies outside, normally distributed means, and the acceptance test is not valid for every "
+            "distribution of gains. If the scores are bounded, declare the bounds of the metric."
         )
     failed = sum(s["failed"] for s in shown)
     if failed:

@@ -11,9 +11,10 @@ from typing import ClassVar, NoReturn
 
 from compound.engine import AnswerFormat, Message, Request, format_bytes
 from compound.errors import CallError, DataError, DeclarationError, suggest_name
-from compound.evaluation.metrics.comparison import missing_output
+from compound.evaluation.metrics.comparison import check_each, missing_output
 from compound.evaluation.metrics.messages import format_fields, format_value
 from compound.evaluation.metrics.models import MetricCalls
+from compound.evaluation.rows import is_finite, is_missing
 from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example, Score, Values
 from compound.graph.bounds import CallBound, Extent, extent_of_values
@@ -130,8 +131,7 @@ class Judge(ABC):
             raise DataError(
                 f"{self.name}: no output {self.output!r}", hint=suggest_name(self.output, outputs)
             )
-        for example in examples:
-            self.reference(example)
+        check_each(examples, self.reference)
 
     def reference(self, example: Example) -> object:
         """Return the reference answer of an example; of several, the first.
@@ -148,7 +148,7 @@ class Judge(ABC):
             )
         found = example.gold[self.gold]
         first = found[0] if isinstance(found, list | tuple) and found else found
-        if first is None or first == []:
+        if first == [] or is_missing(first) or not is_finite(found):
             raise DataError(f"{where}: gold field {self.gold!r} is {format_value(found)}")
         return first
 
