@@ -69,8 +69,13 @@ def _loaded(text: str) -> object:
 
 
 def _values(body: str, values: list[tuple[object, int, int]]) -> Iterator[object]:
-    """Yield the JSON values of a text, or else the one with Python's quotation marks."""
-    yield from (value for value, _, _ in values)
+    """Yield the JSON values of a text, or else the one with Python's quotation marks.
+
+    A value inside an incomplete one is a call only if it has arguments.
+    """
+    for value, start, _ in values:
+        if "{" not in body[:start] or (isinstance(value, dict) and not value.keys().isdisjoint(ARGUMENTS)):
+            yield value
     start, end = body.find("{"), body.rfind("}")
     if not values and 0 <= start < end:
         try:
