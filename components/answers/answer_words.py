@@ -197,7 +197,7 @@ def read_union(raw: str, options: Sequence[tuple[str, Callable[[str], object]]])
     found: list[object] = []
     for name, read in options:
         if "str" in names and (
-            name in ("str", "int", "float") or (name == "bool" and text.lower() not in TRUE | FALSE)
+            name in ("str", "int", "float", "json") or (name == "bool" and text.lower() not in TRUE | FALSE)
         ):
             continue
         try:

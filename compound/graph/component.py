@@ -317,10 +317,9 @@ class Component(ABC):
         Returns the node's `Output`, or an `Outputs` if it has several.
         """
         if not isinstance(name, str | None) or not isinstance(when, Input | Output | Condition | None):
-            taken = "when" if isinstance(name, str | None) else "name"
+            taken, what = ("when", "condition") if isinstance(name, str | None) else ("name", "name")
             raise WiringError(
-                f"{self.name}: {taken}= is the node's own {'condition' if taken == 'when' else 'name'}, and no "
-                "input",
+                f"{self.name}: {taken}= is the node's own {what}, and no input",
                 hint=f"connect the input under another name, such as {self.name}(the_{taken}=…)",
             )
         build = active_build()
@@ -491,13 +490,15 @@ def _check_setting(component: Component, name: str, port: str, source: Source) -
     rename = f"connect it under another name, such as the_{port}"
     if declared is not None and port in declared:
         raise WiringError(f"{name}.{port}: {what}, and also an input", hint="rename the input")
+    if declared is not None and not hasattr(component, "takes"):
+        return  # no data could be connected under this name
     if type(source) is Input:
         raise WiringError(
             f"{name}.{port}: {what}, which the data in {source.label} would replace",
             hint=f"{rename}; settings are fed by hyperparameters, selectors and functions",
         )
-    if declared is not None or source.node.component.kind in ("hyperparameter", "selector"):
-        return  # no port has this name, or this is what the source is for
+    if isinstance(source, Output) and source.node.component.kind in ("hyperparameter", "selector"):
+        return
     if setting is not None and setting not in ("", ()):
         raise WiringError(
             f"{name}.{port}: {what} with the value {short_repr(setting)}, which {source.label} would replace",
