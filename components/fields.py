@@ -200,7 +200,7 @@ def parse(
         raw = _raw_fields(text, outputs, layout)
     except ValueError as error:
         raise ParseError(str(error)) from None
-    last = next(reversed(raw), None) if is_cut and layout != "json" else None
+    last = [*raw][-1] if raw and is_cut and layout != "json" else None
     parsed: dict[str, object] = {}
     problems: list[str] = []
     for name, port in [*outputs.items()][: 1 if layout == "text" else None]:

@@ -164,7 +164,7 @@ def _is_none(raw: str, options: Sequence[object]) -> bool:
 def _union(raw: str, kind: object) -> object:
     """Return the value of a union: JSON, whose option pydantic chooses, or words of only one option."""
     options = [option for option in get_args(kind) if option is not type(None)]
-    if len(options) > 1 and re.search(r"[{\[]", raw) and not all(map(is_plain, options)):
+    if re.search(r"[{\[]", raw) and not (takes_any_text(kind) or all(map(is_plain, options))):
         return _from_json(raw, kind)
     readers = [
         (

@@ -190,10 +190,11 @@ def read_union(raw: str, options: Sequence[tuple[str, Callable[[str], object]]])
         if re.fullmatch(r"-?(?:0|[1-9]\d{0,4000})(?:\.\d+)?(?:[eE][-+]?\d+)?", text)
         else None
     )
-    if type(number).__name__ in names or (number is not None and "float" in names):
-        number = number if type(number).__name__ in names else float(number)
-        if math.isfinite(number):
+    if number is not None and math.isfinite(number):
+        if type(number).__name__ in names:
             return number
+        if "float" in names:
+            return float(number)
     found: list[object] = []
     for name, read in options:
         if "str" in names and (

@@ -13,6 +13,7 @@ from compound.components.answers.answer_types import (
     is_plain,
     json_forms,
     labels_of,
+    takes_any_text,
     without_annotation,
 )
 from compound.components.engines.response_format import is_wrapped, response_format
@@ -193,7 +194,7 @@ def describe_type(kind: object) -> Data:
         options = tuple(argument for argument in arguments if argument is not type(None))
         if len(options) < len(arguments):
             return {"type": "optional", "item": describe_type(Union[options])}  # noqa: UP007
-        if is_plain(kind):
+        if is_plain(kind) or takes_any_text(kind):
             return {"type": "union", "items": [describe_type(option) for option in options]}
     if (origin is list or kind is list) and is_plain(kind):
         return {"type": "list", "item": describe_type((arguments or (Any,))[0])}

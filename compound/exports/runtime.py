@@ -339,7 +339,7 @@ def unwrap(text: str) -> str:
 def parse(text: str, fields: Mapping[str, Any], layout: str, is_cut: bool = False) -> dict[str, Any]:
     """Read the fields of an answer, or raise ValueError."""
     raw = raw_fields(text, fields, layout)
-    last = next(reversed(raw), None) if is_cut and layout != "json" else None
+    last = [*raw][-1] if raw and is_cut and layout != "json" else None
     parsed: dict[str, Any] = {}
     problems = []
     for name, kind in list(fields.items())[: 1 if layout == "text" else None]:

@@ -122,7 +122,7 @@ CASES: list[tuple[str, Any, object]] = [
     ('{"d": {"text": "x"}}', dict[str, Search | Answer], {"d": Answer(text="x")}),
     ("12", int | str, 12), ("12 apples", int | str, "12 apples"), ("007", int | str, "007"),
     ("2024-01-02", datetime.date | str, datetime.date(2024, 1, 2)), ("yes", bool | str, True),
-    ("3.5", int | float, 3.5), ("1", bool | int, 1), ("a: 5", int | Literal["a", "no"], REFUSED),
+    ("see [1] {x}", datetime.date | str, "see [1] {x}"), ("3.5", int | float, 3.5), ("1", bool | int, 1), ("a: 5", int | Literal["a", "no"], REFUSED),
     ('{"v": "12", "w": {}}', {"v": int | str, "w": dict[str, int]}, {"v": "12", "w": {}}),
     # thoughts
     ("<think>a</think><think>draft: yes</think>", YES, REFUSED), ("<think>\nThere are 7 apples", int, REFUSED),
