@@ -497,7 +497,7 @@ def _check_setting(component: Component, name: str, port: str, source: Source) -
             f"{name}.{port}: {what}, which the data in {source.label} would replace",
             hint=f"{rename}; settings are fed by hyperparameters, selectors and functions",
         )
-    if isinstance(source, Output) and source.node.component.kind in ("hyperparameter", "selector"):
+    if not isinstance(source, Output) or source.node.component.kind in ("hyperparameter", "selector"):
         return
     if setting is not None and setting not in ("", ()):
         raise WiringError(

@@ -665,10 +665,11 @@ def repeat(text: str, max_turns: int) -> str:
 
 @pytest.mark.parametrize("column", ["prompt", "temperature", "lm", "max_tokens", "demos", "weights"])
 def test_data_does_not_replace_a_setting_of_the_same_name(column: str) -> None:
-    llm = LLM("a", prompt="P.")
-    for connect in (lambda: llm(**{column: Input(column)}), lambda: llm(Input(column))):
-        with pytest.raises(WiringError, match=f"'{column}' is a setting of llm 'a'.*the_{column}"):
-            connect()
+    llm: Any = LLM("a", prompt="P.")
+    with pytest.raises(WiringError, match=f"'{column}' is a setting of llm 'a'.*the_{column}"):
+        llm(**{column: Input(column)})
+    with pytest.raises(WiringError, match=f"'{column}' is a setting of llm 'a'.*the_{column}"):
+        llm(Input(column))
     llm(**{f"the_{column}": Input(column)})
     llm(q=Input("q"), lm=Selector("model", "x", "y")())
 
@@ -677,7 +678,7 @@ def test_data_does_not_replace_settings_of_other_components() -> None:
     text, turns = Input("text"), Input("max_turns", int)
     body = System("body", outputs={"text": Function("repeat", repeat)(text=text, max_turns=turns)})
     loop = Loop("loop", body, carry={"text": "text"}, max_turns=2)
-    cases: list[tuple[Component, dict[str, Input]]] = [
+    cases: list[tuple[Any, dict[str, Input]]] = [
         (Selector("model", "x", "y"), {"choice": Input("choice")}),
         (Agent("agent", tools=[]), {"max_turns": Input("max_turns", int)}),
         (loop, {"text": text, "max_turns": turns}),
@@ -690,15 +691,16 @@ def test_data_does_not_replace_settings_of_other_components() -> None:
 
 def test_an_answer_does_not_replace_a_setting_that_has_a_value() -> None:
     weather = LLM("weather", output={"temperature": float, "prompt": str})(city=Input("city"))
-    for wires in ({"temperature": weather.temperature}, {"prompt": weather.prompt}):
-        with pytest.raises(WiringError, match=r"which \$weather\.\w+ would replace"):
-            LLM("a", prompt="P.")(**wires)
+    for name in ("temperature", "prompt"):
+        made: Any = LLM("a", prompt="P.")
+        with pytest.raises(WiringError, match=rf"which \$weather\.{name} would replace"):
+            made(**{name: weather[name]})
     assert "prompt" in LLM("a")(prompt=weather.prompt, q=Input("q")).node.wires  # it has no other prompt
 
 
 def test_a_column_may_be_called_name_or_when() -> None:
     with pytest.raises(WiringError, match=r"name= is the node's own name.*the_name"):
-        LLM("a")(name=Input("name"))
+        LLM("a")(name=Input("name"))  # type: ignore[arg-type]
     with pytest.raises(WiringError, match=r"when= is the node's own condition"):
         LLM("a")(when="x")
     assert list(LLM("a")(Input("name"), Input("when")).node.wires) == ["name", "when"]
