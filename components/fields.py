@@ -7,20 +7,20 @@ with the inputs, so that engines can reuse the shared prefix.
 from __future__ import annotations
 
 import json
-import re
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from enum import Enum
 
-from compound.components.answers.answer_types import is_plain, ordered_json
-from compound.components.answers.answer_values import SCAN_FACTOR, SCAN_FLOOR, parse_value, writable
+from compound.components.answers.answer_types import is_plain, mixes_text, ordered_json, takes_any_text
+from compound.components.answers.answer_values import check_complete, float_reader, parse_value, writable
+from compound.components.answers.answer_words import json_object, labelled_fields
 from compound.components.answers.type_notes import Layout, field_label, format_note
 from compound.errors import ParseError
-from compound.execution.tool_text import THOUGHTS_END
+from compound.execution.answer_text import after_thoughts, answer_part
 from compound.graph.configuration import canonical_json, to_json_types
 from compound.graph.json_values import SCALARS, json_form
 from compound.graph.space import Demo
-from compound.graph.types import Port
+from compound.graph.types import Port, accepts, reads_decimals
 from compound.image import Image, replace_images
 
 
@@ -120,11 +120,23 @@ def format_value(value: object) -> str:
         return str(json_form(value))
     if isinstance(value, Sequence) and value and all(isinstance(item, str) for item in value):
         return "\n".join(f"[{i}] {_text(item)}" for i, item in enumerate(value, 1))
-    if isinstance(value, Sequence) and value and all(isinstance(v, Mapping) and "text" in v for v in value):
-        return "\n".join(
-            f"{item['title']}: {item['text']}" if item.get("title") else str(item["text"]) for item in value
-        )
+    if isinstance(value, Sequence) and value and all(map(is_passage, value)):
+        return "\n".join(f"{p['title']}: {p['text']}" if p.get("title") else p["text"] for p in value)
     return canonical_json(value)
+
+
+def is_passage(value: object) -> bool:
+    """Return whether a value has a text and no fields that the line of a passage does not show.
+
+    >>> is_passage({"title": None, "text": "Hi"}), is_passage({"role": "user", "text": "Hi"})
+    (True, False)
+    """
+    return (
+        isinstance(value, Mapping)
+        and value.keys() <= {"id", "title", "text", "score"}
+        and isinstance(value.get("text"), str)
+        and isinstance(value.get("title"), str | None)
+    )
 
 
 def _text(value: str) -> str:
@@ -162,84 +174,83 @@ def _answer(value: object) -> str:
     return _text(value) if isinstance(value, str) else canonical_json(value)
 
 
-def parse(text: str, outputs: Mapping[str, Port], layout: Layout) -> dict[str, object]:
+def parse(
+    text: str, outputs: Mapping[str, Port], layout: Layout, *, is_cut: bool = False
+) -> dict[str, object]:
     """Parse the declared fields from a model's text.
 
-    Thoughts before the answer (``<think>…</think>``), which may contain drafts of it, are ignored unless the
-    whole text is the value. Chat templates may write ``<think>``, so that the model's text lacks it.
+    Thoughts before the answer (``<think>…</think>``), which may contain drafts of it, are ignored, except in
+    a single text. If a field occurs several times, the last one counts.
+
+    Args:
+        text: the model's text.
+        outputs: the declared fields.
+        layout: the layout that the model was asked for.
+        is_cut: whether the text ended at the maximum length. Only values that are certainly complete are then
+            accepted, and a single text.
 
     Raises:
-        ParseError: a field is missing or has another type; ``outputs`` holds the fields that were parsed.
+        ParseError: a field is missing or has another type, or the text is nothing but thoughts; ``outputs``
+            holds the fields that were parsed.
 
     >>> parse("**answer**: Lima\\nconfident: yes", {"answer": Port(str), "confident": Port(bool)}, "fields")
     {'answer': 'Lima', 'confident': True}
     """
-    name, port = next(iter(outputs.items()))
-    if THOUGHTS_END in text and (layout != "text" or port.type is not str):
-        text = text.partition(THOUGHTS_END)[2]
-    if layout == "text":
-        # Engines that cannot prefill the answer show the cue in the message, and the model may repeat it.
-        repeated = f"{field_label(name)}:"
-        raw: Mapping[str, object] = {name: text.strip().removeprefix(repeated).strip()}
-        outputs = {name: port}
-    else:
-        names = list(outputs)
-        raw = _json_object(text, names) if layout == "json" else _fields(text, names)
+    try:
+        raw = _raw_fields(text, outputs, layout)
+    except ValueError as error:
+        raise ParseError(str(error)) from None
+    last = [*raw][-1] if raw and is_cut and layout != "json" else None
     parsed: dict[str, object] = {}
     problems: list[str] = []
-    for name, port in outputs.items():
+    for name, port in [*outputs.items()][: 1 if layout == "text" else None]:
         if name not in raw:
             problems.append(f"{name!r} is missing")
             continue
         try:
-            parsed[name] = parse_value(raw[name], port.type)
+            value = _value(raw[name], port.type, layout)
+            if name == last:
+                _check_last(str(raw[name]), port.type, value, layout)
         except ValueError as error:
             problems.append(f"{name!r}: {error}")
+        else:
+            parsed[name] = value
     if problems:
         raise ParseError(f"{'; '.join(problems)} in {text!r:.300}", outputs=parsed)
     return parsed
 
 
-def _fields(text: str, names: Sequence[str]) -> dict[str, str]:
-    """Find ``name: value`` for each name; case, markdown and line breaks within values are tolerated."""
-    options = "|".join(re.escape(name).replace("_", "[_ ]") for name in sorted(names, key=len, reverse=True))
-    pattern = re.compile(rf"^[ \t#>*\-`]*({options})[ \t*`]*[:=]\**", re.IGNORECASE | re.MULTILINE)
-    found: dict[str, str] = {}
-    marks = list(pattern.finditer(text))
-    for i, mark in enumerate(marks):
-        end = marks[i + 1].start() if i + 1 < len(marks) else len(text)
-        key = mark.group(1).lower().replace(" ", "_")
-        name = next(n for n in names if n.lower() == key)
-        found.setdefault(name, _bare(text[mark.end() : end]))
-    return found
+def _value(raw: object, kind: object, layout: Layout) -> object:
+    is_text = layout == "json" and isinstance(raw, str) and accepts(kind, raw)  # a string of JSON is a text
+    return raw if is_text else parse_value(raw, kind)
 
 
-def _bare(text: str) -> str:
-    """Remove a value's common indentation, and emphasis that encloses the whole value."""
-    first, _, rest = text.partition("\n")
-    value = (text if first.strip() else textwrap.dedent(rest)).strip()
-    if whole := re.fullmatch(r"(\*{1,3}|`)([^*`\n]+)\1", value):
-        return whole.group(2).strip()
-    if value.endswith("**") and value.count("**") % 2:  # `**name: value**`
-        return value[:-2].strip()
-    return value
+def _check_last(raw: str, kind: object, value: object, layout: Layout) -> None:
+    """Check that the last value of a text that was cut is complete; a single text may be cut."""
+    if layout == "fields" and isinstance(value, str) and (takes_any_text(kind) or mixes_text(kind)):
+        raise ValueError("the text was cut in this field")
+    check_complete(raw, kind, value)
 
 
-def _json_object(text: str, names: Sequence[str]) -> Mapping[str, object]:
-    """Return the first JSON object with at least one of the fields; surrounding text is ignored.
+def _raw_fields(text: str, outputs: Mapping[str, Port], layout: Layout) -> Mapping[str, object]:
+    """Return the texts or JSON values of the fields that a text has.
 
-    Each failed attempt scans the text up to the error, so the total work is bounded.
+    Raises:
+        ValueError: the text is nothing but thoughts, or ends with incomplete JSON.
     """
-    decoder = json.JSONDecoder(strict=False)
-    left = SCAN_FACTOR * len(text) + SCAN_FLOOR
-    for match in re.finditer(r"\{", text):
-        try:
-            value, end = decoder.raw_decode(text, match.start())
-        except (ValueError, RecursionError) as error:
-            end, value = getattr(error, "pos", len(text)), None
-        if isinstance(value, dict) and not value.keys().isdisjoint(names):
-            return {key: writable(item) for key, item in value.items()}
-        left -= end
-        if left < 0:
-            break
-    return {}
+    names = list(outputs)
+    if layout == "text":
+        is_whole = outputs[names[0]].type is str and bool(after_thoughts(text))
+        answer = text if is_whole else answer_part(text)
+        # Engines that cannot prefill the answer show the cue in the message, and the model may repeat it.
+        return {names[0]: answer.strip().removeprefix(f"{field_label(names[0])}:").strip()}
+    answer = answer_part(text)
+    if layout == "json":
+        exact = any(reads_decimals(port.type) for port in outputs.values())
+        found = json_object(answer, names, float_reader(Decimal if exact else str))
+        return {key: writable(item) for key, item in found.items()}
+    fields = labelled_fields(answer, names)
+    if fields and len(fields) < len(names) and after_thoughts(text) == text:
+        whole = labelled_fields(text, names)  # a mark of thoughts may be the content of a field
+        return whole if len(whole) == len(names) else fields
+    return fields

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from compound.components.answers.answer_types import answer_format, is_plain
+from compound.components.answers.answer_types import answer_format, is_plain, takes_any_text
 from compound.components.answers.type_notes import Layout, field_label, json_note, type_note
 from compound.components.fields import answer_cue, parse, render, take_images
 from compound.engine import Adapter, AnswerFormat, Completion, Message, Request, format_bytes
@@ -58,8 +58,8 @@ class LLM(Operation):
         enforce: whether engines that can restrict the answer to its type: by constrained decoding, or by the
             response format of a provider. The layout ``fields`` is not enforced.
         reasks: maximum number of further requests after an answer that cannot be parsed; each shows the
-            model its answer and the error. Default: 1 for answers in JSON, 0 for others and for trained
-            components, whose samples must be single answers.
+            model its answer and the error. Default: 1; 0 for a single text, and for trained components, whose
+            samples must be single answers.
         weights: LoRA adapter weights; tunable if given.
         takes: declared inputs and their types.
         system: the system message.
@@ -149,8 +149,7 @@ class LLM(Operation):
         """Maximum number of re-asks, with the default resolved."""
         if self.reasks is not None or self.weights is not None:
             return self.reasks or 0
-        structured = self.layout == "json" or not all(is_plain(port.type) for port in self.outputs.values())
-        return int(structured)
+        return int(self.layout != "text" or not all(takes_any_text(p.type) for p in self.outputs.values()))
 
     @property
     def version(self) -> str:  # noqa: D102
@@ -239,7 +238,12 @@ class LLM(Operation):
                 entry(values, "lm", str), self._request(messages, values, call.seed + attempt)
             )
             try:
-                return parse(completion.text, self.outputs, self.layout)
+                return parse(
+                    completion.text,
+                    self.outputs,
+                    self.layout,
+                    is_cut=completion.finish_reason == "length",
+                )
             except ParseError as error:
                 problem = with_cause(error, completion, values["max_tokens"])
                 if attempt + 1 == attempts:

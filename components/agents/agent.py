@@ -59,7 +59,8 @@ class Agent(Composite):
         system: the system message.
         stop: strings that end the model's text.
         enforce: whether engines that can restrict the final answer to its type.
-        reasks: maximum number of further requests after a final answer that cannot be parsed; as in `LLM`.
+        reasks: maximum number of further requests after a tool call or a final answer that cannot be parsed.
+            Default: 1, and 0 for trained agents, as in `LLM`.
         timeout: time limit of one attempt of a remote model in seconds.
         retries: how often transient errors of the model or of a server of tools are retried.
 
@@ -159,7 +160,7 @@ class Agent(Composite):
 
     def _make_body(self) -> System:
         turns = int(extent_of_setting(self.max_turns).largest)
-        messages = 4 + (turns - 1) * (1 + self.max_calls) + 2 * self.model.most_reasks
+        messages = 4 + (turns - 1) * (1 + self.max_calls) + 2 * max(self.model.most_reasks, 1)
         demos = self.model.demos
         messages *= 1 + (demos.max if isinstance(demos, Demos) else len(demos))
         component = AgentTurn(

@@ -37,11 +37,13 @@ from compound.engine import (
     Completion,
     Message,
     Request,
+    ToolCall,
     ToolSpec,
     format_bytes,
 )
 from compound.errors import DeclarationError, ParseError
-from compound.execution.tool_text import OVERHEAD, called_tool
+from compound.execution.tool_calls import read_calls, unknown_call
+from compound.execution.tool_text import OVERHEAD
 from compound.graph.bounds import CHARACTER, CallBound, Extent, Limits, Reach, extent_of_setting
 from compound.graph.component import CallContext, Operation
 from compound.graph.configuration import digest
@@ -159,48 +161,74 @@ class AgentTurn(Operation):
             )
         declared = self.declared(values)
         messages, last = self.messages(inputs, values), bool(inputs[LAST])
-        attempts = self.model.most_reasks + 1
-        for attempt in range(attempts):
+        for attempt in range(self.most_reasks + 1):
             request = self._request(messages, values, declared, call.seed + attempt, last=last)
-            completion = await call.generate(entry(values, "lm", str), request)
-            if completion.tool_calls and not last:
-                records = self._records(completion, declared, entry(inputs, HISTORY, list))
-                return {MESSAGE: completion.text, TOOL_CALLS: records, **dict.fromkeys(self.model.outputs)}
+            completion = None
             try:
-                if last:
-                    self._check_answers(completion, declared)
-                answer = parse(completion.text, self.model.outputs, self.model.layout)
+                completion = await call.generate(entry(values, "lm", str), request)
+                calls = self._calls(completion, declared)
+                if calls and not last:
+                    records = self._records(calls, declared, entry(inputs, HISTORY, list))
+                    return {
+                        MESSAGE: completion.text,
+                        TOOL_CALLS: records,
+                        **dict.fromkeys(self.model.outputs),
+                    }
+                answer = self._answer(completion, () if completion.tool_calls else calls)
             except ParseError as error:
-                problem = with_cause(error, completion, values["max_tokens"])
-                if attempt + 1 == attempts:
+                problem = with_cause(error, completion, values["max_tokens"]) if completion else error
+                if attempt == self.most_reasks:
                     raise problem from None
                 asked = correction(problem.message, self.model.answer_format)
-                messages = (*messages, Message("assistant", completion.text), Message("user", asked))
+                said = [Message("assistant", completion.text)] if completion and completion.text else []
+                messages = (*messages, *said, Message("user", asked))
             else:
                 return {MESSAGE: completion.text, TOOL_CALLS: [], **answer}
         raise AssertionError("the last attempt returns or raises")
 
-    @staticmethod
-    def _check_answers(completion: Completion, declared: Mapping[str, object]) -> None:
-        """Check that the text of the last turn is no tool call, which would pass as an answer of type text.
+    @property
+    def most_reasks(self) -> int:
+        """Maximum number of re-asks; an answer of any type may be a tool call that cannot be read."""
+        if self.model.reasks is None and self.model.weights is None:
+            return 1
+        return self.model.most_reasks
+
+    def _calls(self, completion: Completion, declared: Mapping[str, object]) -> Sequence[ToolCall]:
+        """Return the tool calls of an answer, also those in its text.
 
         Raises:
-            ParseError: it is one.
+            ParseError: the text starts like a call, but cannot be read as one.
         """
-        tool = called_tool(completion.text)
-        if isinstance(tool, str) and tool in declared:
-            raise ParseError(f"the last turn called the tool {tool!r} instead of answering; raise max_turns")
+        if completion.tool_calls:
+            return completion.tool_calls
+        found = read_calls(completion.text, declared)
+        if not found and (other := unknown_call(completion.text)):
+            try:
+                answer = self._answer(completion)
+            except ParseError:
+                answer = {}
+            found = () if any(not isinstance(value, str) for value in answer.values()) else (other,)
+        return [ToolCall(f"call_{i}", *one) for i, one in enumerate(found, 1)]
+
+    def _answer(self, completion: Completion, calls: Sequence[ToolCall] = ()) -> dict[str, object]:
+        """Return the fields of the final answer; ``calls`` are those in its text."""
+        if calls:
+            raise ParseError(
+                f"the last turn called the tool {calls[0].name!r} instead of answering; raise max_turns"
+            )
+        is_cut = completion.finish_reason == "length"
+        return parse(completion.text, self.model.outputs, self.model.layout, is_cut=is_cut)
 
     def _records(
         self,
-        completion: Completion,
+        calls: Sequence[ToolCall],
         declared: Mapping[str, tuple[ToolSpec, Tool]],
         history: Sequence[Mapping[str, Any]],
     ) -> list[Record]:
         """Return the tool calls of an answer, with identifiers that no earlier turn has."""
         used = {call["id"] for record in history for call in record.get("calls", ())}
         records: list[Record] = []
-        for call in completion.tool_calls[: self.max_calls]:
+        for call in calls[: self.max_calls]:
             known = call.id if call.id not in used else f"call_{len(used) + 1}"
             used.add(known)
             record = {"id": known, "name": call.name, "arguments": call.arguments}
@@ -245,11 +273,11 @@ class AgentTurn(Operation):
         prompt = self._fixed(limits) + given[TASK] + given[HISTORY]
         request = CallBound(self.name, 1, prompt, longest, lms, messages=self.max_messages)
         requests = [request]
-        if model.most_reasks:
-            turn = Extent(MAX_ERROR + BLOCK_BYTES + 100, longest).times(model.most_reasks)
+        if self.most_reasks:
+            turn = Extent(MAX_ERROR + BLOCK_BYTES + 100, longest).times(self.most_reasks)
             again = f"{self.name} (re-ask)"
             requests.append(
-                CallBound(again, model.most_reasks, prompt + turn, longest, lms, messages=self.max_messages)
+                CallBound(again, self.most_reasks, prompt + turn, longest, lms, messages=self.max_messages)
             )
         return Reach({MESSAGE: Extent(0, longest), TOOL_CALLS: calls, **answer}, requests)
 

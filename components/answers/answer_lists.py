@@ -12,21 +12,25 @@ from collections.abc import Sequence
 MARKER = re.compile(r"\s*(?:(?:[-•]|\*(?!\*))(?!\d)|\d+[.)](?!\d)|\[\d+\])\s*")
 FENCE = re.compile(r"```(?:[\w+-]*[ \t]*\n|json\b)?(.*?)```", re.DOTALL)
 ARRAY_INTRODUCTION = re.compile(r"[^\n\[\]]*:[*_]*\s*(?=\[)")
+SEVERAL = re.compile(r"[,;]|(?<!\w)\(?2[.)]\s")  # in a line that may be several items
 BARE_ARRAY = re.compile(r"\[([^\[\]\"\n]*)\]")  # without quotes, or with those of Python
 EMPHASIS = "*_ \t"
 
 
-def list_items(raw: str) -> list[object]:
+def list_items(raw: str, item: str) -> list[object]:
     """Return the items in a text, as JSON values or texts; a JSON array, or one item in each line.
 
     Code fences, an introduction and a closing remark are skipped.
+
+    Args:
+        raw: the text.
+        item: the name of the items' type; commas in a line separate numbers and labels, but not texts.
 
     Raises:
         ValueError: a JSON array is incomplete, or it is unclear which lines are items.
     """
     text = _unfenced(raw.strip())
-    introduction = ARRAY_INTRODUCTION.match(text)
-    array = _array(text[introduction.end() :] if introduction else text)
+    array = _array(_introduced(text))
     if array is not None:
         return array
     if (bare := BARE_ARRAY.fullmatch(text)) and not MARKER.match(text):
@@ -38,12 +42,36 @@ def list_items(raw: str) -> list[object]:
     lines = text.splitlines()
     filled = [i for i, line in enumerate(lines) if line.strip()]
     if any(MARKER.match(lines[i]) for i in filled):
+        if len(filled) == 1 and re.search(r"[,;]\s*(?:[-•*]|\d+[.)])\s|\s\(?2[.)]\s", text):
+            raise ValueError(f"{raw!r:.100} may be several items; write one item in each line")
         return list(_marked_items(lines))
     if len(filled) == 1:
-        return [part.strip() for part in lines[filled[0]].split(",") if part.strip()]
+        return _in_one_line(text, item)
     if filled and lines[filled[0]].rstrip(EMPHASIS).endswith(":"):
         filled = filled[1:]
     return [lines[i].strip() for i in filled]
+
+
+def is_array(raw: str) -> bool:
+    """Return whether `list_items` reads the items of a complete JSON array."""
+    return _array(_introduced(_unfenced(raw.strip()))) is not None
+
+
+def _introduced(text: str) -> str:
+    found = ARRAY_INTRODUCTION.match(text)
+    return text[found.end() :] if found else text
+
+
+def _in_one_line(line: str, item: str) -> list[object]:
+    """Return the items of a line; a text with a comma, and digits with one between them, are uncertain."""
+    is_text = item in ("str", "any")
+    if is_text and not SEVERAL.search(line):
+        return [line]
+    number = r"\d,\d" if item == "float" else r"\d,\d{3}(?!\d)"
+    if is_text or (re.search(number, line) and not re.search(r"[,;]\s", line)):
+        raise ValueError(f"{line!r:.100} may be one item or several; write one item in each line")
+    separator = r"[,;]\s+" if re.search(r"[,;]\s", line) else r"[,;]"
+    return [part.strip() for part in re.split(separator, line) if part.strip()]
 
 
 def _unfenced(text: str) -> str:

@@ -6,9 +6,10 @@ import json
 import math
 import re
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import date, datetime
 from enum import Enum
+from functools import partial
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from compound.components.answers.answer_lists import list_items
@@ -20,24 +21,19 @@ from compound.components.answers.answer_types import (
     takes_any_text,
     without_annotation,
 )
-from compound.evaluation.metrics.text import is_negated
+from compound.components.answers.answer_words import (
+    check_cut,
+    plain_text,
+    read_bool,
+    read_label,
+    read_number,
+    read_union,
+)
+from compound.execution.answer_text import json_values
 from compound.graph.configuration import canonical_json
-from compound.graph.types import accepts, convert, format_type
+from compound.graph.types import accepts, convert, format_type, reads_decimals
 
-TRUE, FALSE = {"yes", "true", "1"}, {"no", "false", "0"}
-# The search for JSON in a text of n characters reads at most SCAN_FACTOR * n + SCAN_FLOOR characters.
-SCAN_FACTOR, SCAN_FLOOR = 16, 100_000
-# A sign directly after a word is a hyphen (GPT-4); commas count only between groups of three digits.
-NUMBER = re.compile(
-    r"(?:(?<!\w)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|(?<!\w)\.\d+)(?:[eE][-+]?\d+)?"
-)
-# What makes a number a part of something longer: a decimal comma, a fraction, a date, a range, an equation.
-CONTINUATION = re.compile(
-    r"(?:[.:_'’]|,\s?|[ \t]*[-/^*×÷·+=–—xX][-^*/]?[ \t]*|[ \t]+(?:or|to)[ \t]+|[ \t\u00a0\u202f]+)[-+]?\.?\d"
-)
 STRUCTURE_STARTS = ("{", '["', "[{")  # of an answer that is meant as JSON, also if it is incomplete
-# A question that is repeated, or an alternative, before or instead of the decision.
-UNDECIDED = re.compile(r"\s*\?|\s*(?:[/|]|\b(?:or|and)\b)\s*(?:yes|no|true|false|[01])\b", re.IGNORECASE)
 
 
 def parse_value(raw: object, kind: object) -> object:
@@ -55,23 +51,60 @@ def parse_value(raw: object, kind: object) -> object:
         return None
     if mixes_text(kind) or (is_text(kind) and kind is not str):
         return (_structured_or_text if mixes_text(kind) else _constrained_text)(raw, kind)
-    if kind is Any or (accepts(kind, raw) and not _has_constrained_text(kind)):
+    if origin in (Union, types.UnionType):
+        return _union(raw, kind)
+    if kind is Any or accepts(kind, raw):
         return raw
     if origin is Annotated and is_plain(kind):
         return convert(kind, parse_value(raw, without_annotation(kind)))
     if labels := labels_of(kind):
-        return _label(raw, labels) if origin is Literal else convert(kind, _member_value(raw, kind))
+        return (
+            read_label(plain_text(raw), labels)
+            if origin is Literal
+            else convert(kind, _member_value(raw, kind))
+        )
     if kind in (bool, int, float):
-        return _bool(raw) if kind is bool else _number(raw, kind)
+        text = plain_text(raw)
+        return read_bool(text) if kind is bool else read_number(text, format_type(kind))
     if origin is list or kind is list:
         item = (get_args(kind) or (Any,))[0]
         return _list(raw, item) if is_plain(kind) else _structured_list(raw, kind, item)
-    if origin in (Union, types.UnionType):
-        return _union(raw, get_args(kind))
     return _from_json(raw, kind)
 
 
+def check_complete(raw: str, kind: object, value: object) -> None:
+    """Check that a text that was cut at the maximum length certainly holds the whole value of a type.
+
+    Raises:
+        ValueError: the value may be incomplete.
+    """
+    if isinstance(value, str) and (takes_any_text(kind) or mixes_text(kind)):
+        return
+    is_list = get_origin(kind) is list or kind is list
+    form = "json" if not is_plain(kind) else "list" if is_list else "words"
+    check_cut(raw, form, value, partial(parse_value, kind=kind))
+
+
+class WrittenFloat(float):
+    """A number of JSON with the text that it was written as, from which pydantic makes decimals."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def float_reader(kind: object) -> Callable[[str], float]:
+    """Return the type of the numbers in JSON that `convert` makes a type's values of."""
+    return WrittenFloat if reads_decimals(kind) else float
+
+
 def _from_json_value(raw: object, kind: object, origin: object) -> object:
+    if isinstance(raw, WrittenFloat) and not reads_decimals(kind):
+        raw = float(raw)
     if isinstance(raw, float) and not math.isfinite(raw):
         raise ValueError(f"{raw!r} is not a finite number")
     if accepts(kind, raw):
@@ -79,11 +112,6 @@ def _from_json_value(raw: object, kind: object, origin: object) -> object:
     if isinstance(raw, int | float) and (kind is str or origin is Literal):
         return parse_value(canonical_json(raw), kind)  # {"year": 1999} although the field is declared as text
     return convert(kind, raw)
-
-
-def _has_constrained_text(kind: object) -> bool:
-    parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
-    return any(is_text(part) and part is not str for part in parts) and not takes_any_text(kind)
 
 
 def _constrained_text(raw: str, kind: object) -> object:
@@ -98,26 +126,11 @@ def _constrained_text(raw: str, kind: object) -> object:
     return convert(kind, raw)
 
 
-def _label(raw: str, options: Sequence[object]) -> object:
-    """Return the only option that occurs as whole words and is not negated; an exact match wins."""
-    plain = raw.strip().strip("\"'`.*").lower()
-    exact = [option for option in options if str(option).lower() == plain]
-    longest_first = sorted((str(o).lower() for o in options if str(o)), key=len, reverse=True)
-    words = re.finditer(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", raw.lower())
-    found = {word.group() for word in words if not is_negated(raw, word.start())}
-    named = exact or [o for o in options if str(o).lower() in found]
-    if len(named) != 1:
-        raise ValueError(
-            f"{raw!r:.100} names {'none' if not named else 'several'} of {', '.join(map(str, options))}"
-        )
-    return named[0]
-
-
 def _member_value(raw: str, kind: object) -> object:
     """Return the value of the only member that is named, by its value or, if that is no text, by its name."""
     labels = labels_of(kind)
     try:
-        return _label(raw, labels)
+        return read_label(raw, labels)
     except ValueError:
         names = {
             member.name: member.value
@@ -126,46 +139,12 @@ def _member_value(raw: str, kind: object) -> object:
         }
         if not names:
             raise
-        return names[str(_label(raw, list(names)))]
-
-
-def _bool(raw: str) -> bool:
-    words = list(re.finditer(r"\w+", raw.lower()))
-    first = words[0].group() if words else ""
-    if first not in TRUE | FALSE:
-        raise ValueError(f"{raw!r:.100} is neither yes nor no")
-    rest = raw[words[0].end() :]
-    denied = len(words) == 2 and words[1].group() in (FALSE if first in TRUE else TRUE)
-    if denied or UNDECIDED.match(rest) or (first in ("0", "1") and CONTINUATION.match(rest)):
-        raise ValueError(f"{raw!r:.100} does not decide between yes and no")
-    return first in TRUE
-
-
-def _number(raw: str, kind: object) -> object:
-    plain = raw.replace("\N{MINUS SIGN}", "-")
-    matches = list(NUMBER.finditer(plain))
-    if not matches:
-        raise ValueError(f"{raw!r:.100} holds no number")
-    text = matches[0].group().replace(",", "")
-    leads = not any(character.isalnum() for character in raw[: matches[0].start()])
-    if not leads and len({match.group().replace(",", "") for match in matches}) > 1:
-        raise ValueError(f"{raw!r:.100} holds several numbers and does not start with one")
-    if CONTINUATION.match(plain, matches[0].end()):
-        raise ValueError(f"{raw!r:.100} does not start with a single number")
-    if kind is int and text.lstrip("+-").isdigit():
-        return int(text)
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{raw!r:.100} is not a finite number")
-    if kind is int:
-        if not value.is_integer():
-            raise ValueError(f"{raw!r:.100} is not a whole number")
-        return int(value)
-    return value
+        return names[str(read_label(raw, list(names)))]
 
 
 def _list(raw: str, item: object) -> list[object]:
-    return [parse_value(writable(part), item) for part in list_items(raw)]
+    name = "any" if item is Any or is_text(item) else format_type(item) if is_plain(item) else "json"
+    return [parse_value(writable(part), item) for part in list_items(raw, name)]
 
 
 def _structured_list(raw: str, kind: object, item: object) -> object:
@@ -182,27 +161,40 @@ def _is_none(raw: str, options: Sequence[object]) -> bool:
     return type(None) in options and raw.strip().lower() in ("", "none", "null")
 
 
-def _union(raw: str, options: Sequence[object]) -> object:
-    for option in options:
-        try:
-            return parse_value(raw, option)
-        except ValueError:
-            continue
-    raise ValueError(f"{raw!r:.100} is none of {', '.join(map(format_type, options))}")
+def _union(raw: str, kind: object) -> object:
+    """Return the value of a union: JSON, whose option pydantic chooses, or words of only one option."""
+    options = [option for option in get_args(kind) if option is not type(None)]
+    if re.search(r"[{\[]", raw) and not (takes_any_text(kind) or all(map(is_plain, options))):
+        return _from_json(raw, kind)
+    readers = [
+        (
+            "str" if is_text(option) and takes_any_text(option) else format_type(option),
+            partial(parse_value, kind=option),
+        )
+        for option in options
+    ]
+    return read_union(raw, readers)
 
 
 def _from_json(raw: str, kind: object) -> object:
-    """Convert the first JSON value of a text that fits, alone or among other text, such as a code block."""
+    """Convert the last JSON value of a text that fits, alone or among other text, such as a code block."""
     if kind in (date, datetime) and re.fullmatch(r"\W*\d+(?:\.\d*)?\W*", raw):
         raise ValueError(
             f"{raw!r:.100} is not {format_type(kind)}"
         )  # pydantic reads it as seconds since 1970
-    problem = ""
-    for value in _json_values(raw):
+    values, rest = _json_values(raw, kind)
+    problem, failed = "", set[str]()
+    for value in reversed(values):
+        keys = value.keys() if isinstance(value, dict) else ()
         try:
-            return convert(kind, writable(value))
+            found = convert(kind, writable(value))
         except ValueError as error:
-            problem = problem or str(error)
+            problem, failed = problem or str(error), failed.union(keys)
+            continue
+        if not failed.isdisjoint(keys) or re.search(r'\{\s*"|\[\s*[{"]', rest):
+            problem = problem or f"{raw!r:.100} has incomplete JSON after the last complete one"
+            break  # an earlier draft
+        return found
     if not problem and not re.search(r"[{\[]", raw):
         try:
             return convert(kind, raw)  # such as a date without quotes
@@ -216,9 +208,9 @@ def _structured_or_text(raw: str, kind: object) -> object:
     text = raw.strip()
     fenced = re.fullmatch(r"```\w*\n(.*)```", text, re.DOTALL)
     body = (fenced[1] if fenced else text).strip()
-    values, is_json = list(_json_values(body)), _is_json(body)
+    (values, _), is_json = _json_values(body, kind), _is_json(body)
     problem = ""
-    for value in values:
+    for value in reversed(values):
         if not is_json and isinstance(value, list):
             continue  # brackets in a text, such as a citation
         try:
@@ -230,6 +222,16 @@ def _structured_or_text(raw: str, kind: object) -> object:
     return convert(kind, raw)
 
 
+def _json_values(text: str, kind: object) -> tuple[list[object], str]:
+    """Return a text as JSON, or else the outermost objects and arrays in it, and the text after them."""
+    read = float_reader(kind)
+    try:
+        return [json.loads(text, strict=False, parse_float=read)], ""
+    except (ValueError, RecursionError):
+        values = json_values(text, parse_float=read)
+    return [value for value, _, _ in values], text[values[-1][2] :] if values else text
+
+
 def _is_json(text: str) -> bool:
     try:
         json.loads(text, strict=False)
@@ -238,32 +240,21 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _json_values(text: str) -> Iterator[object]:
-    """Yield the whole text as JSON, or else the outermost objects and arrays in it, with bounded work.
+def writable(value: object) -> object:
+    """Replace lone surrogates (``\\ud800``), which cannot be encoded as UTF-8.
 
-    Texts in it may have line breaks that are not escaped, as models write them.
+    Raises:
+        ValueError: the value is nested too deeply.
     """
     try:
-        yield json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        pass
-    else:
-        return
-    decoder, end = json.JSONDecoder(strict=False), 0
-    left = SCAN_FACTOR * len(text) + SCAN_FLOOR
-    for match in re.finditer(r"[{\[]", text):
-        if match.start() < end:
-            continue
-        try:
-            value, end = decoder.raw_decode(text, match.start())
-        except (ValueError, RecursionError) as error:
-            left -= getattr(error, "pos", len(text))
-        else:
-            yield value
-        if left < 0:
-            return
+        return _writable(value)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
 
 
-def writable(value: object) -> object:
-    """Replace lone surrogates (``\\ud800``), which cannot be encoded as UTF-8."""
-    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+def _writable(value: object) -> object:
+    if isinstance(value, dict):
+        return {_writable(key): _writable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_writable(item) for item in value]
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value

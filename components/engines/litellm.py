@@ -270,7 +270,8 @@ class LiteLLMEngine:
                 charged=usage,
             )
         if (sent := self._sent_format(request)) is not None:
-            text = unwrap(text, sent)
+            text, wrapped = unwrap(text, sent), text
+            finish = "stop" if text != wrapped else finish  # complete JSON
         # Some providers ignore stop strings or limit their number.
         text = text[: min((at for stop in request.stop if (at := text.find(stop)) >= 0), default=len(text))]
         return Completion(text, usage, finish_reason(finish, calls), tool_calls=calls)

@@ -6,24 +6,24 @@ enforce where they can (`Request.format`):
 - ``{"tool": "search", "arguments": {"query": "tallest mountain"}}`` calls a tool.
 - ``{"answer": "K2"}`` is the final answer: a text, or the JSON value that `Request.format` asks for.
 
-Earlier answers of the model are shown in the same form, and results of tools as messages of the user. An
-answer that is no such object is a final answer.
+Earlier answers of the model are shown in the same form, and results of tools as messages of the user. Calls
+in other spellings are read, too (`compound.execution.tool_calls`); any other answer is a final answer.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from compound.engine import AnswerFormat, Completion, Message, Request, ToolCall, ToolSpec
 from compound.errors import ParseError
+from compound.execution.answer_text import answer_part
+from compound.execution.tool_calls import read_calls
 
 TOOL, ARGUMENTS, ANSWER = "tool", "arguments", "answer"
-CALL_ID = "call_1"  # an answer calls one tool
 LITERAL = ("enum", "const", "default", "examples")  # keys of a schema that hold values
-THOUGHTS, THOUGHTS_END = "<think>", "</think>"
 MOST_STARTS = 16  # braces of an answer at which its object may start
 OVERHEAD = 512  # bytes of the instructions around the descriptions of the tools
 
@@ -66,22 +66,36 @@ def from_text(request: Request, completion: Completion) -> Completion:
     Raises:
         ParseError: the answer is a tool call or a final answer that was cut at ``max_tokens``.
     """
-    text = completion.text.strip()
-    found = _object(text)
+    found = _object(completion.text)
     if found is not None and _is_value(found, request):
         return completion
-    if found is None:
-        if completion.finish_reason == "length" and text.startswith(("{", "```")):
-            raise ParseError(f"the answer was cut at max_tokens={request.max_tokens}: {text!r:.300}")
+    calls = calls_of(completion.text, [tool.name for tool in request.tools])
+    if found is not None and not calls and ANSWER in found and TOOL not in found:
+        answer = found[ANSWER]  # complete, wherever the text was cut
+        text = answer if isinstance(answer, str) else _json(answer)
+        return replace(completion, text=text, finish_reason="stop")
+    if found is None and not calls:
+        if completion.finish_reason == "length" and completion.text.lstrip().startswith(("{", "```")):
+            raise ParseError(
+                f"the answer was cut at max_tokens={request.max_tokens}: {completion.text.strip()!r:.300}"
+            )
         return completion
-    if ANSWER in found and TOOL not in found:
-        answer = found[ANSWER]
-        return replace(completion, text=answer if isinstance(answer, str) else _json(answer))
-    name, arguments = found.get(TOOL), found.get(ARGUMENTS, {})
-    if not isinstance(name, str) or request.tool_choice == "none":
+    if found is not None and not calls and isinstance(found.get(TOOL), str):
+        arguments = found.get(ARGUMENTS, {})
+        given = arguments if isinstance(arguments, str) else _json(arguments)
+        calls = (ToolCall("call_1", found[TOOL], given),)
+    if not calls or request.tool_choice == "none":
         return completion
-    call = ToolCall(CALL_ID, name, arguments if isinstance(arguments, str) else _json(arguments))
-    return replace(completion, finish_reason="tool_calls", tool_calls=(call,))
+    return replace(completion, finish_reason="tool_calls", tool_calls=calls)
+
+
+def calls_of(text: str, offered: Sequence[str]) -> tuple[ToolCall, ...]:
+    """Return the calls of offered tools in a text; one that cannot be read is left to the component."""
+    try:
+        found = read_calls(text, offered)
+    except ParseError:
+        return ()
+    return tuple(ToolCall(f"call_{i}", *call) for i, call in enumerate(found, 1))
 
 
 def _is_value(found: Mapping[str, Any], request: Request) -> bool:
@@ -107,17 +121,8 @@ def is_call(text: str) -> bool:
     >>> is_call('{"tool": "now", "arguments": {}}'), is_call("The tool is new.")
     (True, False)
     """
-    return called_tool(text) is not None
-
-
-def called_tool(text: str) -> object:
-    """Return the name in an answer that is a tool call in text, or ``None``.
-
-    >>> called_tool('{"tool": "now", "arguments": {}}')
-    'now'
-    """
-    found = _object(text.strip())
-    return None if found is None else found.get(TOOL)
+    found = _object(text)
+    return found is not None and found.get(TOOL) is not None
 
 
 def _instructions(tools: tuple[ToolSpec, ...]) -> str:
@@ -246,8 +251,10 @@ def _object(text: str) -> dict[str, Any] | None:
 
     Thoughts before the answer may contain drafts of it, which do not count.
     """
-    has_thoughts = text.startswith(THOUGHTS) and THOUGHTS_END in text
-    body = (text.partition(THOUGHTS_END)[2] if has_thoughts else text).strip()
+    try:
+        body = answer_part(text).strip()
+    except ValueError:
+        return None
     if body.startswith("```"):
         body = body.partition("\n")[2].rpartition("```")[0] or body
     decoder, start = json.JSONDecoder(strict=False), body.find("{")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
+from types import ModuleType
 
-from compound.components.answers import answer_lists
+from compound.components.answers import answer_lists, answer_words
+from compound.execution import answer_text
 from compound.exports.dspy_state import describe_for_dspy
 from compound.exports.literal import python_literal
 from compound.exports.program import Data, describe_program, without_secrets
@@ -15,8 +18,8 @@ from compound.graph.system import System
 PLACE = re.compile(r"^PROGRAM: dict\[str, Any\] = \{\}.*$", re.MULTILINE)
 GRAPH = re.compile(r"^# -- graph .*?(?=^# -- )", re.MULTILINE | re.DOTALL)
 SHARED = "from compound.exports.runtime import KINDS, run_program\n"
-LISTS = "from compound.components.answers.answer_lists import list_items\n"
-LAST_IMPORT = "from collections.abc import Sequence\n"  # of that module; the runtime has all of its imports
+READING = (answer_text, answer_lists, answer_words)  # modules that are copied into an exported program
+IMPORTS = re.compile(r"^from compound\.[\w.]+ import (?:\([^)]*\)|.*)\n", re.MULTILINE)
 BEGIN = "from collections.abc import "
 NEEDED = (
     "import asyncio\nimport importlib\nimport inspect\nfrom collections.abc import Sequence\n"  # by the graph
@@ -27,8 +30,15 @@ ONLY_HERE = re.compile(r"  # (?:noqa|no[s]ec|type:).*$", re.MULTILINE)
 def python_module(system: System) -> str:
     """Return a Python module that runs the system with the standard library only."""
     title = f"The system {system.name!r}, exported from compound. Needs Python 3.11, and no packages."
-    lists = Path(answer_lists.__file__).read_text(encoding="utf-8").partition(LAST_IMPORT)[2]
-    return _fill(_template("runtime").replace(LISTS, ""), title, describe_program(system), lists)
+    return _fill(_template("runtime"), title, describe_program(system), "".join(map(_definitions, READING)))
+
+
+def _definitions(module: ModuleType) -> str:
+    """Return the source of a module without its docstring and imports; the runtime has all of its imports."""
+    source = Path(str(module.__file__)).read_text(encoding="utf-8")
+    body = ast.parse(source).body
+    last = max(n.end_lineno or 0 for n in body if isinstance(n, ast.Import | ast.ImportFrom))
+    return ONLY_HERE.sub("", "".join(source.splitlines(keepends=True)[last:]))
 
 
 def langchain_module(system: System) -> str:
@@ -62,5 +72,5 @@ def _fill(source: str, title: str, data: Data, more: str = "") -> str:
     """Return the template with another docstring and the data in place of the empty literal."""
     _, _, code = source.partition('"""')[2].partition('"""')
     literal = f"PROGRAM: dict[str, Any] = {python_literal(without_secrets(data))}\n{more}"
-    filled = PLACE.sub(lambda _: literal, ONLY_HERE.sub("", code), count=1)
+    filled = PLACE.sub(lambda _: literal, ONLY_HERE.sub("", IMPORTS.sub("", code)), count=1)
     return f'"""{title}"""{filled}'

@@ -194,9 +194,7 @@ def describe_type(kind: object) -> Data:
         options = tuple(argument for argument in arguments if argument is not type(None))
         if len(options) < len(arguments):
             return {"type": "optional", "item": describe_type(Union[options])}  # noqa: UP007
-        if takes_any_text(kind):
-            return {"type": "str"}
-        if is_plain(kind):
+        if is_plain(kind) or takes_any_text(kind):
             return {"type": "union", "items": [describe_type(option) for option in options]}
     if (origin is list or kind is list) and is_plain(kind):
         return {"type": "list", "item": describe_type((arguments or (Any,))[0])}

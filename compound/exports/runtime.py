@@ -1,8 +1,8 @@
 """Run an exported system with an OpenAI-compatible server, using the standard library only.
 
-This file is copied into exported programs, with the system as the literal PROGRAM, and with the code of
-`compound.components.answers.answer_lists` instead of its import. It formats prompts and reads answers as the
-package does; the tests compare the two.
+This file is copied into exported programs, with the system as the literal PROGRAM, and with the code of the
+modules that it imports from the package. It formats prompts and reads answers as the package does; the tests
+compare the two.
 """
 
 from __future__ import annotations
@@ -15,21 +15,34 @@ import math
 import os
 import re
 import sys
-import textwrap
+import textwrap  # noqa: F401 - used by the copied modules
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal  # noqa: F401
+from functools import partial
 from typing import Any
 
 from compound.components.answers.answer_lists import list_items
+from compound.components.answers.answer_words import (
+    check_cut,
+    json_object,
+    labelled_fields,
+    plain_text,
+    read_bool,
+    read_label,
+    read_number,
+    read_union,
+)
+from compound.execution.answer_text import after_thoughts, answer_part, json_values
 
 PROGRAM: dict[str, Any] = {}  # <- replaced by the system
 
 # -- graph -------------------------------------------------------------------------------------------
 
 ABSENT: Any = object()  # value of an output whose node was skipped by its condition
-Complete = Callable[[dict[str, Any]], str]
+Complete = Callable[[dict[str, Any]], Any]
 
 
 class ExportedRunError(Exception):
@@ -153,20 +166,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any], Complete], dict
 
 BASE_URL = "https://api.openai.com/v1"
 TRIES, WAIT = 4, 1.0  # attempts of a request, and seconds before the second one
-NUMBER = re.compile(
-    r"(?:(?<!\w)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|(?<!\w)\.\d+)(?:[eE][-+]?\d+)?"
-)
 JSON_TYPES: dict[str, type] = {"object": dict, "array": list, "string": str}
-TRUE, FALSE = {"yes", "true", "1"}, {"no", "false", "0"}
-# What makes a number a part of something longer: a decimal comma, a fraction, a date, a range, an equation.
-CONTINUATION = re.compile(
-    r"(?:[.:_'’]|,\s?|[ \t]*[-/^*×÷·+=–—xX][-^*/]?[ \t]*|[ \t]+(?:or|to)[ \t]+|[ \t\u00a0\u202f]+)[-+]?\.?\d"
-)
-# A question that is repeated, or an alternative, before or instead of the decision.
-UNDECIDED = re.compile(r"\s*\?|\s*(?:[/|]|\b(?:or|and)\b)\s*(?:yes|no|true|false|[01])\b", re.IGNORECASE)
-NEGATION = re.compile(
-    r"(?:\b(?:not|never|nor|non|neither)|n['’]t)(?:\s+(?:a|an|the|very))?[\s\-\"'`*]*$", re.IGNORECASE
-)
 
 
 def run(
@@ -183,16 +183,16 @@ def run(
     url = base_url or os.environ.get("OPENAI_BASE_URL") or BASE_URL
     unformatted: set[str] = set()  # models that do not take a response format
 
-    def complete(body: dict[str, Any]) -> str:
+    def complete(body: dict[str, Any]) -> tuple[str, bool]:
         plain = {name: value for name, value in body.items() if name != "response_format"}
         if plain == body or body["model"] in unformatted:
             return send(plain, url, api_key, timeout)
         try:
             return send(body, url, api_key, timeout)
         except RejectedRequest:
-            text = send(plain, url, api_key, timeout)  # the prompt describes the format, too
+            answer = send(plain, url, api_key, timeout)  # the prompt describes the format, too
             unformatted.add(body["model"])
-            return text
+            return answer
 
     return run_program(PROGRAM, inputs, complete)
 
@@ -214,9 +214,10 @@ def run_llm(node: Mapping[str, Any], given: Mapping[str, Any], complete: Complet
             **({"stop": node["stop"]} if node["stop"] else {}),
             **({"response_format": node["response_format"]} if node["response_format"] else {}),
         }
-        text = unwrap(complete(body)) if node["wrapped"] else complete(body)
+        answer, is_cut = complete(body)
+        text = unwrap(answer) if node["wrapped"] else answer
         try:
-            return parse(text, node["fields"], node["layout"])
+            return parse(text, node["fields"], node["layout"], is_cut and text == answer)
         except ValueError as error:
             if attempt == node["reasks"]:
                 raise
@@ -255,8 +256,8 @@ OPENER = urllib.request.build_opener(NoRedirects)
 MAX_ANSWER = 2**26  # bytes
 
 
-def send(body: Mapping[str, Any], base_url: str, api_key: str, timeout: float) -> str:
-    """Send a request for a chat completion and return the answer's text; retry what may pass."""
+def send(body: Mapping[str, Any], base_url: str, api_key: str, timeout: float) -> tuple[str, bool]:
+    """Send a request for a chat completion; return the text, and whether it was cut. Retry what may pass."""
     if not base_url.startswith(("http://", "https://")):
         raise ExportedRunError(f"the base URL must start with http:// or https://, but is {base_url!r}")
     key = api_key or os.environ.get("OPENAI_API_KEY", "")
@@ -267,8 +268,9 @@ def send(body: Mapping[str, Any], base_url: str, api_key: str, timeout: float) -
     for attempt in range(TRIES):
         try:
             with OPENER.open(asked, timeout=timeout) as answer:
-                content = json.loads(answer.read(MAX_ANSWER))["choices"][0]["message"]["content"]
-                return content if isinstance(content, str) else ""
+                choice = json.loads(answer.read(MAX_ANSWER))["choices"][0]
+                content, is_cut = choice["message"]["content"], choice.get("finish_reason") == "length"
+                return (content if isinstance(content, str) else ""), is_cut
         except urllib.error.HTTPError as error:
             detail = error.read(500).decode(errors="replace")
             if attempt + 1 == TRIES or (error.code != 429 and error.code < 500):
@@ -304,15 +306,19 @@ def format_value(value: Any) -> str:  # noqa: ANN401
         return value
     if isinstance(value, (list, tuple)) and value and all(isinstance(item, str) for item in value):
         return "\n".join(f"[{i}] {text}" for i, text in enumerate(value, 1))
-    if (
-        isinstance(value, (list, tuple))
-        and value
-        and all(isinstance(v, Mapping) and "text" in v for v in value)
-    ):
-        return "\n".join(
-            f"{item['title']}: {item['text']}" if item.get("title") else str(item["text"]) for item in value
-        )
+    if isinstance(value, (list, tuple)) and value and all(map(is_passage, value)):
+        return "\n".join(f"{p['title']}: {p['text']}" if p.get("title") else p["text"] for p in value)
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def is_passage(value: Any) -> bool:  # noqa: ANN401
+    """Return whether a value has a text and no fields that the line of a passage does not show."""
+    return (
+        isinstance(value, Mapping)
+        and value.keys() <= {"id", "title", "text", "score"}
+        and isinstance(value.get("text"), str)
+        and isinstance(value.get("title"), (str, type(None)))
+    )
 
 
 # -- answers -----------------------------------------------------------------------------------------
@@ -330,23 +336,22 @@ def unwrap(text: str) -> str:
     return inner if isinstance(inner, str) else json.dumps(inner, ensure_ascii=False)
 
 
-def parse(text: str, fields: Mapping[str, Any], layout: str) -> dict[str, Any]:
+def parse(text: str, fields: Mapping[str, Any], layout: str, is_cut: bool = False) -> dict[str, Any]:
     """Read the fields of an answer, or raise ValueError."""
-    name = next(iter(fields))
-    if "</think>" in text and (layout != "text" or fields[name]["type"] != "str"):
-        text = text.partition("</think>")[2]  # thoughts may contain drafts of the answer
-    if layout == "text":
-        raw: dict[str, Any] = {name: text.strip().removeprefix(f"{field_label(name)}:").strip()}
-    else:
-        raw = json_object(text, list(fields)) if layout == "json" else labelled_fields(text, list(fields))
+    raw = raw_fields(text, fields, layout)
+    last = [*raw][-1] if raw and is_cut and layout != "json" else None
     parsed: dict[str, Any] = {}
     problems = []
-    for name, kind in fields.items():
+    for name, kind in list(fields.items())[: 1 if layout == "text" else None]:
         if name not in raw:
             problems.append(f"{name!r} is missing")
             continue
         try:
-            parsed[name] = parse_value(raw[name], kind)
+            is_text = layout == "json" and isinstance(raw[name], str) and takes_text(kind)
+            value = raw[name] if is_text else parse_value(raw[name], kind)
+            if name == last:
+                check_last(raw[name], kind, value, layout)
+            parsed[name] = value
         except ValueError as error:
             problems.append(f"{name!r}: {error}")
     if problems:
@@ -354,51 +359,40 @@ def parse(text: str, fields: Mapping[str, Any], layout: str) -> dict[str, Any]:
     return parsed
 
 
-def labelled_fields(text: str, names: Sequence[str]) -> dict[str, Any]:
-    """Find ``name: value`` for each name."""
-    options = "|".join(re.escape(name).replace("_", "[_ ]") for name in sorted(names, key=len, reverse=True))
-    pattern = re.compile(rf"^[ \t#>*\-`]*({options})[ \t*`]*[:=]\**", re.IGNORECASE | re.MULTILINE)
-    found: dict[str, Any] = {}
-    marks = list(pattern.finditer(text))
-    for i, mark in enumerate(marks):
-        end = marks[i + 1].start() if i + 1 < len(marks) else len(text)
-        key = mark.group(1).lower().replace(" ", "_")
-        found.setdefault(next(n for n in names if n.lower() == key), bare(text[mark.end() : end]))
+def raw_fields(text: str, fields: Mapping[str, Any], layout: str) -> Mapping[str, Any]:
+    """Return the texts or JSON values of the fields that a text has."""
+    names = list(fields)
+    if layout == "text":
+        is_whole = fields[names[0]] == {"type": "str"} and bool(after_thoughts(text))
+        answer = text if is_whole else answer_part(text)
+        return {names[0]: answer.strip().removeprefix(f"{field_label(names[0])}:").strip()}
+    answer = answer_part(text)
+    if layout == "json":
+        return json_object(answer, names)
+    found = labelled_fields(answer, names)
+    if found and len(found) < len(names) and after_thoughts(text) == text:
+        whole = labelled_fields(text, names)
+        return whole if len(whole) == len(names) else found
     return found
 
 
-def bare(text: str) -> str:
-    """Remove a value's common indentation, and emphasis that encloses the whole value."""
-    first, _, rest = text.partition("\n")
-    value = (text if first.strip() else textwrap.dedent(rest)).strip()
-    if whole := re.fullmatch(r"(\*{1,3}|`)([^*`\n]+)\1", value):
-        return whole.group(2).strip()
-    if value.endswith("**") and value.count("**") % 2:
-        return value[:-2].strip()
-    return value
+def takes_text(kind: Mapping[str, Any]) -> bool:
+    """Return whether any text is a value of a type."""
+    inner = kind["item"] if kind["type"] == "optional" else kind
+    if inner["type"] == "union":
+        return any(map(takes_text, inner["items"]))
+    return inner["type"] in ("str", "any") or {"string"} < set(inner.get("forms", ()))
 
 
-def json_object(text: str, names: Sequence[str]) -> dict[str, Any]:
-    """Return the first JSON object with one of the fields."""
-    for value in json_values(text, r"\{"):
-        if isinstance(value, dict) and not value.keys().isdisjoint(names):
-            return value
-    return {}
-
-
-def json_values(text: str, start: str) -> Iterator[Any]:
-    """Yield the JSON values in a text, with bounded work."""
-    decoder, left = json.JSONDecoder(strict=False), 16 * len(text) + 100_000
-    for match in re.finditer(start, text):
-        try:
-            value, end = decoder.raw_decode(text, match.start())
-        except (ValueError, RecursionError) as error:
-            left -= getattr(error, "pos", len(text))
-        else:
-            left -= end
-            yield value
-        if left < 0:
-            return
+def check_last(raw: str, kind: Mapping[str, Any], value: Any, layout: str) -> None:  # noqa: ANN401
+    """Check that the last value of a text that was cut is complete; a single text may be cut."""
+    if takes_text(kind) and isinstance(value, str):
+        if layout == "fields":
+            raise ValueError("the text was cut in this field")
+    else:
+        name = (kind["item"] if kind["type"] == "optional" else kind)["type"]
+        form = {"json": "json", "list": "list"}.get(name, "words")
+        check_cut(raw, form, value, partial(parse_value, kind=kind))
 
 
 def parse_value(raw: Any, kind: Mapping[str, Any]) -> Any:  # noqa: ANN401
@@ -412,23 +406,17 @@ def parse_value(raw: Any, kind: Mapping[str, Any]) -> Any:  # noqa: ANN401
     if name in ("str", "any"):
         return raw
     if name == "labels":
-        return _member(raw, kind)
+        return _member(plain_text(raw), kind)
     if name == "bool":
-        return _bool(raw)
+        return read_bool(plain_text(raw))
     if name in ("int", "float"):
-        return _number(raw, name)
+        return read_number(plain_text(raw), name)
     if name == "list":
-        return _list(raw, kind["item"])
-    return _union(raw, kind["items"]) if name == "union" else _json(raw, kind["forms"])
-
-
-def _union(raw: Any, items: Sequence[Mapping[str, Any]]) -> Any:  # noqa: ANN401
-    for item in items:
-        try:
-            return parse_value(raw, item)
-        except ValueError:
-            continue
-    raise ValueError(f"{raw!r:.100} has none of the types of the answer")
+        return [parse_value(part, kind["item"]) for part in list_items(raw, kind["item"]["type"])]
+    if name == "union":
+        readers = [(item["type"], partial(parse_value, kind=item)) for item in kind["items"]]
+        return read_union(raw, readers)
+    return _json(raw, kind["forms"])
 
 
 def whole_json(text: str) -> list[Any]:
@@ -446,8 +434,11 @@ def _json(raw: str, forms: Sequence[str]) -> Any:  # noqa: ANN401
     body = (fenced[1] if fenced else raw).strip()
     # in a text, brackets may be something else, such as a citation
     start = r"\{" if "string" in forms or "array" not in forms else r"[{\[]"
-    for value in whole_json(body) or json_values(raw, start):
+    values = json_values(raw, start)
+    for value in whole_json(body) or [value for value, _, _ in reversed(values)]:
         if type(value) in fits:
+            if values and re.search(r'\{\s*"|\[\s*[{"]', raw[values[-1][2] :]):
+                raise ValueError(f"{raw!r:.100} has incomplete JSON after the last complete one")
             return value
         if type(value) is list:
             raise ValueError(f"{raw!r:.100} is none of {', '.join(forms)}")
@@ -456,10 +447,19 @@ def _json(raw: str, forms: Sequence[str]) -> Any:  # noqa: ANN401
     raise ValueError(f"{raw!r:.100} holds no complete JSON")
 
 
+def _option(raw: Any, items: Sequence[Mapping[str, Any]]) -> Any:  # noqa: ANN401
+    for item in items:
+        try:
+            return parse_value(raw, item)
+        except ValueError:
+            continue
+    raise ValueError(f"{raw!r:.100} has none of the types of the answer")
+
+
 def _from_json_value(raw: Any, kind: Mapping[str, Any]) -> Any:  # noqa: ANN401
     name = kind["type"]
     if name == "union":
-        return _union(raw, kind["items"])
+        return _option(raw, kind["items"])
     if isinstance(raw, float) and not math.isfinite(raw):
         raise ValueError(f"{raw!r} is not a finite number")
     if name == "list" and isinstance(raw, list):
@@ -477,62 +477,11 @@ def _from_json_value(raw: Any, kind: Mapping[str, Any]) -> Any:  # noqa: ANN401
 def _member(raw: str, kind: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """Return a label, or the value of the member of an Enum that is named."""
     try:
-        return _label(raw, kind["options"])
+        return read_label(raw, kind["options"])
     except ValueError:
         if not (names := kind.get("names")):
             raise
-        return names[_label(raw, list(names))]
-
-
-def _label(raw: str, options: Sequence[Any]) -> Any:  # noqa: ANN401
-    plain = raw.strip().strip("\"'`.*").lower()
-    exact = [option for option in options if str(option).lower() == plain]
-    longest = sorted((str(option).lower() for option in options if str(option)), key=len, reverse=True)
-    words = re.finditer(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest))})(?!\w)", raw.lower())
-    found = {
-        word.group() for word in words if not NEGATION.search(raw[max(0, word.start() - 24) : word.start()])
-    }
-    named = exact or [option for option in options if str(option).lower() in found]
-    if len(named) != 1:
-        raise ValueError(
-            f"{raw!r:.100} names {'none' if not named else 'several'} of {', '.join(map(str, options))}"
-        )
-    return named[0]
-
-
-def _bool(raw: str) -> bool:
-    words = list(re.finditer(r"\w+", raw.lower()))
-    first = words[0].group() if words else ""
-    if first not in TRUE | FALSE:
-        raise ValueError(f"{raw!r:.100} is neither yes nor no")
-    rest = raw[words[0].end() :]
-    denied = len(words) == 2 and words[1].group() in (FALSE if first in TRUE else TRUE)
-    if denied or UNDECIDED.match(rest) or (first in ("0", "1") and CONTINUATION.match(rest)):
-        raise ValueError(f"{raw!r:.100} does not decide between yes and no")
-    return first in TRUE
-
-
-def _number(raw: str, name: str) -> int | float:
-    plain = raw.replace("\N{MINUS SIGN}", "-")
-    matches = list(NUMBER.finditer(plain))
-    if not matches:
-        raise ValueError(f"{raw!r:.100} holds no number")
-    text = matches[0].group().replace(",", "")
-    leads = not any(character.isalnum() for character in raw[: matches[0].start()])
-    if not leads and len({match.group().replace(",", "") for match in matches}) > 1:
-        raise ValueError(f"{raw!r:.100} holds several numbers and does not start with one")
-    if CONTINUATION.match(plain, matches[0].end()):
-        raise ValueError(f"{raw!r:.100} does not start with a single number")
-    if name == "int" and text.lstrip("+-").isdigit():
-        return int(text)
-    value = float(text)
-    if not math.isfinite(value) or (name == "int" and not value.is_integer()):
-        raise ValueError(f"{raw!r:.100} is not a {'whole' if name == 'int' else 'finite'} number")
-    return int(value) if name == "int" else value
-
-
-def _list(raw: str, item: Mapping[str, Any]) -> list[Any]:
-    return [parse_value(part, item) for part in list_items(raw)]
+        return names[read_label(raw, list(names))]
 
 
 def main() -> None:

@@ -316,6 +316,12 @@ class Component(ABC):
 
         Returns the node's `Output`, or an `Outputs` if it has several.
         """
+        if not isinstance(name, str | None) or not isinstance(when, Input | Output | Condition | None):
+            taken, what = ("when", "condition") if isinstance(name, str | None) else ("name", "name")
+            raise WiringError(
+                f"{self.name}: {taken}= is the node's own {what}, and no input",
+                hint=f"connect the input under another name, such as {self.name}(the_{taken}=…)",
+            )
         build = active_build()
         own = name or (self.name if build is None else build.node_name(self.name))
         named = {**_by_position(self, own, sources, wires), **wires} if sources else wires
@@ -397,6 +403,8 @@ def connect(
             )
     ports = _ports(component, name, wires)
     for port, source in wires.items():
+        if port in component.settings:
+            _check_setting(component, name, port, source)
         _check_edge(component, name, port, ports[port], source)
     missing = [port for port, p in ports.items() if not p.optional and port not in wires]
     if missing:
@@ -473,6 +481,29 @@ def _ports(component: Component, name: str, wires: Mapping[str, Source]) -> dict
             plain = Any if setting is None else type(setting)
             ports[port] = Port(setting.type if isinstance(setting, Space) else plain)
     return ports
+
+
+def _check_setting(component: Component, name: str, port: str, source: Source) -> None:
+    """Refuse an edge by which data would replace a setting that only has the same name."""
+    setting, declared = component.settings[port], component.inputs
+    what = f"{port!r} is a setting of {component.kind} {component.name!r}"
+    rename = f"connect it under another name, such as the_{port}"
+    if declared is not None and port in declared:
+        raise WiringError(f"{name}.{port}: {what}, and also an input", hint="rename the input")
+    if declared is not None and not hasattr(component, "takes"):
+        return  # no data could be connected under this name
+    if type(source) is Input:
+        raise WiringError(
+            f"{name}.{port}: {what}, which the data in {source.label} would replace",
+            hint=f"{rename}; settings are fed by hyperparameters, selectors and functions",
+        )
+    if not isinstance(source, Output) or source.node.component.kind in ("hyperparameter", "selector"):
+        return
+    if setting is not None and setting not in ("", ()):
+        raise WiringError(
+            f"{name}.{port}: {what} with the value {short_repr(setting)}, which {source.label} would replace",
+            hint=f"{rename}; to replace the setting, feed it by a hyperparameter or a selector",
+        )
 
 
 def _check_edge(component: Component, name: str, port: str, expected: Port, source: Source) -> None:

@@ -253,6 +253,12 @@ def convert(kind: object, value: object) -> object:
         raise ValueError(f"{value!r:.200} is not {format_type(kind)} ({'; '.join(details)})") from error
 
 
+@functools.lru_cache(maxsize=512)
+def reads_decimals(kind: object) -> bool:
+    """Return whether values of a type are or contain decimals, which a float of JSON would round."""
+    return kind is not Any and "'type': 'decimal'" in repr(_lenient_adapter(kind).core_schema)
+
+
 JSON_FORMS = (dict, list, str, int, float, datetime)  # a time of a data frame may be the form of a date
 
 

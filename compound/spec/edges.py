@@ -20,7 +20,12 @@ from compound.spec.context import Context
 from compound.spec.uses import Use
 from compound.spec.yaml.document import Address
 
-ANYTHING = Input("anything", Any)
+
+class _Anything(Input):
+    """Stands for a source that is broken, or not looked at."""
+
+
+ANYTHING = _Anything("anything", Any)
 
 
 @dataclass(frozen=True)

@@ -138,14 +138,6 @@ class TestLLMWithLabels(TestLLM):
         return ScriptedLM(lambda message: '{"output": "no"}')
 
 
-class TestLLMWithWiredSettings(ComponentKit):
-    def make(self, name: str) -> Component:
-        return LLM(name, prompt=Text("Answer."), max_tokens=Int(1, 9))
-
-    def inputs(self) -> Mapping[str, object]:
-        return {"question": "Which river?", "prompt": "Say more than that. " * 9, "max_tokens": 7}
-
-
 class TestRetriever(ComponentKit):
     """A retriever over a corpus."""
 
@@ -161,6 +153,13 @@ class TestRetriever(ComponentKit):
 
     def inputs(self) -> Sequence[Mapping[str, object]]:
         return [{"query": "river 3"}, {"query": ""}]
+
+
+class TestRetrieverWithAWiredSetting(TestRetriever):
+    """A retriever whose ``k`` comes from the data."""
+
+    def inputs(self) -> Sequence[Mapping[str, object]]:
+        return [{"query": "river 3", "k": 3}, {"query": "", "k": 1}]
 
 
 class TestRetrieverOfPassages(ComponentKit):

@@ -37,7 +37,7 @@ def test_a_typed_answer_may_differ_in_case_and_end_in_a_period(kind: Any, reply:
 
 
 def test_an_answer_that_is_none_of_the_choices_fails() -> None:
-    _, trace = asked("Perhaps.", output=Literal["yes", "no"])
+    _, trace = asked("Perhaps.", output=Literal["yes", "no"], reasks=0)
     assert trace.failure is not None
     assert trace.failure.kind == "parse"
 
@@ -48,7 +48,7 @@ def test_the_version_and_the_prompt_of_a_text_output_are_those_of_earlier_versio
     assert llm.version == "llm:" + digest([2, {"output": "str"}, "text", (), "", False])
     request, _ = asked("It is.")
     assert request.messages[-1].content == "Is it so?\n\nClaim: It rains."
-    several = cp.LLM("a", output={"x": str, "n": int})
+    several = cp.LLM("a", output={"x": str, "n": int}, reasks=0)
     assert several.version == "llm:" + digest([2, {"x": "str", "n": "int"}, "fields", (), "", False])
 
 

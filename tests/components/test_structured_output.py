@@ -486,9 +486,10 @@ def test_re_asks_are_bounded_and_the_last_error_counts() -> None:
     assert trace.usage.calls == 3
 
 
-def test_answers_in_words_are_not_asked_again_by_default() -> None:
-    assert len(run(system(int), lambda _: "no")[1]) == 1
-    assert run(system(int, reasks=1), ["no", "3"])[0].outputs == {"y": 3}
+def test_every_answer_but_a_text_is_asked_for_again_by_default() -> None:
+    assert cp.LLM("a").most_reasks == cp.LLM("a", output=str | None).most_reasks == 0
+    assert len(run(system(int, reasks=0), lambda _: "no")[1]) == 1
+    assert run(system(int), ["no", "3"])[0].outputs == {"y": 3}
 
 
 def test_a_trained_component_is_not_asked_again() -> None:

@@ -86,7 +86,7 @@ def test_a_trace_shows_its_outputs_its_calls_and_its_failure() -> None:
     system = diamonds(2)
     trace = asyncio.run(cp.Executor().run(system, {"q": "x"}))
     assert repr(trace) == "Trace(outputs={'y': 'xxxx'}, calls=[f0, f1])"
-    failed = cp.LLM("a", output=int)(q=cp.Input("q"))
+    failed = cp.LLM("a", output=int, reasks=0)(q=cp.Input("q"))
     system = cp.System("s", outputs={"y": failed}, lm="lm")
     trace = asyncio.run(cp.Executor({"lm": ScriptedLM(["none"])}).run(system, {"q": "x"}, example="e7"))
     assert repr(trace).startswith("Trace(example='e7', failure=\"parse: 'output': 'none' holds no number")

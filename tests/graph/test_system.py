@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import compound
+from compound.components.agents.agent import Agent
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
 from compound.components.hyperparameter import Hyperparameter
@@ -653,3 +654,53 @@ def test_the_options_of_a_selector_are_its_type() -> None:
     system = System("demo", outputs={"label": label(question=question())})
     assert system.parameters["label.choice"] == Choice("fast", "slow", value="slow")
     assert compound.run(system, {"question": "q"}).outputs == {"label": "slow"}
+
+
+def repeat(text: str, max_turns: int) -> str:
+    return text * max_turns
+
+
+# --- inputs named like settings ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("column", ["prompt", "temperature", "lm", "max_tokens", "demos", "weights"])
+def test_data_does_not_replace_a_setting_of_the_same_name(column: str) -> None:
+    llm: Any = LLM("a", prompt="P.")
+    with pytest.raises(WiringError, match=f"'{column}' is a setting of llm 'a'.*the_{column}"):
+        llm(**{column: Input(column)})
+    with pytest.raises(WiringError, match=f"'{column}' is a setting of llm 'a'.*the_{column}"):
+        llm(Input(column))
+    llm(**{f"the_{column}": Input(column)})
+    llm(q=Input("q"), lm=Selector("model", "x", "y")())
+
+
+def test_data_does_not_replace_settings_of_other_components() -> None:
+    text, turns = Input("text"), Input("max_turns", int)
+    body = System("body", outputs={"text": Function("repeat", repeat)(text=text, max_turns=turns)})
+    loop = Loop("loop", body, carry={"text": "text"}, max_turns=2)
+    cases: list[tuple[Any, dict[str, Input]]] = [
+        (Selector("model", "x", "y"), {"choice": Input("choice")}),
+        (Agent("agent", tools=[]), {"max_turns": Input("max_turns", int)}),
+        (loop, {"text": text, "max_turns": turns}),
+        (LLM("b", takes={"prompt": str}), {"prompt": Input("prompt")}),
+    ]
+    for component, wires in cases:
+        with pytest.raises(WiringError, match="is a setting of"):
+            component(**wires)
+
+
+def test_an_answer_does_not_replace_a_setting_that_has_a_value() -> None:
+    weather = LLM("weather", output={"temperature": float, "prompt": str})(city=Input("city"))
+    for name in ("temperature", "prompt"):
+        made: Any = LLM("a", prompt="P.")
+        with pytest.raises(WiringError, match=rf"which \$weather\.{name} would replace"):
+            made(**{name: weather[name]})
+    assert "prompt" in LLM("a")(prompt=weather.prompt, q=Input("q")).node.wires  # it has no other prompt
+
+
+def test_a_column_may_be_called_name_or_when() -> None:
+    with pytest.raises(WiringError, match=r"name= is the node's own name.*the_name"):
+        LLM("a")(name=Input("name"))  # type: ignore[arg-type]
+    with pytest.raises(WiringError, match=r"when= is the node's own condition"):
+        LLM("a")(when="x")
+    assert list(LLM("a")(Input("name"), Input("when")).node.wires) == ["name", "when"]

@@ -849,3 +849,20 @@ optimize:
     assert "math has no 'nothing'" in str(raised.value)
     with pytest.raises(SpecError, match="math:sqrt"):
         loads(text.replace("mipr", "mipro").replace("nothing", "sqrt"), allow_import=False)
+
+
+def test_an_input_does_not_replace_a_setting_of_the_same_name() -> None:
+    text = """\
+system: s
+lm: smollm2
+inputs: {prompt: str, temperature: float}
+components:
+  a: {llm: {prompt: P.}, in: {prompt: $prompt, temperature: $temperature}}
+outputs: {y: $a}
+"""
+    found = problems(text)
+    assert len(found) == 2
+    for name, problem in zip(("prompt", "temperature"), found, strict=True):
+        assert f"{name!r} is a setting of llm 'a'" in problem
+        assert f"the_{name}" in problem
+    assert loads(text.replace("in: {prompt: $prompt, temperature:", "in: {the_prompt: $prompt, degrees:"))

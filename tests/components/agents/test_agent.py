@@ -107,7 +107,7 @@ class TestTurns:
         assert json.loads(lm.requests[1].format.schema)["required"] == ["answer"]
 
     def test_a_tool_call_in_the_last_turn_is_no_answer(self) -> None:
-        lm = ScriptedLM([act("add", a=1, b=2), act("add", a=1, b=2)])
+        lm = ScriptedLM([act("add", a=1, b=2)] * 3)
         with pytest.raises(RunFailed, match="last turn called the tool 'add'.* raise max_turns"):
             run(cp.Agent("agent", [add], max_turns=2), lm)
 
@@ -147,7 +147,7 @@ class TestTurns:
         lm = ScriptedLM([*replies, *[final("end")] * 6])
         trace = run(cp.Agent("agent", [add], max_turns=turns), lm, check=False)
         assert 1 <= len(trace.calls_of("agent_turn")) <= turns
-        assert len(lm.requests) == len(trace.calls_of("agent_turn"))
+        assert 0 <= len(lm.requests) - len(trace.calls_of("agent_turn")) <= 1  # one call in the last turn
 
 
 class TestNative:
@@ -428,7 +428,7 @@ class TestBounds:
         def long(text: str) -> str:
             return text * 300
 
-        agent = cp.Agent("agent", [long], prompt="Go on.", max_turns=5, max_calls=3, max_result=500)
+        agent = cp.Agent("agent", [long], prompt="Go on.", max_turns=5, max_calls=3, max_result=500, reasks=0)
 
         def text(_: str) -> str:
             return act("long", text="äöü")
@@ -449,8 +449,9 @@ class TestBounds:
 
     def test_the_bounds_are_finite(self) -> None:
         found, _ = self.requests(cp.Agent("agent", [add], tune_tools=True), lambda _: final("3"))
-        (bound,) = found.uses["agent_turn"].requests
+        bound, again = found.uses["agent_turn"].requests
         assert bound.prompt.finite
+        assert again.prompt.finite
         assert found.counted == 8 + 8 * 4
 
     def test_a_budget_ends_a_run(self) -> None:

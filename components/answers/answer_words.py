@@ -1,0 +1,308 @@
+"""Numbers, labels and fields in a model's text, among the words around them.
+
+The code is copied into exported programs (`compound.exports.modules`): standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+
+from compound.components.answers.answer_lists import is_array
+from compound.execution.answer_text import json_values
+
+TRUE, FALSE = {"yes", "true", "1"}, {"no", "false", "0"}
+# A sign directly after a word is a hyphen (GPT-4); commas count only between groups of three digits.
+NUMBER = re.compile(
+    r"(?:(?<!\w)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|(?<!\w)\.\d+)(?:[eE][-+]?\d+)?"
+)
+MINUS = re.compile(r"[\N{MINUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}]|(?<![^\s(\[*\"'])[–—](?=\d)")
+MONTH = (
+    r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
+    r"|nov(?:ember)?|dec(?:ember)?|(?-i:May))\b"
+)
+# What makes a number before it a part of something longer: a decimal comma, a fraction, a date, a range, an
+# equation, a power, a multiple, a time, or one of several numbers.
+CONTINUATION = re.compile(
+    r"""(?:[.:_'’٫٬…]|,\s?|[ \t]*[-/⁄^*×÷·+=–—±~～〜xX][-^*/]?[ \t]*|[ \t\u00a0\u202f]+
+        |[ \t,;]+(?:or|to|and|&|bis|oder|und|y|et|ou)[ \t]+
+        |(?:[ \t]+(?!(?:because|since|as|so|is|are|was|were|of|out|from|in|for|with|by|on|at|per|which|that|if
+            |when|given|equals|plus|minus|times)\b)[^\W\d_]+){1,2}[ \t]*[,;&]?[ \t]*(?:(?:and|or|to)[ \t]+)?
+        )[-+]?[$€£]?\.?\d
+    |\+(?!\w)|\s*\n\s*[-+$€£]?\d[\d.,]*\s*(?:\n|\Z)
+    |[ \t\u00a0-]*(?:hundred|thousand|million|milliard|bn\b|billi|trilli|dozen|lakh|crore|mio\b|mrd\b
+        |tausend)
+    |[ \t]?(?-i:[kKMBT]|(?<=\d)[mb])(?!\w)
+    |(?:st|nd|rd|th)?[ \t]*(?:of[ \t]+)?(?:"""
+    + MONTH
+    + r""")|[ \t]*(?:[ap]\.?m\b|o['’]clock)|(?<=\d\d\d0)['’]?s\b""",
+    re.IGNORECASE | re.VERBOSE,
+)
+# What changes the value of a number after it: a bound, a sign in words, an alternative, a month.
+BEFORE = re.compile(
+    r"""(?:\b(?:(?:more|less|fewer|greater|higher|lower|other)[ ]than|at[ ](?:least|most)
+    |(?<!adds[ ])(?<!sums[ ])up[ ]to|over|under|above|below|between|minus|negative|or
+    |(?:one|two|three|four|five|six|seven|eight|nine|ten)[ ]to)
+    |[<>≤≥]=?|[-–—](?=[ \t])|(?:"""
+    + MONTH
+    + r""")\.?)[\s*_`"'$€£]*\Z""",
+    re.IGNORECASE | re.VERBOSE,
+)
+NEGATION = re.compile(
+    r"(?:\b(?:not|never|nor|non|neither)|n['’]t)(?:\s+(?:a|an|the|very))?[\s\-\"'`*]*$", re.IGNORECASE
+)
+ANSWER_IS = re.compile(r"[\W_]*(?:(?:the|my|final|correct)\s+)*answer\b(?:\s+is)?[\s:*_`\"']*", re.IGNORECASE)
+# A question that is repeated, or an alternative, before or instead of the decision.
+UNDECIDED = re.compile(r"\s*\?|[\s,]*(?:[/|]|\b(?:or|and)\b)\s*(?:yes|no|true|false|[01])\b", re.IGNORECASE)
+# A word that makes "no" or "true" before it a modifier ("no idea", "true story") is none of these.
+FOLLOWING = re.compile(
+    r"""a|absolutely|according|all|always|an|and|answer|are|as|at|based|because|both|but|can|cannot|certainly
+    |definitely|did|didn|do|does|doesn|don|for|given|had|has|have|he|i|if|in|indeed|is|isn|it|its|not|of|on|only
+    |she|since|so|that|the|there|these|they|this|those|to|under|was|wasn|we|were|when|will|with|won|would|you""",
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+def read_number(raw: str, kind: str) -> int | float:
+    """Return the only number of a text, or the one that it starts with, as an ``int`` or ``float``.
+
+    Raises:
+        ValueError: there is none, or it is uncertain which number is meant.
+    """
+    plain = MINUS.sub("-", raw)
+    matches = list(NUMBER.finditer(plain))
+    if not matches:
+        raise ValueError(f"{raw!r:.100} holds no number")
+    text, start, end = matches[0].group().replace(",", ""), matches[0].start(), matches[0].end()
+    leads = not any(character.isalnum() for character in plain[:start])
+    if not leads and len({match.group().replace(",", "") for match in matches}) > 1:
+        raise ValueError(f"{raw!r:.100} holds several numbers and does not start with one")
+    following = plain[end:].lstrip(" \t")[:1]
+    if CONTINUATION.match(plain, end) or following.isnumeric():
+        raise ValueError(f"{raw!r:.100} does not start with a single number")
+    if BEFORE.search(plain[:start]) or NEGATION.search(plain[:start]):
+        raise ValueError(f"{raw!r:.100} does not state a single number")
+    if kind == "float" and re.match(r"\s*(?:[%‰]|per\s?cent\b)", plain[end:], re.IGNORECASE):
+        raise ValueError(f"{raw!r:.100} is a percentage; write a number without a sign")
+    value = Decimal(text)
+    if not math.isfinite(float(value)):
+        raise ValueError(f"{raw!r:.100} is not a finite number")
+    if kind == "float":
+        return float(value)
+    if value != value.to_integral_value():
+        raise ValueError(f"{raw!r:.100} is not a whole number")
+    return int(value)
+
+
+def read_bool(raw: str) -> bool:
+    """Return whether a text says yes (or true, or 1) at its beginning.
+
+    Raises:
+        ValueError: it says neither yes nor no, or both.
+    """
+    text = ANSWER_IS.sub("", raw, count=1) if ANSWER_IS.match(raw) else raw
+    words = list(re.finditer(r"\w+", text.lower()))
+    first = words[0].group() if words else ""
+    if first not in TRUE | FALSE or _is_modifier(text, words[0]):
+        raise ValueError(f"{raw!r:.100} is neither yes nor no")
+    rest = text[words[0].end() :]
+    denied = len(words) == 2 and words[1].group() in (FALSE if first in TRUE else TRUE)
+    if denied or UNDECIDED.match(rest) or (first in ("0", "1") and CONTINUATION.match(rest)):
+        raise ValueError(f"{raw!r:.100} does not decide between yes and no")
+    return first in TRUE
+
+
+def _is_modifier(text: str, word: re.Match[str]) -> bool:
+    """Return whether a word such as ``no`` or ``true`` describes the word after it, as in "no idea"."""
+    found = re.match(r"-\w|\.?[ \t]*#?\d|[ \t]+([^\W\d_]+)", text[word.end() :])
+    if found is None or word.group().lower() == "yes":
+        return False
+    return found[1] is None or not FOLLOWING.fullmatch(found[1])
+
+
+def read_label(raw: str, options: Sequence[object]) -> object:
+    """Return the only option that occurs as whole words and is not negated; an exact match wins.
+
+    Raises:
+        ValueError: none occurs, or several.
+    """
+    plain = raw.strip().strip("\"'`.*").lower()
+    exact = [option for option in options if str(option).lower() == plain]
+    longest_first = sorted((str(o).lower() for o in options if str(o)), key=len, reverse=True)
+    words = re.finditer(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", raw.lower())
+    found = {
+        word.group()
+        for word in words
+        if not NEGATION.search(raw[max(0, word.start() - 24) : word.start()])
+        and not (word.group() in ("no", "true", "false") and _is_modifier(raw, word))
+    }
+    named = exact or [o for o in options if str(o).lower() in found]
+    if len(named) != 1:
+        raise ValueError(
+            f"{raw!r:.100} names {'none' if not named else 'several'} of {', '.join(map(str, options))}"
+        )
+    return named[0]
+
+
+def plain_text(raw: str) -> str:
+    """Return the text of a value in words, also from a JSON object that holds nothing else.
+
+    >>> plain_text('{"answer": "4 km"}'), plain_text("4 km")
+    ('4 km', '4 km')
+
+    Raises:
+        ValueError: it is another JSON object, or an incomplete one.
+    """
+    text = re.sub(r"\A```\w*\n(.*)```\Z", r"\1", raw.strip(), flags=re.DOTALL).strip()
+    if not text.startswith("{"):
+        return raw
+    try:
+        (value,) = json.loads(text, strict=False).values()
+    except (ValueError, RecursionError):
+        value = {}
+    if isinstance(value, (dict, list)):
+        raise ValueError(f"{raw!r:.100} is a JSON object and no single value")  # noqa: TRY004
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def read_union(raw: str, options: Sequence[tuple[str, Callable[[str], object]]]) -> object:
+    """Return the value of one of several types.
+
+    An exact number is one. If any text is valid (``str``), another type must be the whole text; otherwise,
+    only one of the types may find a value.
+
+    Args:
+        raw: the text.
+        options: the name of each type, and the function that reads its values.
+
+    Raises:
+        ValueError: the text has a value of no type, or several values.
+    """
+    if len(options) == 1:
+        return options[0][1](raw)
+    names, text = [name for name, _ in options], raw.strip()
+    number = (
+        json.loads(text)
+        if re.fullmatch(r"-?(?:0|[1-9]\d{0,4000})(?:\.\d+)?(?:[eE][-+]?\d+)?", text)
+        else None
+    )
+    if number is not None and math.isfinite(number):
+        if type(number).__name__ in names:
+            return number
+        if "float" in names:
+            return float(number)
+    found: list[object] = []
+    for name, read in options:
+        if "str" in names and (
+            name in ("str", "int", "float", "json") or (name == "bool" and text.lower() not in TRUE | FALSE)
+        ):
+            continue
+        try:
+            value = read(raw)
+        except ValueError:
+            continue
+        found += [value] if value not in found else []
+    if len(found) == 1:
+        return found[0]
+    if "str" in names:
+        return raw
+    raise ValueError(f"{raw!r:.100} is {'several' if found else 'none'} of {', '.join(names)}")
+
+
+def check_cut(raw: str, form: str, value: object, read: Callable[[str], object]) -> None:
+    """Check that a text cut at the maximum length certainly holds the whole value.
+
+    Args:
+        raw: the text.
+        form: how the value is written: ``json``, a ``list`` of lines, or in ``words``.
+        value: the value that was read from the whole text.
+        read: the function that reads a value.
+
+    Raises:
+        ValueError: the value may be incomplete.
+    """
+    text, found = raw.strip(), json_values(raw)
+    if form == "list":
+        certain = is_array(raw) or _reads(text.rpartition("\n")[0], value, read)
+    elif (form == "json" or text.startswith(("{", "`"))) and found:
+        certain = re.search(r"[{\[]", raw[found[-1][2] :]) is None
+    elif form == "json" and text.startswith('"'):
+        certain = _is_json(text)
+    else:
+        # the value must come first, and not depend on the last words, which may be incomplete
+        lines, words = text.splitlines(), ANSWER_IS.sub("", text, count=1).split()
+        size = len(str(value).split())
+        whole = lines[0] if len(lines) > 1 else " ".join(text.split(" ")[:-2])
+        certain = _reads(whole, value, read) and _reads(" ".join(words[:size]), value, read)
+    if not certain:
+        raise ValueError(f"the answer was cut before its end: {raw[-100:]!r}")
+
+
+def _reads(text: str, value: object, read: Callable[[str], object]) -> bool:
+    try:
+        return bool(text.strip()) and read(text) == value
+    except ValueError:
+        return False
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def labelled_fields(text: str, names: Sequence[str]) -> dict[str, str]:
+    """Find ``name: value`` for each name, in the order of the text; the last line with a name counts.
+
+    Case, markdown and line breaks within values are tolerated.
+    """
+    options = "|".join(re.escape(name).replace("_", "[_ ]") for name in sorted(names, key=len, reverse=True))
+    pattern = re.compile(rf"^[ \t#>*\-`]*({options})[ \t*`]*[:=]\**", re.IGNORECASE | re.MULTILINE)
+    last: dict[str, re.Match[str]] = {}
+    for mark in pattern.finditer(text):
+        key = mark.group(1).lower().replace(" ", "_")
+        name = next(n for n in names if n.lower() == key)
+        last.pop(name, None)
+        last[name] = mark
+    ends = [*(mark.start() for mark in last.values()), len(text)]
+    return {name: bare(text[mark.end() : ends[i + 1]]) for i, (name, mark) in enumerate(last.items())}
+
+
+def bare(text: str) -> str:
+    """Remove a value's common indentation, and emphasis that encloses the whole value."""
+    first, _, rest = text.partition("\n")
+    value = (text if first.strip() else textwrap.dedent(rest)).strip()
+    if whole := re.fullmatch(r"(\*{1,3}|`)([^*`\n]+)\1", value):
+        return whole.group(2).strip()
+    if value.endswith("**") and value.count("**") % 2:  # `**name: value**`
+        return value[:-2].strip()
+    return value
+
+
+def json_object(
+    text: str, names: Sequence[str], parse_float: Callable[[str], float] = float
+) -> Mapping[str, object]:
+    """Return the last JSON object with at least one of the fields; surrounding text is ignored.
+
+    Raises:
+        ValueError: an incomplete object follows it.
+    """
+    values = json_values(text, r"\{", parse_float)
+    found: Mapping[str, object] = {}
+    for value, _, _ in values:
+        pending: list[object] = [value]
+        while pending:
+            part = pending.pop()
+            if isinstance(part, dict) and not part.keys().isdisjoint(names):
+                found = part
+            elif isinstance(part, (dict, list)):
+                pending += reversed(list(part.values()) if isinstance(part, dict) else part)
+    if found and re.search(r'\{\s*"', text[values[-1][2] :]):
+        raise ValueError("an incomplete JSON object follows the last complete one")
+    return found

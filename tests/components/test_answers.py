@@ -1,0 +1,243 @@
+"""Answers of models in all the forms they take, read by a component, and by the code of an exported program."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field, TypeAdapter
+from typing_extensions import TypedDict
+
+import compound as cp
+from compound.components.fields import parse
+from compound.engine import Completion, FinishReason, Usage
+from compound.errors import ParseError
+from compound.exports import runtime
+from compound.exports.program import describe_type
+from compound.graph.types import Port
+from compound.testing import ScriptedLM
+
+
+class Search(BaseModel):
+    query: str | None = None
+    limit: int = 10
+
+
+class Answer(BaseModel):
+    text: str
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+    name: str = ""
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"] = "dog"
+    name: str = ""
+
+
+class Message(TypedDict):
+    role: str
+    text: str
+
+
+REFUSED: Any = object()
+
+
+def ask(answer: str, kind: Any, finish: FinishReason = "stop") -> object:
+    """Return what a component reads from an answer, or `REFUSED` if it is a parse error."""
+    node = cp.LLM("a", prompt="P.", output=kind, reasks=0)(q=cp.Input("q"))
+    named = {name: node[name] for name in kind} if isinstance(kind, dict) else {"output": node}
+    lm = ScriptedLM(lambda _: Completion(answer, Usage(1, 50, 5), finish))
+    trace = cp.run(cp.System("s", named, lm="m"), {"q": "z"}, engines={"m": lm}, check=False)
+    if trace.failure is None:
+        return trace.outputs if isinstance(kind, dict) else trace.outputs["output"]
+    assert trace.failure.kind == "parse"
+    return REFUSED
+
+
+def ask_exported(answer: str, kind: Any, finish: FinishReason = "stop") -> object:
+    """Return what an exported program reads from an answer."""
+    kinds = kind if isinstance(kind, dict) else {"output": kind}
+    layout = cp.LLM("a", output=kind).layout
+    try:
+        fields = {name: describe_type(one) for name, one in kinds.items()}
+        found = runtime.parse(answer, fields, layout, finish == "length")
+    except ValueError:
+        return REFUSED
+    return found if isinstance(kind, dict) else found["output"]
+
+
+def plain(value: object) -> object:
+    return value if value is REFUSED else TypeAdapter(Any).dump_python(value, mode="json")
+
+
+TWO = {"reasoning": str, "answer": str}
+YES = Literal["yes", "no"]
+CASES: list[tuple[str, Any, object]] = [
+    # ordinary numbers
+    ("The answer is 4.", int, 4), ("**4**", int, 4), ("$4", int, 4), ("4 km", int, 4), ("4km", int, 4),
+    ("about 5", int, 5), ("-5", int, -5), ("–5", int, -5), ("5%", int, 5), ("1.5e3", int, 1500), ("٣", int, 3),
+    ("4 people in 2 groups", int, 4), ("It adds up to 5", int, 5), ("4 may be", int, 4), ("1,200", int, 1200),
+    ("Four (4)", int, 4), ('{"answer": 4}', int, 4), ("12345678901234567890.0", int, 12345678901234567890),
+    ("1e23", int, 10**23), ("5 milliseconds", int, 5), ("12, because of 3", int, 12),
+    # multiples, bounds, ranges, dates, times and several numbers
+    *((text, int, REFUSED) for text in (
+        "4 million", "4-million", "4k", "4K", "$4M", "4 thousand", "4 dozen", "4万", "5²", "5 or 6", "five or 6",
+        "5 and 6", "5~6", "5...6", "1,200, or 1,300", "3 apples, 4 pears", "3 apples and 4 pears",
+        "5 hours 30 minutes", "5\n6", "5 January 2024", "January 5", "10 am", "10:30", "1990s", "minus 5", "- 5",
+        "more than 5", ">5", "at least 5", "up to 5", "5+", "not 5", "1.200", '{"n": 1, "m": 2}',
+        '{"name": "add", "arguments": {"a": 1}}',
+    )),
+    *((text, float, REFUSED) for text in ("1.200,50", "5½", "5 ½", "5±1", "٣٫٥", "5%", "45 percent")),
+    ("4 million", int | None, REFUSED), ("4 million", list[int], REFUSED),
+    # decimals are exact
+    ("12345678901234567.89", Decimal, Decimal("12345678901234567.89")),
+    ('{"a": [0.1234567890123456789]}', dict[str, list[Decimal]], {"a": [Decimal("0.1234567890123456789")]}),
+    ('{"p": 12345678901234567.89, "q": {}}', {"p": Decimal, "q": dict[str, int]},
+     {"p": Decimal("12345678901234567.89"), "q": {}}),
+    # decisions
+    ("Yes.", bool, True), ("Yes, it is.", bool, True), ("No.", bool, False), ("No, it is not", bool, False),
+    ("no it isn't", bool, False), ("The answer is no.", bool, False), ("**Answer:** yes", bool, True),
+    *((text, bool, REFUSED) for text in (
+        "No idea.", "No one knows", "true story", "not sure", "yes and no", "yes, and no", "No. 5", "no-brainer",
+        "1 apple", "No information", "false alarm",
+    )),
+    ("No idea.", YES, REFUSED), ("true story", Literal["true", "false"], REFUSED),
+    ("The label is no", YES, "no"), ("There is no evidence, so yes", YES, "yes"),
+    # lists
+    ("Washington, D.C.", list[str], REFUSED), ("a; b", list[str], REFUSED), ("1. a, 2. b", list[str], REFUSED),
+    ("1. Lima 2. Quito", list[str], REFUSED), ("Washington, D.C.\nLima", list[str], ["Washington, D.C.", "Lima"]),
+    ("- Washington, D.C.", list[str], ["Washington, D.C."]), ("Lima", list[str], ["Lima"]),
+    ("1,200", list[int], REFUSED), ("1,5", list[float], REFUSED), ("1, 2, 3", list[int], [1, 2, 3]),
+    ("1,2,3", list[int], [1, 2, 3]), ("yes, no", list[YES], ["yes", "no"]), ("1,200\n3", list[int], [1200, 3]),
+    # unions
+    ('{"text": "It is Lima."}', Search | Answer, Answer(text="It is Lima.")),
+    ('Here:\n```json\n{"text": "x"}\n```', Search | Answer | None, Answer(text="x")),
+    ('{"limit": 5}', int | Search, Search(limit=5)), ('[{"text": "x"}]', list[Search | Answer], [Answer(text="x")]),
+    ('{"kind": "dog", "name": "Rex"}', Annotated[Cat | Dog, Field(discriminator="kind")], Dog(name="Rex")),
+    ('{"d": {"text": "x"}}', dict[str, Search | Answer], {"d": Answer(text="x")}),
+    ("12", int | str, 12), ("12 apples", int | str, "12 apples"), ("007", int | str, "007"),
+    ("2024-01-02", datetime.date | str, datetime.date(2024, 1, 2)), ("yes", bool | str, True),
+    ("see [1] {x}", datetime.date | str, "see [1] {x}"), ("3.5", int | float, 3.5), ("1", bool | int, 1), ("a: 5", int | Literal["a", "no"], REFUSED),
+    ('{"v": "12", "w": {}}', {"v": int | str, "w": dict[str, int]}, {"v": "12", "w": {}}),
+    # thoughts
+    ("<think>a</think><think>draft: yes</think>", YES, REFUSED), ("<think>\nThere are 7 apples", int, REFUSED),
+    ('<think>a</think>x <think>{"n": 1}</think>{"n": 2}', dict[str, int], {"n": 2}),
+    ('["<think>", "</think>"]', list[str], ["<think>", "</think>"]),
+    ("- <think>\n- </think>\n- <b>", list[str], ["<think>", "</think>", "<b>"]),
+    ("tag: </think>\nn: 1", {"tag": str, "n": int}, {"tag": "</think>", "n": 1}),
+    ('{"tag": "</think>", "n": {}}', {"tag": str, "n": dict[str, int]}, {"tag": "</think>", "n": {}}),
+    *((f"{begin}4 or 6?{end}5", int, 5) for begin, end in (
+        ("<thinking>", "</thinking>"), ("<thought>", "</thought>"), ("<reasoning>", "</reasoning>"),
+        ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"),
+        ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
+        ("<|channel>thought\n", "<channel|>"), ("<unused94>thought\n", "<unused95>"), ("", "</think>"),
+        ("analysis", "assistantfinal"), ("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>"),
+    )),
+    ("Sure.\n<think>There are 7", int, REFUSED), ("4 </think>", int, REFUSED), ("[THINK]7", int, REFUSED),
+    ("<think>Is it Lima?", str, REFUSED), ("<think>Is it Lima?</think>", str, REFUSED),
+    ("<think>?</think> Lima", str, "<think>?</think> Lima"), ("Use the <think> tag.", str, "Use the <think> tag."),
+    # several fields or JSON values: the last one counts
+    ("reasoning: Two options.\nAnswer: maybe Quito.\nSo Lima.\nanswer: Lima", TWO,
+     {"reasoning": "Two options.\nAnswer: maybe Quito.\nSo Lima.", "answer": "Lima"}),
+    ("**answer**: a\n**reasoning**: r\n**Answer**: b", TWO, {"reasoning": "r", "answer": "b"}),
+    ('Example: {"text": "example"}\nAnswer: {"text": "real"}', Answer, Answer(text="real")),
+    ('```json\n{"text": "draft"}\n```\nBetter:\n```json\n{"text": "final"}\n```', Answer, Answer(text="final")),
+    ('{"text": "draft"}\nFinal: {"text": "fin', Answer, REFUSED),
+    ('{"text": "draft"}\nFinal: {"text": 3}', Answer, REFUSED),
+    ('Draft {"a": "x", "b": {}}, final {"a": "y", "b": {"c": 1}}.', {"a": str, "b": dict[str, int]},
+     {"a": "y", "b": {"c": 1}}),
+]  # fmt: skip
+ONLY_HERE = ('{"text": "draft"}\nFinal: {"text": 3}',)  # exported programs do not check the fields of models
+
+
+@pytest.mark.parametrize(("answer", "kind", "value"), CASES)
+def test_an_answer_is_read_exactly_or_refused(answer: str, kind: Any, value: object) -> None:
+    found = ask(answer, kind)
+    assert (found, type(found)) == (value, type(value))
+    decimals = "Decimal" in str(kind)  # which are numbers of JSON in exported programs
+    if answer not in ONLY_HERE and not decimals and kind != int | Search:
+        exported = plain(ask_exported(answer, kind))
+        shown = plain(value)
+        is_part = isinstance(exported, dict) and isinstance(shown, dict) and {**shown, **exported} == shown
+        assert exported == shown or is_part  # without the defaults of fields
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "is_complete"),
+    [
+        ("12", int, False), ("12 m", int, False), ("I first get 12. Then I must subtract the", int, False),
+        ("12\n\nBecause of the", int, True), ("12 is the answer because", int, True), ("12", int | str, False),
+        ("yes", YES, False), ("no", Literal["no", "not sure"], False), ("no\n\nThe", YES, True),
+        ("Yes. The reason is", bool, True), ("Yes", bool, False), ("12", int | None, False),
+        ("- a\n- b\n- verylo", list[str], False), ("- a\n- b\n\nThese are all", list[str], True),
+        ('["a", "b"]', list[str], True), ('["a", "b', list[str], False), ("[1] a\n[2] b", list[str], False),
+        ('{"text": "a"}', Answer, True), ('```json\n{"text": "a"}\n```', Answer, True),
+        ('{"text": "a"} or {"te', Answer, False), ("2024-01-1", datetime.date | None, False),
+        ("reasoning: r\nanswer: Li", TWO, False), ("a plain te", str, True), ("te", str | None, True),
+        ('{"a": "x", "b": {}}', {"a": str, "b": dict[str, int]}, True),
+        ("n: 1\nl: a", {"n": int, "l": str}, False),
+    ],
+)  # fmt: skip
+def test_a_cut_answer_is_accepted_only_if_it_is_certainly_complete(
+    answer: str, kind: Any, is_complete: bool
+) -> None:
+    assert (ask(answer, kind, "length") is not REFUSED) == is_complete
+    assert (ask_exported(answer, kind, "length") is not REFUSED) == is_complete
+
+
+@pytest.mark.parametrize("kind", [int, bool, YES, list[str], TWO])
+def test_an_uncertain_answer_in_words_is_asked_for_again(kind: Any) -> None:
+    good: dict[Any, str] = {int: "4000000", bool: "no", YES: "no", list[str]: "- a"}
+    uncertain = "Washington, D.C., or no idea: 4 million or 5"
+    again = good[kind] if not isinstance(kind, dict) else "reasoning: r\nanswer: a"
+    lm = ScriptedLM([uncertain, again])
+    node = cp.LLM("a", prompt="P.", output=kind)(q=cp.Input("q"))
+    system = cp.System("s", {"y": node["answer"] if isinstance(kind, dict) else node}, lm="m")
+    assert cp.run(system, {"q": "z"}, engines={"m": lm}).calls[0].failure is None
+    assert "The answer is invalid" in lm.requests[1].messages[-1].text
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "shown"),
+    [
+        ([{"role": "user", "text": "Hi"}], list[dict[str, str]], '[{"role":"user","text":"Hi"}]'),
+        ([{"text": "great", "rating": 1}], list[dict[str, Any]], '[{"rating":1,"text":"great"}]'),
+        ([{"role": "user", "text": "Hi"}], list[Message], '[{"role":"user","text":"Hi"}]'),
+        ([{"title": None, "text": None}], list[dict[str, Any]], '[{"text":null,"title":null}]'),
+        ([{"text": 3}], list[dict[str, int]], '[{"text":3}]'),
+        ([[{"text": "a", "by": "b"}]], list[list[dict[str, str]]], '[[{"by":"b","text":"a"}]]'),
+        ([{"title": None, "text": "a"}, {"id": "2", "title": "T", "text": "b", "score": 1.5}],
+         list[dict[str, Any]], "\na\nT: b"),
+    ],
+)  # fmt: skip
+def test_objects_are_shown_whole_unless_they_are_passages(value: Any, kind: Any, shown: str) -> None:
+    shot = {"inputs": {"chat": value}, "outputs": {"output": "x"}}
+    system = cp.System("s", {"y": cp.LLM("a", demos=[shot])(chat=cp.Input("chat", kind))}, lm="m")
+    lm = ScriptedLM(["x"])
+    cp.run(system, {"chat": value}, engines={"m": lm})
+    text = lm.requests[0].messages[0].text
+    assert text.count(f"Chat:{shown}" if shown.startswith("\n") else f"Chat: {shown}") == 2
+    assert "None" not in text
+    assert runtime.format_inputs({"chat": value}) in text
+
+
+def test_an_exported_request_reports_that_the_answer_was_cut() -> None:
+    fields = {"n": {"type": "int"}}
+    node: dict[str, Any] = {
+        "settings": {"lm": "m", "max_tokens": 1, "temperature": 0}, "system": "", "blocks": [], "cue": "",
+        "reasks": 0, "stop": [], "response_format": None, "wrapped": False, "fields": fields, "layout": "text",
+    }  # fmt: skip
+    assert runtime.run_llm(node, {}, lambda _: ("12", False)) == {"n": 12}
+    with pytest.raises(ValueError, match="cut"):
+        runtime.run_llm(node, {}, lambda _: ("12", True))
+
+
+def test_what_was_read_is_kept_when_the_last_field_was_cut() -> None:
+    with pytest.raises(ParseError) as error:
+        parse("a: 1\nb: two wor", {"a": Port(int), "b": Port(str)}, "fields", is_cut=True)
+    assert error.value.outputs == {"a": 1}
