@@ -16,7 +16,7 @@ from compound.components.answers.answer_values import check_complete, float_read
 from compound.components.answers.answer_words import json_object, labelled_fields
 from compound.components.answers.type_notes import Layout, field_label, format_note
 from compound.errors import ParseError
-from compound.execution.answer_text import after_thoughts, answer_part
+from compound.execution.calls.answer_text import after_thoughts, answer_part
 from compound.graph.configuration import canonical_json, to_json_types
 from compound.graph.json_values import SCALARS, json_form
 from compound.graph.space import Demo

@@ -42,7 +42,7 @@ from compound.engine import (
     format_bytes,
 )
 from compound.errors import DeclarationError, ParseError
-from compound.execution.tool_calls import read_calls, unknown_call
+from compound.execution.calls.tool_calls import read_calls, unknown_call
 from compound.execution.tool_text import OVERHEAD
 from compound.graph.bounds import CHARACTER, CallBound, Extent, Limits, Reach, extent_of_setting
 from compound.graph.component import CallContext, Operation

@@ -29,7 +29,7 @@ from compound.components.answers.answer_words import (
     read_number,
     read_union,
 )
-from compound.execution.answer_text import json_values
+from compound.execution.calls.answer_text import json_values
 from compound.graph.configuration import canonical_json
 from compound.graph.types import accepts, convert, format_type, reads_decimals
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 
 from compound.components.answers.answer_lists import is_array
-from compound.execution.answer_text import json_values
+from compound.execution.calls.answer_text import json_values
 
 TRUE, FALSE = {"yes", "true", "1"}, {"no", "false", "0"}
 # A sign directly after a word is a hyphen (GPT-4); commas count only between groups of three digits.

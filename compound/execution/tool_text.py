@@ -7,7 +7,7 @@ enforce where they can (`Request.format`):
 - ``{"answer": "K2"}`` is the final answer: a text, or the JSON value that `Request.format` asks for.
 
 Earlier answers of the model are shown in the same form, and results of tools as messages of the user. Calls
-in other spellings are read, too (`compound.execution.tool_calls`); any other answer is a final answer.
+in other spellings are read, too (`compound.execution.calls.tool_calls`); any other answer is a final answer.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 from compound.engine import AnswerFormat, Completion, Message, Request, ToolCall, ToolSpec
 from compound.errors import ParseError
-from compound.execution.answer_text import answer_part
-from compound.execution.tool_calls import read_calls
+from compound.execution.calls.answer_text import answer_part
+from compound.execution.calls.tool_calls import read_calls
 
 TOOL, ARGUMENTS, ANSWER = "tool", "arguments", "answer"
 LITERAL = ("enum", "const", "default", "examples")  # keys of a schema that hold values

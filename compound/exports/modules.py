@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from compound.components.answers import answer_lists, answer_words
-from compound.execution import answer_text
+from compound.execution.calls import answer_text
 from compound.exports.dspy_state import describe_for_dspy
 from compound.exports.literal import python_literal
 from compound.exports.program import Data, describe_program, without_secrets

@@ -35,7 +35,7 @@ from compound.components.answers.answer_words import (
     read_number,
     read_union,
 )
-from compound.execution.answer_text import after_thoughts, answer_part, json_values
+from compound.execution.calls.answer_text import after_thoughts, answer_part, json_values
 
 PROGRAM: dict[str, Any] = {}  # <- replaced by the system
 

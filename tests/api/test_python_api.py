@@ -113,7 +113,7 @@ def test_a_misspelled_engine_names_the_nearest() -> None:
 
 
 def test_a_failed_run_raises_and_the_error_holds_the_trace() -> None:
-    engines = {"lm": ScriptedLM(["many"])}
+    engines = {"lm": ScriptedLM(lambda _: "many")}
     with pytest.raises(cp.RunFailed, match=r"the run failed in 'answerer': parse: .*'many'") as caught:
         cp.run(system(output=int), {"question": "?"}, engines=engines)
     trace = caught.value.trace

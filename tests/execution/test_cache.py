@@ -306,7 +306,7 @@ def test_when_the_budget_ends_all_who_wait_for_one_call_are_told() -> None:
 
 def test_a_text_that_does_not_parse_is_stored_with_what_did() -> None:
     bench = Bench(lambda _: "a: 1\nb: many")
-    node = LLM("llm", output={"a": int, "b": int})(q=Q)
+    node = LLM("llm", output={"a": int, "b": int}, reasks=0)(q=Q)
     system = System("s", outputs={"y": node.a, "z": node.b}, lm="m")
     first, second = (run(system, {"q": "?"}, bench.executor) for _ in range(2))
     assert bench.requests == 1

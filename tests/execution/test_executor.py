@@ -546,7 +546,7 @@ def test_a_failed_turn_ends_a_loop() -> None:
 
 
 def test_a_parse_failure_keeps_the_fields_that_did_parse() -> None:
-    answer = LLM("llm", output={"reason": str, "score": int})(question=Input("question"))
+    answer = LLM("llm", output={"reason": str, "score": int}, reasks=0)(question=Input("question"))
     system = System("s", outputs={"y": answer.score}, lm="m")
     trace = run(system, {"question": "?"}, Executor({"m": ScriptedLM(["reason: because\nscore: high"])}))
     call = trace.call("llm")
@@ -559,7 +559,7 @@ def test_a_parse_failure_keeps_the_fields_that_did_parse() -> None:
 
 def test_a_parse_failure_of_a_text_that_was_cut_says_so() -> None:
     trace = run(
-        asking(output=int, max_tokens=2),
+        asking(output=int, max_tokens=2, reasks=0),
         {"question": "?"},
         Executor({"m": ScriptedLM(["well let me think"])}),
     )

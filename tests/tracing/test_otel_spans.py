@@ -177,7 +177,7 @@ def test_keys_and_long_texts_do_not_leave_the_process(spans: Spans) -> None:
 
 
 def test_a_failure_has_its_kind_and_no_text(spans: Spans) -> None:
-    node = cp.LLM("judge", output=bool, retries=0)(cp.Input("question"))
+    node = cp.LLM("judge", output=bool, retries=0, reasks=0)(cp.Input("question"))
     judge = cp.System("judge", outputs={"holds": node}, lm="lm")
     with cp.trace_with(spans.provider):
         run(judge, ["Perhaps, said the model."])

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from compound.errors import ParseError
-from compound.execution.answer_text import answer_part, json_values
+from compound.execution.calls.answer_text import answer_part, json_values
 
 NAMES = ("tool", "name", "action", "function", "tool_name", "function_name", "recipient_name", "call")
 ARGUMENTS = ("arguments", "parameters", "args", "action_input", "input", "tool_input", "kwargs", "params")
