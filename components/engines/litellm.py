@@ -159,6 +159,10 @@ class LiteLLMEngine:
         """Whether the price of calls is known; otherwise their cost is counted as 0."""
         return self.price is not None or _listed(self.model) is not None
 
+    def hold_key(self, key: str) -> None:
+        """Use a given key instead of an environment variable; it is kept in memory only."""
+        self._connection.held_key = key
+
     async def warm_up(self) -> None:
         """Import litellm, which takes seconds, off the event loop and outside the time limits of calls."""
         await asyncio.to_thread(_litellm)
@@ -353,7 +357,8 @@ class LiteLLMEngine:
         """
         self._connection.require_key()
         provider = self.model.partition("/")[0]
-        if provider not in PROVIDERS_WITH_KEY or self.api_base or self.api_key_env:
+        given = self.api_base or self.api_key_env or self._connection.held_key
+        if provider not in PROVIDERS_WITH_KEY or given:
             return
         litellm = _litellm()
         if litellm.api_key or getattr(litellm, f"{provider}_key", None):
@@ -366,8 +371,8 @@ class LiteLLMEngine:
 
     def _key_names(self) -> str:
         """Return the names of the environment variables that hold this model's key."""
-        if self.api_key_env:
-            return self.api_key_env
+        if self.api_key_env or self._connection.held_key:
+            return self.api_key_env or "api_key"
         provider = self.model.partition("/")[0]
         usual = f"{provider.upper()}_API_KEY"
         with contextlib.suppress(Exception):

@@ -26,7 +26,7 @@ class Failure:
     """Failure of a call: a kind and a sanitized message.
 
     Kinds are ``parse`` and ``type`` (of an answer), ``empty`` and ``refusal`` (instead of one),
-    ``transient``, ``rate_limit``, ``skipped`` and ``error``.
+    ``too_long`` (for the model's context), ``transient``, ``rate_limit``, ``skipped`` and ``error``.
     """
 
     kind: str
