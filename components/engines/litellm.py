@@ -142,6 +142,13 @@ class LiteLLMEngine:
         return _supports(self.model, "function_calling") if self._native_tools is None else self._native_tools
 
     @property
+    def takes_format(self) -> bool:
+        """Whether the format of an answer is sent as the response format."""
+        if "response_format" in self.extra:
+            return False
+        return _takes_schema(self.model) if self.response_schema is None else self.response_schema
+
+    @property
     def takes_images(self) -> bool:
         """Whether the model takes images."""
         return _supports(self.model, "vision") if self._takes_images is None else self._takes_images
@@ -246,10 +253,7 @@ class LiteLLMEngine:
 
     def _sent_format(self, request: Request) -> AnswerFormat | None:
         """Return the format that is sent as the response format, or None if the model does not take it."""
-        if request.format is None or "response_format" in self.extra:
-            return None
-        takes = _takes_schema(self.model) if self.response_schema is None else self.response_schema
-        return request.format if takes else None
+        return request.format if request.format is not None and self.takes_format else None
 
     def _completion(self, request: Request, response: object) -> Completion:
         """Convert a response to a completion; raises an error that states what is wrong with it."""
