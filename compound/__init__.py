@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.components.hyperparameter import Hyperparameter as Hyperparameter
     from compound.components.imports.dspy_import import from_dspy as from_dspy
     from compound.components.imports.dspy_import import to_dspy as to_dspy
+    from compound.components.imports.dspy_metric import from_dspy_metric as from_dspy_metric
     from compound.components.imports.dspy_module import from_dspy_module as from_dspy_module
     from compound.components.imports.haystack import from_haystack as from_haystack
     from compound.components.imports.langchain import from_langchain as from_langchain
@@ -209,6 +210,7 @@ _HOME = {
     "BM25": "compound.components.index",
     "from_dspy": "compound.components.imports.dspy_import",
     "to_dspy": "compound.components.imports.dspy_import",
+    "from_dspy_metric": "compound.components.imports.dspy_metric",
     "from_dspy_module": "compound.components.imports.dspy_module",
     "from_haystack": "compound.components.imports.haystack",
     "from_langchain": "compound.components.imports.langchain",
