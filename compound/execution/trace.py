@@ -117,6 +117,11 @@ class Trace:
         return _executed_usage(self.calls)
 
     @property
+    def cached_calls(self) -> int:
+        """Number of calls of models, also for the metric, whose results were reused."""
+        return sum(call.usage.calls for call in (*self.calls, *self.metric_calls) if call.reused)
+
+    @property
     def metric_usage(self) -> Usage:
         """Usage of the executed calls of the metric, such as those of a judge."""
         return _executed_usage(self.metric_calls)
