@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.api.sync import load_system as load_system
     from compound.api.sync import optimize as optimize
     from compound.api.sync import run as run
+    from compound.api.sync import sweep as sweep
     from compound.components.agent_prompt import AgentPrompt as AgentPrompt
     from compound.components.agents.agent import Agent as Agent
     from compound.components.code import CodeRunner as CodeRunner
@@ -196,6 +197,7 @@ _HOME = {
     "optimize": "compound.api.sync",
     "recall_at_k": "compound.evaluation.metrics.built_in",
     "run": "compound.api.sync",
+    "sweep": "compound.api.sync",
     "trace_with": "compound.tracing.setup",
     "stream": "compound.api.stream",
     "token_f1": "compound.evaluation.metrics.built_in",
