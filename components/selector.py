@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from compound.errors import DeclarationError
 from compound.graph.bounds import Extent, Limits, Reach, extent_of_setting
 from compound.graph.component import CallContext, Operation
 from compound.graph.space import Choice, PerInput, Scalar
@@ -19,7 +20,8 @@ class Selector(Operation):
 
     Args:
         name: the component's name.
-        options: the options.
+        *choices: the options.
+        options: the options as one list, as in YAML.
         value: the initial option; default: the first.
         per_input: whether a learned reward may choose for each input.
 
@@ -35,12 +37,15 @@ class Selector(Operation):
     def __init__(
         self,
         name: str,
-        *options: Scalar,
+        *choices: Scalar,
+        options: Sequence[Scalar] = (),
         value: Scalar | Mapping[str, str] | None = None,
         per_input: bool = False,
     ) -> None:
         self.name = name
-        self.space = (PerInput if per_input else Choice)(*options, value=value)
+        if choices and options:
+            raise DeclarationError(f"selector {name!r} has options twice", hint="give them once")
+        self.space = (PerInput if per_input else Choice)(*choices, *options, value=value)
 
     @property
     def inputs(self) -> None:  # noqa: D102

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.api.sync import load_system as load_system
     from compound.api.sync import optimize as optimize
     from compound.api.sync import run as run
+    from compound.api.sync import sweep as sweep
     from compound.components.agent_prompt import AgentPrompt as AgentPrompt
     from compound.components.agents.agent import Agent as Agent
     from compound.components.code import CodeRunner as CodeRunner
@@ -39,6 +40,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.components.hyperparameter import Hyperparameter as Hyperparameter
     from compound.components.imports.dspy_import import from_dspy as from_dspy
     from compound.components.imports.dspy_import import to_dspy as to_dspy
+    from compound.components.imports.dspy_metric import from_dspy_metric as from_dspy_metric
     from compound.components.imports.dspy_module import from_dspy_module as from_dspy_module
     from compound.components.imports.haystack import from_haystack as from_haystack
     from compound.components.imports.langchain import from_langchain as from_langchain
@@ -195,6 +197,7 @@ _HOME = {
     "optimize": "compound.api.sync",
     "recall_at_k": "compound.evaluation.metrics.built_in",
     "run": "compound.api.sync",
+    "sweep": "compound.api.sync",
     "trace_with": "compound.tracing.setup",
     "stream": "compound.api.stream",
     "token_f1": "compound.evaluation.metrics.built_in",
@@ -209,6 +212,7 @@ _HOME = {
     "BM25": "compound.components.index",
     "from_dspy": "compound.components.imports.dspy_import",
     "to_dspy": "compound.components.imports.dspy_import",
+    "from_dspy_metric": "compound.components.imports.dspy_metric",
     "from_dspy_module": "compound.components.imports.dspy_module",
     "from_haystack": "compound.components.imports.haystack",
     "from_langchain": "compound.components.imports.langchain",

@@ -1,6 +1,6 @@
-"""Write the reference of settings and of commands from the models and the command line: ``make docs``.
+"""Write the references of settings, commands and Python names from the code: ``make docs``.
 
-The reference of Python names is built with the site; see `docs/site_pages.py`.
+The pages of the packages of the Python API are built with the site; see `docs/site_pages.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import compound
 from compound.cli import app
 from compound.settings.common import BudgetSettings, RaySettings
 from compound.settings.optimize import OptimizeSettings
@@ -22,6 +23,33 @@ from compound.spec.file import POSSIBLE
 
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- written by `make docs` -->"
+SAME_NAMES = (
+    "Keys of a [file](yaml.md) and arguments have the same names. `cp.optimize`, `cp.evaluate` and "
+    "`cp.sweep` take the section `optimize:` as `settings={…}`, or its keys as arguments. Exceptions: `call` "
+    "is the argument `function` of `cp.Function`, the limits of `code` are `cp.CodeRunner(limits=…)`, "
+    "`prompts_file` is `prompts`, and `out` is `output`. "
+    "[Engines, data and errors in Python](../guides/python.md) has examples."
+)
+
+
+GROUPS = {
+    "Declare": "Input System LLM Retriever Selector Hyperparameter Function CodeRunner FirstOf Loop Map "
+    "ExternalAgent AgentPrompt BM25 Dense PassageIndex component llm system",
+    "Import and export": "from_dspy to_dspy from_dspy_metric from_langchain from_haystack from_dspy_module "
+    "export",
+    "Agents": "Agent Tool tool MCPServer Image",
+    "Spaces": "Text Demos Choice Int Float LoRA",
+    "Types": "json_type",
+    "Run and optimize": "run stream evaluate optimize sweep load load_result load_system Executor Result "
+    "Budget OptimizeSettings inspect_calls trace_with",
+    "Data and metrics": "Dataset Example Score exact_match token_f1 accuracy regex_match numeric_match "
+    "json_match rouge semantic_similarity mrr recall_at_k pass_at_k rubric pairwise custom agreement "
+    "Agreement",
+    "Engines": "Fleet LiteLLM OpenAI Transformers VLLM",
+    "Values": "Configuration Trace Usage Component Operation CompoundError RunFailed",
+    "Extend": "optimizer method recipe Settings State Optimizer Task Job Method Progress Proposal JobBound "
+    "Outlook Scheduler Recipe Engine Request Completion Message ToolCall ToolSpec Metric CallContext Port",
+}
 
 
 def main() -> None:
@@ -32,7 +60,29 @@ def main() -> None:
 
 def pages() -> dict[str, str]:
     """Return the text of each page."""
-    return {"settings.md": _settings_page(), "commands.md": _commands_page()}
+    return {
+        "settings.md": _settings_page(),
+        "commands.md": _commands_page(),
+        "python.md": _python_page(),
+    }
+
+
+def _python_page() -> str:
+    """Return the table of the names that ``import compound as cp`` offers; links lead to their code."""
+    assert sorted(name for names in GROUPS.values() for name in names.split()) == list(compound.__all__)
+    parts = ["# Python", NOTE, "```python\nimport compound as cp\n```", SAME_NAMES]
+    for title, names in GROUPS.items():
+        rows = [_name_row(name) for name in names.split()]
+        parts += [f"## {title}", "\n".join(["| name | description |", "| --- | --- |", *rows])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _name_row(name: str) -> str:
+    value = getattr(compound, name)
+    documented = inspect.isclass(value) or inspect.isfunction(value)
+    about = (inspect.getdoc(value) or "").partition("\n\n")[0] if documented else ""
+    module = compound._HOME[name].partition(":")[0].replace(".", "/")
+    return f"| [`cp.{name}`](../../{module}.py) | {' '.join(about.split()).replace('|', '&#124;')} |"
 
 
 def _settings_page() -> str:

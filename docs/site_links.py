@@ -1,12 +1,13 @@
 """Links of the pages to files of the repository that are no pages of the site: a hook of MkDocs.
 
-Links to an example lead to its page. Other files are named without a link, since the site has no copy of
-them; with ``repo_url`` in mkdocs.yml they are linked there. A link to a file that does not exist is left as
-it is, and a strict build fails on it.
+Links to an example lead to its page, and those of public names (`cp.run`) to their documentation. Other files
+are named without a link, since the site has no copy of them; with ``repo_url`` in mkdocs.yml they are linked
+there. A link to a file that does not exist is left as it is, and a strict build fails on it.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
+
+import compound
 
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
@@ -24,6 +27,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def replaced(match: re.Match[str]) -> str:
         text, target = match[1], match[2]
+        value = (
+            getattr(compound, text.strip("`").removeprefix("cp."), None) if text.startswith("`cp.") else None
+        )
+        if inspect.isclass(value) or inspect.isfunction(value):
+            return f"[{text}][{value.__module__}.{value.__qualname__}]"
         source = os.path.normpath(os.path.join(os.path.dirname(page.file.src_uri), target))
         if files.get_file_from_path(source) is not None and not source.endswith(".py"):
             return match[0]

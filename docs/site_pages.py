@@ -72,30 +72,12 @@ API = {
     "testing": ("Testing", "compound.testing"),
     "errors": ("Errors", "compound.errors"),
 }
-GROUPS = {
-    "Declare": "Input System LLM Retriever Selector Hyperparameter Function CodeRunner FirstOf Loop Map "
-    "ExternalAgent AgentPrompt BM25 Dense PassageIndex component llm system",
-    "Import and export": "from_dspy to_dspy from_langchain from_haystack from_dspy_module export",
-    "Agents": "Agent Tool tool MCPServer Image",
-    "Spaces": "Text Demos Choice Int Float LoRA",
-    "Types": "json_type",
-    "Run and optimize": "run stream evaluate optimize load load_result load_system Executor Result Budget "
-    "OptimizeSettings inspect_calls trace_with",
-    "Data and metrics": "Dataset Example Score exact_match token_f1 accuracy regex_match numeric_match "
-    "json_match rouge semantic_similarity mrr recall_at_k pass_at_k rubric pairwise custom agreement "
-    "Agreement",
-    "Engines": "Fleet LiteLLM OpenAI Transformers VLLM",
-    "Values": "Configuration Trace Usage Component Operation CompoundError RunFailed",
-    "Extend": "optimizer method recipe Settings State Optimizer Task Job Method Progress Proposal JobBound "
-    "Outlook Scheduler Recipe Engine Request Completion Message ToolCall ToolSpec Metric CallContext Port",
-}
 
 
 def main() -> None:
     """Make the pages."""
     for source, page in ROOT_PAGES.items():
         _write(page, _moved((ROOT / source).read_text(encoding="utf-8")))
-    _write("reference/api/index.md", _index())
     for name, (title, packages) in API.items():
         _write(f"reference/api/{name}.md", _package_page(title, packages.split()))
     for example in sorted((ROOT / "docs" / "examples").glob("*.py")):
@@ -113,25 +95,6 @@ def _moved(text: str) -> str:
     for source, page in ROOT_PAGES.items():
         text = text.replace(f"]({source}", f"]({page}")
     return text
-
-
-def _index() -> str:
-    """Return the table of the names that ``import compound as cp`` offers."""
-    assert sorted(name for names in GROUPS.values() for name in names.split()) == list(compound.__all__)
-    parts = ["# Python API", "```python\nimport compound as cp\n```"]
-    for title, names in GROUPS.items():
-        rows = [_row(name) for name in names.split()]
-        parts += [f"## {title}", "\n".join(["| name | description |", "| --- | --- |", *rows])]
-    return "\n\n".join(parts) + "\n"
-
-
-def _row(name: str) -> str:
-    value = getattr(compound, name)
-    place = f"{value.__module__}.{value.__name__}" if hasattr(value, "__module__") else ""
-    documented = inspect.isclass(value) or inspect.isfunction(value)
-    about = (inspect.getdoc(value) or "").partition("\n\n")[0] if documented else ""
-    shown = f"[`cp.{name}`][{place}]" if documented else f"`cp.{name}`"
-    return f"| {shown} | {' '.join(about.split()).replace('|', '&#124;')} |"
 
 
 def _package_page(title: str, packages: list[str]) -> str:

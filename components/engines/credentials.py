@@ -67,6 +67,7 @@ class Connection:
         if api_base is not None:
             Origin.of(api_base)
         self.model, self.api_base, self.api_key_env = model, api_base, api_key_env
+        self.held_key: str | None = None  # given by the program, in place of a variable's
         self._client: Client | None = None
         self._making = threading.Lock()
 
@@ -76,7 +77,7 @@ class Connection:
         Raises:
             CompoundError: the environment variable of the key is not set.
         """
-        key = self._key() if self.api_key_env else None
+        key = self._key() if self.api_key_env or self.held_key else None
         if self.api_base is None:
             return {} if key is None else {"api_key": key}
         given = {"api_base": self.api_base, "api_key": NO_KEY if key is None else key}
@@ -100,7 +101,7 @@ class Connection:
 
     def _key(self) -> str:
         name = self.api_key_env or ""
-        key = os.environ.get(name)
+        key = self.held_key or os.environ.get(name)
         if not key:
             raise CompoundError(f"the key of {self.model!r} is not set", hint=f"export {name}=…")
         remember_secret(key)

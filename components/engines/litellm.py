@@ -142,6 +142,13 @@ class LiteLLMEngine:
         return _supports(self.model, "function_calling") if self._native_tools is None else self._native_tools
 
     @property
+    def takes_format(self) -> bool:
+        """Whether the format of an answer is sent as the response format."""
+        if "response_format" in self.extra:
+            return False
+        return _takes_schema(self.model) if self.response_schema is None else self.response_schema
+
+    @property
     def takes_images(self) -> bool:
         """Whether the model takes images."""
         return _supports(self.model, "vision") if self._takes_images is None else self._takes_images
@@ -158,6 +165,10 @@ class LiteLLMEngine:
     def priced(self) -> bool:
         """Whether the price of calls is known; otherwise their cost is counted as 0."""
         return self.price is not None or _listed(self.model) is not None
+
+    def hold_key(self, key: str) -> None:
+        """Use a given key instead of an environment variable; it is kept in memory only."""
+        self._connection.held_key = key
 
     async def warm_up(self) -> None:
         """Import litellm, which takes seconds, off the event loop and outside the time limits of calls."""
@@ -242,10 +253,7 @@ class LiteLLMEngine:
 
     def _sent_format(self, request: Request) -> AnswerFormat | None:
         """Return the format that is sent as the response format, or None if the model does not take it."""
-        if request.format is None or "response_format" in self.extra:
-            return None
-        takes = _takes_schema(self.model) if self.response_schema is None else self.response_schema
-        return request.format if takes else None
+        return request.format if request.format is not None and self.takes_format else None
 
     def _completion(self, request: Request, response: object) -> Completion:
         """Convert a response to a completion; raises an error that states what is wrong with it."""
@@ -354,7 +362,8 @@ class LiteLLMEngine:
         """
         self._connection.require_key()
         provider = self.model.partition("/")[0]
-        if provider not in PROVIDERS_WITH_KEY or self.api_base or self.api_key_env:
+        given = self.api_base or self.api_key_env or self._connection.held_key
+        if provider not in PROVIDERS_WITH_KEY or given:
             return
         litellm = _litellm()
         if litellm.api_key or getattr(litellm, f"{provider}_key", None):
@@ -367,8 +376,8 @@ class LiteLLMEngine:
 
     def _key_names(self) -> str:
         """Return the names of the environment variables that hold this model's key."""
-        if self.api_key_env:
-            return self.api_key_env
+        if self.api_key_env or self._connection.held_key:
+            return self.api_key_env or "api_key"
         provider = self.model.partition("/")[0]
         usual = f"{provider.upper()}_API_KEY"
         with contextlib.suppress(Exception):

@@ -97,7 +97,7 @@ def classify_error(
         return CallError(first, kind="refusal", charged=charged)
     if too_long:
         hint = "shorten the prompt or its demonstrations, or lower max_tokens"
-        return CallError(first, hint=hint, charged=charged)
+        return CallError(first, hint=hint, kind="too_long", charged=charged)
     if status in {401, 403}:
         return CallError(first, hint=f"set {keys} to a key that may use {model}", charged=charged)
     if status == 429 or (status in UNPROCESSED_STATUSES and retry_after is not None):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+import textwrap
 import typing
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +19,7 @@ from compound.components.imports.dspy_best_of_n import (
     check_modules,
     sampled_predictors,
 )
+from compound.components.imports.dspy_models import DSPyModels, options
 from compound.components.imports.dspy_predictor import DSPyPredictor, flat
 from compound.components.imports.dspy_program import DSPyProgram, bind_predictors
 from compound.errors import DeclarationError, suggest_name
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     import dspy
 
 MOST_DEMOS = 4
+GivenOutputs = Mapping[str, object] | Sequence[str]
 
 
 @explain_missing("cp.from_dspy")
@@ -41,7 +46,7 @@ def from_dspy(
     lm: str | Choice | None = None,
     name: str = "",
     inputs: Mapping[str, object] | None = None,
-    outputs: Mapping[str, object] | None = None,
+    outputs: GivenOutputs | None = None,
     temperature: float | Float | None = None,
     max_tokens: int | None = None,
     max_demos: int = MOST_DEMOS,
@@ -57,13 +62,14 @@ def from_dspy(
 
     Args:
         program: a program, compiled or not.
-        lm: the model of all predictors, or a space of models to choose from; by default the names of the
-            models that are set in DSPy.
+        lm: the model of all predictors, or a space of models to choose from; by default the models that are
+            set in DSPy, with their addresses, keys and options. A key is held in memory only.
         name: the system's name; default: that of the program's class.
-        inputs: types of the arguments of ``forward``; default: its annotations, else the types of the fields
-            of its predictors with the same names.
-        outputs: types of the fields that the program returns; default: those of its signature, or of its
-            only predictor.
+        inputs: types of the arguments of ``forward``; default: those without a default, with the types of its
+            annotations or of the fields of its predictors with the same names.
+        outputs: types of the fields that the program returns, or their names, which have the types of the
+            predictors' fields; default: those of its signature, of its only predictor, or of the predictor
+            whose prediction ``forward`` returns.
         temperature: temperature of all predictors; default: their own in DSPy, or 0. Predictors that a
             `dspy.BestOfN` samples have 1 by default, as in DSPy.
         max_tokens: maximum length of an answer in tokens; default: that in DSPy, or 1000.
@@ -73,7 +79,8 @@ def from_dspy(
 
     Raises:
         DeclarationError: inputs or outputs cannot be determined, a predictor asks for several completions, or
-            a module such as `dspy.Refine` calls models outside of its predictors.
+            a module such as `dspy.Refine` calls models outside of its predictors, or an option of a model
+            cannot be carried over.
     """
     import dspy
 
@@ -87,10 +94,17 @@ def from_dspy(
     copied = program.deepcopy()
     named = predictor_names(copied)
     given = {"temperature": temperature, "max_tokens": max_tokens, "max_demos": max_demos, "weights": weights}
-    sampled = sampled_predictors(copied)
+    sampled, models = sampled_predictors(copied), DSPyModels(lm)
+    common = lm is not None or any(predictor.lm is None for _, predictor, _ in named.values())
+    default = models.use("dspy.settings", dspy.settings.lm, {}) if common else None
     predictors = {
         component: _predictor(
-            component, predictor, tuned, given, lm, usual=TEMPERATURE if id(predictor) in sampled else None
+            component,
+            predictor,
+            tuned,
+            given,
+            models,
+            usual=TEMPERATURE if id(predictor) in sampled else None,
         )
         for component, (_, predictor, tuned) in named.items()
     }
@@ -110,8 +124,7 @@ def from_dspy(
     found = (
         dict(zip(returned, node, strict=True)) if isinstance(node, Outputs) else {next(iter(returned)): node}
     )
-    default = lm if isinstance(lm, str) else _model_name(dspy.settings.lm)
-    return System(own, found, lm=default)
+    return System(own, found, lm=default if isinstance(default, str) else None).with_engines(models.find)
 
 
 def predictor_names(program: dspy.Module) -> dict[str, tuple[str, dspy.Predict, bool]]:
@@ -153,19 +166,23 @@ def _predictor(
     predictor: dspy.Predict,
     tuned: bool,
     given: Mapping[str, Any],
-    lm: str | Choice | None,
+    models: DSPyModels,
     usual: float | None,
 ) -> DSPyPredictor:
     import dspy
 
     own = predictor.lm or dspy.settings.lm
-    model = getattr(own, "kwargs", {})
-    config = {**model, **({} if usual is None else {"temperature": usual}), **predictor.config}
-    if (config.get("n") or 1) > 1:
+    model = models.use(f"predictor {name!r}", own, predictor.config)
+    config = options(own, {**({} if usual is None else {"temperature": usual}), **predictor.config})
+    several = config.get("n") or config.get("num_generations") or 1
+    if several > 1:
         raise DeclarationError(
-            f"the predictor {name!r} asks for n={config['n']} completions, but a component returns one",
+            f"the predictor {name!r} asks for n={several} completions, but a component returns one",
             hint="remove n, or import the module with cp.from_dspy_module",
         )
+    stop, limit = config.get("stop") or (), config.get("timeout", DSPyPredictor.timeout)
+    if not isinstance(limit, int | float):
+        raise DeclarationError(f"the predictor {name!r}: timeout must be seconds, but is {limit!r:.60}")
     demos = tuple(_as_demo(demo, predictor.signature) for demo in predictor.demos)
     most = max(given["max_demos"], len(demos))
     temperature, longest = given["temperature"], given["max_tokens"]
@@ -175,19 +192,20 @@ def _predictor(
         prompt=Text(prompt, max_length=max(Text.max_length, len(prompt))) if tuned else prompt,
         output={field: info.annotation for field, info in predictor.signature.output_fields.items()},
         demos=Demos(demos, max=most) if tuned and most else demos,
-        lm=lm if lm is not None else _model_name(predictor.lm),
+        lm=model,
         temperature=temperature if temperature is not None else float(config.get("temperature") or 0.0),
-        max_tokens=longest if longest is not None else int(config.get("max_tokens") or 1000),
+        max_tokens=longest
+        if longest is not None
+        else int(config.get("max_tokens") or config.get("max_completion_tokens") or 1000),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        timeout=limit,
+        retries=getattr(own, "num_retries", DSPyPredictor.retries),
         weights=given["weights"] if tuned else None,
         enforce=False,
         format="fields" if len(predictor.signature.output_fields) > 1 else "auto",
         signature=predictor.signature,
         adapter=dspy.settings.adapter or dspy.ChatAdapter(),
     )
-
-
-def _model_name(lm: Any) -> str | None:  # noqa: ANN401
-    return None if lm is None else str(lm.model)
 
 
 def _as_demo(demo: Any, signature: Any) -> Demo:  # noqa: ANN401
@@ -200,14 +218,14 @@ def _as_demo(demo: Any, signature: Any) -> Demo:  # noqa: ANN401
 
 
 def module_ports(
-    module: dspy.Module, inputs: Mapping[str, object] | None, outputs: Mapping[str, object] | None
+    module: dspy.Module, inputs: Mapping[str, object] | None, outputs: GivenOutputs | None
 ) -> tuple[Mapping[str, object], Mapping[str, object]]:
     """Return the types of a module's arguments and of the fields of its prediction.
 
     Args:
         module: the module.
         inputs: the types of the arguments, if the user states them.
-        outputs: the types of the fields, if the user states them.
+        outputs: the types or names of the fields, if the user states them.
 
     Raises:
         DeclarationError: they are not stated, and cannot be determined.
@@ -221,19 +239,50 @@ def module_ports(
     if own is None or not hasattr(own, "input_fields"):
         own = signatures[0] if len(signatures) == 1 else None
     takes = inputs or _arguments(module, own, signatures)
-    if outputs:
+    if isinstance(outputs, Mapping) and outputs:
         return takes, outputs
-    if own is None:
-        fields = ", ".join(
-            f"{field}: {format_type(info.annotation)}"
-            for signature in signatures
-            for field, info in signature.output_fields.items()
-        )
+    if own is None and not outputs and (child := _returned(module)) is not None:
+        return takes, module_ports(child, takes, None)[1]
+    known: dict[str, list[object]] = {}
+    for signature in signatures if own is None else [own]:
+        for field, info in signature.output_fields.items():
+            known.setdefault(field, []).append(info.annotation)
+    wanted = outputs or (known if own is not None else ())
+    if not wanted or any(len(set(map(format_type, known.get(field, ())))) != 1 for field in wanted):
+        fields = ", ".join(f"{field}: {format_type(kinds[-1])}" for field, kinds in known.items())
         raise DeclarationError(
             f"the outputs of {type(module).__name__} are not known: it has several predictors",
-            hint=f"give outputs={{'answer': str}}; fields of its predictors: {fields}",
+            hint=f"give outputs={{'answer': str}}, or a list of names; fields of its predictors: {fields}",
         )
-    return takes, {field: info.annotation for field, info in own.output_fields.items()}
+    return takes, {field: known[field][0] for field in wanted}
+
+
+def _returned(module: dspy.Module) -> dspy.Module | None:
+    """Return the module whose prediction ``forward`` returns unchanged, if its code shows a single one."""
+    import dspy
+
+    try:
+        forward = getattr(type(module), "forward", None) or type(module).aforward
+        tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
+    except (OSError, TypeError, SyntaxError, AttributeError):
+        return None
+    nodes = list(ast.walk(tree))
+    stores = Counter(n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    assigned: dict[str, list[ast.expr | None]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            assigned.setdefault(node.targets[0].id, []).append(node.value)
+    ends: list[ast.expr | None] = []
+    for value in (node.value for node in nodes if isinstance(node, ast.Return)):
+        known = isinstance(value, ast.Name) and len(assigned.get(value.id, ())) == stores[value.id]
+        ends += assigned.get(value.id, []) if known and isinstance(value, ast.Name) else [value]
+    calls = {
+        ast.unparse(call.func).removesuffix(".acall") if isinstance(call, ast.Call) else ""
+        for call in (end.value if isinstance(end, ast.Await) else end for end in ends)
+    }
+    place = calls.pop() if len(calls) == 1 else ""
+    found = getattr(module, place.removeprefix("self."), None) if place.startswith("self.") else None
+    return found if isinstance(found, dspy.Module) else None
 
 
 def _arguments(module: dspy.Module, own: Any, signatures: Sequence[Any]) -> dict[str, object]:  # noqa: ANN401
@@ -261,7 +310,11 @@ def _arguments(module: dspy.Module, own: Any, signatures: Sequence[Any]) -> dict
             f"forward of {type(module).__name__} does not name its arguments",
             hint=f"give inputs={{'question': str}}; fields of its predictors: {format_names(known)}",
         )
-    return {field: info.annotation for field, info in own.input_fields.items()}
+    return {
+        field: info.annotation
+        for field, info in own.input_fields.items()
+        if info.is_required()  # DSPy fills others
+    }
 
 
 @explain_missing("cp.to_dspy")
@@ -278,16 +331,20 @@ def to_dspy(
     Args:
         program: the program that was imported with `from_dspy`.
         configuration: the configuration, such as ``result.best``, a system bound to it, or its file.
-        lms: the models of DSPy by name, if the models of predictors were tuned; by default
-            ``dspy.LM(name)``.
+        lms: the models of DSPy by name, if the models of predictors were tuned; by default those of the
+            program and of `dspy.configure`, otherwise ``dspy.LM(name)``.
 
     Raises:
         DeclarationError: a value belongs to no predictor, or cannot be written into a DSPy program, or the
             name of a model that is not in ``lms`` holds an address.
     """
+    import dspy
+
     values = _configuration(configuration)
     copied = program.deepcopy()
     named = predictor_names(copied)
+    used = [dspy.settings.lm, *(predictor.lm for _, predictor, _ in named.values())]
+    known = {**{lm.model: lm for lm in used if lm is not None}, **(lms or {})}
     for key, value in values.items():
         component, _, setting = key.partition(".")
         if component not in named:
@@ -295,7 +352,7 @@ def to_dspy(
                 f"the program has no predictor for {key!r}", hint=suggest_name(component, named)
             )
         if value is not None:
-            _write(named[component][1], key, setting, value, lms or {})
+            _write(named[component][1], key, setting, value, known)
     return copied
 
 

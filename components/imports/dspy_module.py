@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from compound.components.imports.black_box import BlackBox, Price, Report, counted
-from compound.components.imports.dspy_import import module_ports
+from compound.components.imports.dspy_import import GivenOutputs, module_ports
+from compound.components.imports.dspy_models import describe_model
 from compound.concurrency.own_thread import run_in_own_thread
 from compound.engine import Usage
 from compound.errors import CallError, DeclarationError
@@ -55,7 +56,7 @@ def from_dspy_module(
     *,
     lm: dspy.LM | None = None,
     inputs: Mapping[str, object] | None = None,
-    outputs: Mapping[str, object] | None = None,
+    outputs: GivenOutputs | None = None,
     version: str = "",
     price: Price | None = None,
     worst: Usage | None = None,
@@ -88,9 +89,7 @@ def from_dspy_module(
         raise DeclarationError(f"from_dspy_module needs a dspy.Module, but got {type(module).__name__}")
     takes, returns = module_ports(module, inputs, outputs)
     used = lm or dspy.settings.lm
-    described = canonical_json(
-        to_readable_json([version, module.dump_state(), str(getattr(used, "model", ""))])
-    )
+    described = canonical_json(to_readable_json([version, module.dump_state(), describe_model(used)]))
     return DSPyModule(
         name or "module", module, lm, inputs={field: Port(kind) for field, kind in takes.items()},
         outputs=returns, version=described, settings={}, price=price, worst=worst, cache=cache,

@@ -17,7 +17,7 @@ from typing import Any
 from compound.components.imports.dspy_best_of_n import describe_attempts
 from compound.components.imports.dspy_predictor import DSPyPredictor
 from compound.concurrency.own_thread import run_in_own_thread
-from compound.errors import CallError, CompoundError
+from compound.errors import CallError, CompoundError, ParseError, RateLimited, TransientError
 from compound.execution.schedule import ABSENT, Mark
 from compound.graph.bounds import Extent, extent_of_type
 from compound.graph.component import Input, Source, Value, merge_addresses
@@ -35,6 +35,27 @@ SEPARATOR = "__"
 
 class PredictorFailed(ValueError):
     """A predictor's call failed; the trace records the reason. Programs may catch it, like DSPy's errors."""
+
+
+@functools.cache
+def _failure(kind: str) -> type[PredictorFailed]:
+    """Return the error of a failed call, which is also the one that DSPy raises for this kind of failure."""
+    from dspy.utils import exceptions
+
+    same = {
+        ParseError.kind: exceptions.AdapterParseError,
+        "too_long": exceptions.ContextWindowExceededError,
+        RateLimited.kind: exceptions.LMRateLimitError,
+        TransientError.kind: exceptions.LMServerError,
+    }.get(kind, exceptions.LMProviderError)
+
+    class Failed(PredictorFailed, same):  # type: ignore[misc, valid-type]
+        def __init__(self, message: str) -> None:
+            exceptions.DSPyError.__init__(self, message)
+            self.adapter_name = self.lm_response = ""
+            self.signature = self.parsed_result = None
+
+    return Failed
 
 
 class _Stopped(BaseException):
@@ -133,7 +154,9 @@ class DSPyProgram(Composite):
     def _forward(self, run: ProgramRun, given: Mapping[str, object]) -> object:
         import dspy
 
-        with dspy.context(**{RUN: run, "lm": None, "trace": [], "disable_history": True}):
+        with dspy.context(
+            **{RUN: run, "lm": None, "adapter": run.adapter, "trace": [], "disable_history": True}
+        ):
             try:
                 if hasattr(type(self.program), "forward"):
                     return self.program(**given)
@@ -164,6 +187,7 @@ class ProgramRun:
 
     def __init__(self, owner: DSPyProgram, body: RunBody, sources: tuple[str, ...]) -> None:
         self.sources = sources
+        self.adapter = next(iter(owner.predictors.values())).adapter  # of all predictors
         self.fatal: BaseException | None = None
         self._owner = owner
         self._body = body
@@ -221,8 +245,10 @@ class ProgramRun:
         found = outputs or {}
         self.sources = merge_addresses(self.sources, *(value.sources for value in found.values()))
         fields = {name.partition(SEPARATOR)[2]: value.data for name, value in found.items()}
-        if not fields or any(isinstance(value, Mark) for value in fields.values()):
-            raise PredictorFailed(f"the predictor {predictor!r} failed; the trace records why")
+        failed = [value.failed for value in fields.values() if isinstance(value, Mark)]
+        if not fields or failed:
+            message = f"the predictor {predictor!r} failed; the trace records why"
+            raise _failure(failed[0] if failed else "")(message)
         return fields
 
 
@@ -237,19 +263,26 @@ def bind_predictors(program: Any, names: Mapping[int, str]) -> None:  # noqa: AN
 
     for _, predictor in program.named_sub_modules(type_=dspy.Predict):
         name = names[id(predictor)]
-        predictor.forward = functools.partial(_forward, predictor, name)
-        predictor.aforward = functools.partial(_aforward, predictor, name)
+        initial = _state(predictor)
+        predictor.forward = functools.partial(_forward, predictor, name, initial)
+        predictor.aforward = functools.partial(_aforward, predictor, name, initial)
 
 
-def _forward(predictor: Any, name: str, **given: object) -> object:  # noqa: ANN401
+def _state(predictor: Any) -> dict[str, object]:  # noqa: ANN401
+    """Return what DSPy reads from a predictor at each call."""
+    own = {"signature": predictor.signature, "demos": list(predictor.demos), "lm": predictor.lm}
+    return {**own, "config": dict(predictor.config)}
+
+
+def _forward(predictor: Any, name: str, initial: Mapping[str, object], **given: object) -> object:  # noqa: ANN401
     run = _current_run(name)
-    future = run.ask(name, _fields(predictor, name, given))
+    future = run.ask(name, _fields(predictor, name, initial, given, run.adapter))
     return _prediction(predictor, run.result(name, future))
 
 
-async def _aforward(predictor: Any, name: str, **given: object) -> object:  # noqa: ANN401
+async def _aforward(predictor: Any, name: str, initial: Mapping[str, object], **given: object) -> object:  # noqa: ANN401
     run = _current_run(name)
-    future = run.ask(name, _fields(predictor, name, given))
+    future = run.ask(name, _fields(predictor, name, initial, given, run.adapter))
     await asyncio.wait([asyncio.wrap_future(future)])
     return _prediction(predictor, run.result(name, future))
 
@@ -266,12 +299,26 @@ def _current_run(name: str) -> ProgramRun:
     return run
 
 
-def _fields(predictor: Any, name: str, given: Mapping[str, object]) -> dict[str, object]:  # noqa: ANN401
+def _fields(
+    predictor: Any,  # noqa: ANN401
+    name: str,
+    initial: Mapping[str, object],
+    given: Mapping[str, object],
+    adapter: object,
+) -> dict[str, object]:
     """Return the input fields of a call, with their defaults; reject what cannot be tuned then."""
+    import dspy
     from pydantic_core import PydanticUndefined
 
     config = given.get("config") or {}
+    now = _state(predictor)
     changed = [key for key in ("signature", "demos", "lm") if given.get(key) is not None]
+    changed += [key for key in initial if now[key] != initial[key]]  # assigned in forward
+    changed += [
+        f"{key} of dspy.context"
+        for key, usual in (("lm", None), ("adapter", adapter))
+        if dspy.settings.get(key) is not usual
+    ]
     changed += (
         [f"config[{key!r}]" for key in config if key != "rollout_id"] if isinstance(config, dict) else []
     )

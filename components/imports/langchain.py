@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_args, get_origin
 
 import typing_extensions
@@ -32,19 +33,33 @@ class LangChainRunnable(BlackBox):
 
     kind = "langchain"
 
-    def __init__(self, name: str, runnable: Any, *, single: bool, **options: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        name: str,
+        runnable: Any,  # noqa: ANN401
+        *,
+        single: bool,
+        fresh: Sequence[str],
+        **options: Any,  # noqa: ANN401
+    ) -> None:
         super().__init__(name, **options)
         self.runnable = runnable
-        self._single = single
+        self._single, self._fresh = single, fresh
 
     async def invoke(self, arguments: Mapping[str, object], reports: list[Report]) -> Mapping[str, object]:  # noqa: D102
         values = {name: arguments[name] for name in self.settings}
         given = {name: value for name, value in arguments.items() if name not in values}
+        # no run continues the conversation of another
+        own = {name: uuid.uuid4().hex for name in self._fresh}
         config: dict[str, Any] = {"callbacks": [_recorder(reports)], "run_name": self.name}
-        if values:
-            config["configurable"] = values
+        config["configurable"] = {**own, **values}
         given_value = given[SINGLE_INPUT] if self._single else _as_instance(self.runnable, given)
         returned = await self.runnable.ainvoke(given_value, config=config)
+        if isinstance(returned, Mapping) and (stops := returned.get("__interrupt__")):
+            raise CallError(
+                f"the graph waits for a person: {getattr(stops[0], 'value', stops[0])!r:.200}",
+                hint="import a graph that answers this itself",
+            )
         if list(self.outputs) == [SINGLE_OUTPUT] and not (
             isinstance(returned, Mapping) and set(returned) == {SINGLE_OUTPUT}
         ):
@@ -69,6 +84,7 @@ def from_langchain(
     worst: Usage | None = None,
     cache: bool = True,
     timeout: float | None = None,
+    configurable: Mapping[str, object] | None = None,
     **settings: object,
 ) -> LangChainRunnable:
     """Make a component of a LangChain runnable, such as ``prompt | model | parser`` or a LangGraph graph.
@@ -76,6 +92,9 @@ def from_langchain(
     Inputs and outputs follow from the runnable's schemas; those of a graph are the fields of its state, of
     which any may be left unconnected. A chat message becomes its text, and a list of messages the text of the
     last one. The requests of the models are charged to the budget as LangChain reports them, after each run.
+
+    Each run is a conversation of its own: it gets a new ``thread_id`` for a checkpointer, and a new
+    ``session_id`` for a message history, unless ``configurable`` sets them.
 
     Args:
         runnable: the runnable.
@@ -88,10 +107,13 @@ def from_langchain(
             exceed the budget.
         cache: whether results are cached.
         timeout: time limit of one run in seconds.
+        configurable: values or spaces of entries of ``config["configurable"]`` that the runnable reads, but
+            does not declare, such as those of a graph's nodes.
         **settings: values or spaces of configurable fields (``runnable.configurable_fields``).
 
     Raises:
-        DeclarationError: it is no runnable, or a setting is no configurable field of it.
+        DeclarationError: it is no runnable, it stops for a person, or it has no configurable field of the
+            name of a setting.
     """
     from langchain_core.runnables import Runnable as Base
 
@@ -106,14 +128,27 @@ def from_langchain(
     if unknown:
         raise DeclarationError(
             f"the runnable {own!r} has no configurable field {unknown[0]!r}",
-            hint=suggest_name(unknown[0], specs),
+            hint=f"{suggest_name(unknown[0], specs)}; or set it in configurable={{…}}",
         )
+    if stops := [*_stops(runnable, "before"), *_stops(runnable, "after")]:
+        raise DeclarationError(
+            f"the graph {own!r} stops at {stops[0]!r} for a person", hint="compile it without interrupt_…"
+        )
+    fresh = ["thread_id", *(s.id for s in runnable.config_specs if s.is_shared and not s.default)]
+    settings |= configurable or {}
     ports = {k: Port(kind) for k, kind in inputs.items()} if inputs else _inputs(runnable)
     return LangChainRunnable(
-        own, runnable, single=list(ports) == [SINGLE_INPUT] and not _takes_field(runnable), inputs=ports,
+        own, runnable, single=list(ports) == [SINGLE_INPUT] and not _takes_field(runnable),
+        fresh=fresh, inputs=ports,
         outputs=outputs or _outputs(runnable), version=f"{version}|{_describe(runnable)}", settings=settings,
         price=price, worst=worst, cache=cache, timeout=timeout,
     )  # fmt: skip
+
+
+def _stops(runnable: Any, when: str) -> list[str]:  # noqa: ANN401
+    """Return the nodes before or after which a graph stops."""
+    found = getattr(runnable, f"interrupt_{when}_nodes", ()) or ()
+    return [found] if isinstance(found, str) else list(found)
 
 
 def _recorder(reports: list[Report]) -> BaseCallbackHandler:

@@ -303,9 +303,15 @@ class Session:
         """Turn errors of the library into those of calls."""
         import anyio
         from mcp import MCPError
+        from pydantic import ValidationError
 
         try:
             yield
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            problem = f"returned an invalid answer to {what!r}: {place}: {first['msg']}"
+            raise CallError(f"the MCP server {self._server.label!r} {problem}") from error
         except MCPError as error:
             if error.error.code in _lost():
                 raise self._lost(what, error.error.message) from error

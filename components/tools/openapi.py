@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from compound.components.tools.keys import read_key
 from compound.components.tools.openapi_arguments import Place, as_header, as_path_part
-from compound.components.tools.openapi_document import METHODS, OpenAPIDocument
+from compound.components.tools.openapi_document import OpenAPIDocument
+from compound.components.tools.openapi_schema import SchemaConverter
 from compound.components.tools.source import Declaration, PassingError, unanswered, usable_name
 from compound.concurrency.sessions import Sessions
 from compound.errors import CallError, DeclarationError, MissingExtra, TransientError, suggest_name
@@ -21,9 +22,15 @@ if TYPE_CHECKING:
 IDEMPOTENT = frozenset({"GET", "PUT", "DELETE"})  # methods whose requests may be repeated (RFC 9110)
 MAX_ANSWER = 2**20  # bytes of an answer that are read
 MAX_ERROR = 2_000  # characters of an error that the model is shown
-MAX_PARTS = 20_000  # objects and lists of the schema of the arguments; aliases of YAML can multiply them
 BODY = "body"  # the argument with the JSON body, if that is no object or has the name of a parameter
 JSON = "application/json"
+COMBINED = frozenset(
+    {
+        "$ref", "allOf", "anyOf", "dependentRequired", "dependentSchemas", "if", "maxProperties",
+        "minProperties", "not", "nullable", "oneOf", "patternProperties", "propertyNames",
+    }
+)  # fmt: skip
+"""Keywords of a body that concern it as a whole, so that its members are not arguments of their own."""
 CHARSETS = ("utf", "iso", "windows", "cp", "latin", "us-ascii", "ascii", "koi8", "gb", "big5", "shift", "euc")
 """Starts of the names of usual encodings; others that Python knows, such as punycode, take quadratic time."""
 CONNECTION_HEADERS = frozenset(
@@ -154,13 +161,13 @@ def declare_operation(
     timeout: float,
 ) -> Declaration:
     """Return the parts of the tool of an operation; see `Tool.from_openapi`."""
-    reader = _Reader(document.content)
-    method, path, entry, shared = reader.operation(operation)
-    server = document.server(base_url)
+    reader = _Reader(document)
+    method, path, entry, item = reader.operation(operation)
+    server = document.server(base_url, entry.get("servers") or item.get("servers"))
     _check_server(server, hosts, operation)
     _check_path(path, operation)
     try:
-        schema, places = reader.arguments(entry, shared, auth_header)
+        schema, places = reader.arguments(entry, item.get("parameters", ()), auth_header)
     except RecursionError:
         raise DeclarationError(f"operation {operation!r}: the schema is nested too deeply") from None
     missing = [part for part in _placeholders(path) if Place(part, "path") not in places.values()]
@@ -222,20 +229,17 @@ def declare_operations(
 class _Reader:
     """Reads operations of a document."""
 
-    def __init__(self, document: Mapping[str, Any]) -> None:
+    def __init__(self, document: OpenAPIDocument) -> None:
         self._document = document
 
-    def operation(self, wanted: str) -> tuple[str, str, Mapping[str, Any], Sequence[Any]]:
-        """Return method, path, entry and the parameters of its path."""
+    def operation(self, wanted: str) -> tuple[str, str, Mapping[str, Any], Mapping[str, Any]]:
+        """Return method, path, entry and the item of its path."""
         known = []
-        for path, item in self._document.get("paths", {}).items():
-            for method in METHODS:
-                entry = item.get(method) if isinstance(item, Mapping) else None
-                if isinstance(entry, Mapping):
-                    names = {str(entry.get("operationId", "")), f"{method.upper()} {path}"}
-                    if wanted in names:
-                        return method, path, entry, item.get("parameters", ())
-                    known += sorted(filter(None, names))
+        for method, path, entry, item in self._document.entries():
+            names = {str(entry.get("operationId", "")), f"{method.upper()} {path}"}
+            if wanted in names:
+                return method, path, entry, item
+            known += sorted(filter(None, names))
         raise DeclarationError(
             f"the OpenAPI document has no operation {wanted!r}", hint=suggest_name(wanted, known)
         )
@@ -248,23 +252,31 @@ class _Reader:
         required: list[str] = []
         places: dict[str, Place] = {}
         for each in (*shared, *entry.get("parameters", ())):
-            parameter = self._resolved(each)
+            parameter = self._document.resolved(each)
             name, where = str(parameter.get("name")), str(parameter.get("in"))
             if where not in ("path", "query", "header"):
-                continue  # cookies
+                if where == "cookie" and not parameter.get("required"):
+                    continue  # the server's default applies
+                raise DeclarationError(
+                    f"the parameter {name!r} is sent in {where!r}, which is not supported",
+                    hint="tools send parameters in path, query and header",
+                )
             if where == "header" and name.lower() in CONNECTION_HEADERS | {auth_header.lower()}:
                 continue
             part, place = self._parameter(name, where, parameter)
+            if name in places and places[name].where != where:
+                both = f"{places[name].where} and {where}"
+                raise DeclarationError(f"two parameters are named {name!r}, in {both}")
             if parameter.get("description"):
                 part["description"] = parameter["description"]
             properties[name], places[name] = part, place
             if (parameter.get("required") or where == "path") and name not in required:
                 required.append(name)
-        body = self._resolved(entry.get("requestBody", {}))
-        schema = body.get("content", {}).get(JSON, {}).get("schema")
+        body = self._document.resolved(entry.get("requestBody", {}))
+        schema = _json_schema(body)
         more: Any = False
         if schema is not None:
-            given = self._resolved(schema)
+            given = self._document.resolved(schema)
             self._add_body(given, bool(body.get("required")), properties, required, places)
             if BODY not in places:
                 more = given.get("additionalProperties", False)
@@ -277,14 +289,16 @@ class _Reader:
             "required": required,
             "additionalProperties": more,  # an unknown argument is reported to the model
         }
-        return self._with_definitions(whole), places
+        return SchemaConverter(self._document).converted(whole), places
 
     def _parameter(self, name: str, where: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], Place]:
         """Return the schema of a parameter, and where it is sent."""
-        if "schema" not in given and JSON in given.get("content", {}):
-            schema = given["content"][JSON].get("schema", {})
-            return dict(self._resolved(schema)), Place(name, where, "json")
-        part = dict(self._resolved(given.get("schema", {"type": "string"})))
+        if "content" in given:
+            schema = _json_schema(given)
+            if schema is None:
+                raise DeclarationError(f"the parameter {name!r} has content that is not {JSON}")
+            return dict(self._document.resolved(schema)), Place(name, where, "json")
+        part = dict(self._document.resolved(given.get("schema", {"type": "string"})))
         if where != "query":
             return part, Place(name, where)
         style = str(given.get("style") or "form")
@@ -299,7 +313,10 @@ class _Reader:
         places: dict[str, Place],
     ) -> None:
         members = schema.get("properties")
-        if not isinstance(members, Mapping) or members.keys() & properties.keys():
+        whole = not isinstance(members, Mapping) or not COMBINED.isdisjoint(schema)
+        if whole or not isinstance(members, Mapping) or members.keys() & properties.keys():
+            if BODY in properties:
+                raise DeclarationError(f"a parameter has the name of the body, {BODY!r}")
             properties[BODY], places[BODY] = dict(schema), Place(BODY, "whole")
             required += [BODY] * needed
             return
@@ -308,56 +325,14 @@ class _Reader:
         if needed:
             required += [name for name in schema.get("required", ()) if name not in required]
 
-    def _resolved(self, part: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON
-        """Return a part of the document, following a reference to another."""
-        for _ in range(20):
-            if not isinstance(part, Mapping) or "$ref" not in part:
-                break
-            part = self._target(str(part["$ref"]))
-        return part if isinstance(part, Mapping) else {}
 
-    def _target(self, reference: str) -> Any:  # noqa: ANN401 - JSON
-        found: Any = self._document
-        start, *names = reference.split("/")
-        for name in names:
-            key = name.replace("~1", "/").replace("~0", "~")
-            if start != "#" or not isinstance(found, Mapping) or key not in found:
-                raise DeclarationError(
-                    f"the OpenAPI document refers to {reference!r}, which it does not contain"
-                )
-            found = found[key]
-        return found
-
-    def _with_definitions(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Return a schema whose references lead to its own definitions."""
-        definitions: dict[str, Any] = {}
-        parts = 0
-
-        def moved(part: Any) -> Any:  # noqa: ANN401 - JSON
-            nonlocal parts
-            parts += isinstance(part, list | Mapping)
-            if parts > MAX_PARTS:
-                raise DeclarationError(f"the schema of its arguments has more than {MAX_PARTS:,} parts")
-            if isinstance(part, list):
-                return [moved(item) for item in part]
-            if not isinstance(part, Mapping):
-                return part
-            if "$ref" in part:
-                reference = str(part["$ref"])
-                name = "".join(c if c.isalnum() else "_" for c in reference.rpartition("/")[2])
-                if name not in definitions:
-                    definitions[name] = {}  # a recursive definition refers to itself
-                    definitions[name] = moved(self._target(reference))
-                return {"$ref": f"#/$defs/{name}"}
-            found = {
-                key: moved(value) for key, value in part.items() if key not in ("nullable", "example", "xml")
-            }
-            if part.get("nullable") and isinstance(part.get("type"), str):
-                found["type"] = [part["type"], "null"]
-            return found
-
-        result: dict[str, Any] = moved(schema)
-        return {**result, "$defs": definitions} if definitions else result
+def _json_schema(part: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    """Return the schema of JSON content, whose type may have parameters; None if there is none."""
+    content = part.get("content")
+    for kind, media in content.items() if isinstance(content, Mapping) else ():
+        if str(kind).partition(";")[0].strip().lower() in (JSON, "application/*", "*/*"):
+            return media.get("schema", {}) if isinstance(media, Mapping) else {}
+    return None
 
 
 def _check_server(server: str, hosts: Sequence[str], operation: str) -> None:

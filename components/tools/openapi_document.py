@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
 
 import yaml
+from referencing import Registry, Specification
+from referencing.exceptions import Unresolvable
 
 from compound.errors import CompoundError, DeclarationError, MissingExtra
 from compound.security.trust import Origin, Trust
@@ -19,6 +22,7 @@ METHODS = ("get", "post", "put", "patch", "delete")
 MAX_DOCUMENT = 10 * 2**20  # bytes
 MAX_CHARACTERS = 4 * MAX_DOCUMENT  # of a document whose aliases are written out
 MAX_MERGED = 100_000  # entries that the merge keys of a document add to mappings
+MAX_REFERENCES = 20  # that follow each other
 MAX_ADDRESS = 2_000  # characters of the address of a server
 SCHEMES = ("http://", "https://")
 
@@ -37,13 +41,13 @@ class OpenAPIDocument:
     file: str = ""
     url: str = ""
 
-    def server(self, base_url: str | None) -> str:
-        """Return the address of the server: ``base_url``, or the first of the document.
+    def server(self, base_url: str | None, servers: Any = None) -> str:  # noqa: ANN401 - JSON
+        """Return the address of the server: ``base_url``, or the first of ``servers`` or of the document.
 
         Raises:
             DeclarationError: there is none, or a document of another machine names this one.
         """
-        found = base_url or self._first_server()
+        found = base_url or self._first_server(servers or self.content.get("servers") or [{}])
         if not base_url and self.url and not Origin.of(self.url).is_loopback and Origin.of(found).is_loopback:
             raise DeclarationError(
                 f"the OpenAPI document {self.url} names a server of this machine: {found}",
@@ -51,8 +55,7 @@ class OpenAPIDocument:
             )
         return found.rstrip("/")
 
-    def _first_server(self) -> str:
-        servers = self.content.get("servers") or [{}]
+    def _first_server(self, servers: Sequence[Any]) -> str:
         first = servers[0] if isinstance(servers[0], Mapping) else {}
         url = _with_defaults(first.get("url"), first.get("variables") or {})
         if self.url:
@@ -61,14 +64,47 @@ class OpenAPIDocument:
             raise DeclarationError("the OpenAPI document names no server", hint="set base_url=…")
         return url
 
+    def entries(self) -> Iterator[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]]:
+        """Yield method, path, entry and the item of the path of each operation, in the document's order."""
+        for path, given in self.content.get("paths", {}).items():
+            item = self.resolved(given)
+            for method in METHODS:
+                if isinstance(entry := item.get(method), Mapping):
+                    yield method, path, entry, item
+
     def operations(self) -> list[str]:
         """Return the operations in the order of the document: the ``operationId``, or method and path."""
         return [
             str(entry.get("operationId") or f"{method.upper()} {path}")
-            for path, item in self.content.get("paths", {}).items()
-            for method in METHODS
-            if isinstance(entry := item.get(method) if isinstance(item, Mapping) else None, Mapping)
+            for method, path, entry, _ in self.entries()
         ]
+
+    def resolved(self, part: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON
+        """Return a part of the document, following a reference to another that says no more."""
+        for _ in range(MAX_REFERENCES):
+            if not isinstance(part, Mapping) or not isinstance(part.get("$ref"), str) or len(part) > 1:
+                return part if isinstance(part, Mapping) else {}
+            part = self.target(part["$ref"])
+        raise DeclarationError(f"the OpenAPI document has more than {MAX_REFERENCES} references in a row")
+
+    def target(self, reference: str) -> Any:  # noqa: ANN401 - JSON
+        """Return what a reference leads to.
+
+        Raises:
+            DeclarationError: it is no part of the document, such as one of another document.
+        """
+        try:
+            return self._resolver.lookup(reference).contents
+        except (Unresolvable, ValueError, TypeError):
+            raise DeclarationError(
+                f"the OpenAPI document refers to {reference!r}, which it does not contain",
+                hint="write the documents that it refers to into one, as `redocly bundle` does",
+            ) from None
+
+    @functools.cached_property
+    def _resolver(self) -> Any:  # noqa: ANN401 - a class that the library does not name
+        """Resolver of references in this document, which reads no others."""
+        return Registry[Any]().resolver_with_root(Specification.OPAQUE.create_resource(self.content))
 
 
 def _with_defaults(url: object, variables: Mapping[str, Any]) -> object:
@@ -105,7 +141,7 @@ def open_document(document: str | Path | Mapping[str, Any], hosts: Sequence[str]
         CompoundError: it cannot be read from its address.
     """
     if isinstance(document, Mapping):
-        return OpenAPIDocument(document)
+        return OpenAPIDocument(_checked(document, "the document"))
     if isinstance(document, str) and document.startswith(SCHEMES):
         return OpenAPIDocument(_parsed(_fetched(document, hosts), document), url=document)
     return OpenAPIDocument(read_document(Path(document)), file=str(document))
@@ -136,10 +172,22 @@ def _parsed(data: bytes, place: str) -> Mapping[str, Any]:
             _check_size(found)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise DeclarationError(f"{place} is not an OpenAPI document: {error}") from None
-    if not isinstance(found, Mapping) or "paths" not in found:
+    return _checked(found, place)
+
+
+def _checked(found: object, place: str) -> Mapping[str, Any]:
+    """Reject what is no document of OpenAPI 3."""
+    if isinstance(found, Mapping) and "swagger" in found:
+        raise DeclarationError(
+            f"{place} has version {found['swagger']!s:.10} of Swagger, but OpenAPI 3 is needed",
+            hint="convert it, for example with https://converter.swagger.io or `npx swagger2openapi`",
+        )
+    if not isinstance(found, Mapping) or not isinstance(found.get("paths"), Mapping):
         raise DeclarationError(
             f"{place} is not an OpenAPI document", hint="it must have `openapi` and `paths`"
         )
+    if not str(found.get("openapi", "3")).startswith("3"):
+        raise DeclarationError(f"{place} has version {found['openapi']!s:.10} of OpenAPI, but 3 is needed")
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compound.api.arguments import (
     GivenBudget,
@@ -44,9 +44,12 @@ from compound.runs.directory import (
     read_json,
 )
 from compound.security.untrusted import UntrustedFolder
-from compound.settings.optimize import OptimizeSettings, make_settings
+from compound.settings.optimize import GivenSettings, OptimizeSettings, given_settings, make_settings
 from compound.spec import load as load_program
 from compound.storage.paths import cache_folder, run_folder, unused_path
+
+if TYPE_CHECKING:
+    from compound.report.comparison import SweepFacts
 
 EVALUATION_SETTINGS = frozenset({"seed", "concurrency", "runner", "failure_score", "max_failed"})
 
@@ -97,7 +100,7 @@ def evaluate(
     *,
     limit: int | None = None,
     repeats: int = 1,
-    settings: OptimizeSettings | None = None,
+    settings: GivenSettings | None = None,
     engines: GivenEngines | None = None,
     cache: bool = True,
     on_trace: OnTrace | None = None,
@@ -115,7 +118,7 @@ def evaluate(
         split: the split to read; rows without splits, also the path of a single file, serve as any split.
         limit: maximum number of examples.
         repeats: number of runs per example.
-        settings: seed, concurrency, runner and the treatment of failures.
+        settings: seed, concurrency, runner and the treatment of failures; others have no effect.
         engines: engines by model name, as in `run`.
         cache: whether to read and write the cache.
         on_trace: called with each example and its scored trace, in input order.
@@ -132,21 +135,21 @@ def evaluate(
             f"evaluate has no setting {unused[0]!r}",
             hint=suggest_name(unused[0], sorted(EVALUATION_SETTINGS)),
         )
-    settings = make_settings({**(settings or OptimizeSettings()).given, **changes})
+    resolved = make_settings({**given_settings(settings), **changes})
     find, scoring = resolve_engines(system, engines), resolve_metric(metric, system)
     data = to_dataset(data, splits=False, role=split)
-    examples = read_examples(data, split, system.inputs, limit=limit, seed=settings.seed)
+    examples = read_examples(data, split, system.inputs, limit=limit, seed=resolved.seed)
     if not examples:
         raise DataError(f"the {split} split is empty")
     check_rows(scoring, system.outputs, examples)
     check_repeats(scoring, repeats)
-    rules = EvaluationRules(settings.concurrency, settings.failure_score, settings.max_failed, cache)
+    rules = EvaluationRules(resolved.concurrency, resolved.failure_score, resolved.max_failed, cache)
 
-    opened = executor_opener(settings, system, find)
+    opened = executor_opener(resolved, system, find)
 
     async def all_of_them() -> Evaluation:
         store = DiskCache(cache_folder() / "evaluate.sqlite") if cache else None
-        executor = opened(for_system(find, system), cache=store, seed=settings.seed)
+        executor = opened(for_system(find, system), cache=store, seed=resolved.seed)
         try:
             return await evaluate_async(
                 executor,
@@ -172,7 +175,7 @@ def optimize(
     metric: GivenMetric,
     *,
     budget: GivenBudget | None = None,
-    settings: OptimizeSettings | None = None,
+    settings: GivenSettings | None = None,
     run_dir: str | Path | None = None,
     engines: GivenEngines | None = None,
     progress: bool = True,
@@ -188,7 +191,8 @@ def optimize(
         metric: the metric to maximize, a function of outputs and example, or the name of a
             metric of the only output.
         budget: hard limits; replaces ``settings.budget``. A number is a number of system runs.
-        settings: all other settings; see `OptimizeSettings`.
+        settings: all other settings, as `OptimizeSettings` or as a mapping like the section ``optimize`` of a
+            file.
         run_dir: the run directory; default: ``runs/<system name>``.
         engines: engines by model name, as in `run`.
         progress: show progress on stderr.
@@ -199,10 +203,7 @@ def optimize(
         RunDirectoryError: the directory holds a finished run, or one of another configuration.
         KeyboardInterrupt: the run was interrupted; the same call resumes it.
     """
-    base = dict((settings or OptimizeSettings()).given)
-    if budget is not None:
-        base["budget"] = budget_settings(budget)
-    resolved = make_settings({**base, **changes})
+    resolved = _resolved(settings, budget, changes)
     find, scoring = resolve_engines(system, engines), resolve_metric(metric, system)
     data = to_dataset(data, splits=True)
     path = Path(run_dir) if run_dir is not None else run_folder(system.name)
@@ -211,6 +212,69 @@ def optimize(
         return run_optimization(
             system, data, scoring, resolved, run_dir=path, engines=find, listener=listener
         )
+
+
+def sweep(
+    system: System,
+    data: GivenData,
+    metric: GivenMetric,
+    methods: Sequence[str],
+    *,
+    seeds: Sequence[int] = (0,),
+    budget: GivenBudget | None = None,
+    settings: GivenSettings | None = None,
+    run_dir: str | Path | None = None,
+    engines: GivenEngines | None = None,
+    controls: bool = True,
+    progress: bool = True,
+    **changes: object,
+) -> SweepFacts:
+    """Compare methods on a system, each with the same budget and with every seed, or resume the comparison.
+
+    Args:
+        system: the system to optimize, bound to the initial configuration.
+        data: train, validation and test examples, as in `optimize`.
+        metric: the metric to maximize, as in `optimize`.
+        methods: the methods, such as ``["search", "optimas"]``.
+        seeds: the seeds of the runs.
+        budget: hard limits of each run.
+        settings: all other settings of each run, as in `optimize`.
+        run_dir: the folder of the sweep, which gets ``sweep.md`` and ``sweep.json``; default: ``runs/sweep``.
+        engines: engines by model name, as in `run`.
+        controls: whether to evaluate a constant answer and one direct call of the model on the test examples.
+        progress: show progress on stderr.
+        **changes: individual settings, and sections of methods.
+
+    Returns:
+        The content of ``sweep.json``: ``runs``, ``methods`` and more; a failed run has the status ``failed``.
+
+    Raises:
+        DeclarationError: a method does not exist.
+        RunDirectoryError: the folder is a run, or holds runs with other settings.
+        Interrupted: the sweep was asked to stop; the same call resumes it.
+    """
+    from compound.api.sweeps.sweep import DeclaredProgram, plan
+    from compound.api.sweeps.sweep import sweep as run_sweep
+
+    program = DeclaredProgram(
+        Path(f"{system.name}.yaml"), "", system, to_dataset(data, splits=True),
+        resolve_metric(metric, system), _resolved(settings, budget, changes), {},
+        find=resolve_engines(system, engines),
+    )  # fmt: skip
+    folder = Path(run_dir) if run_dir is not None else run_folder("sweep")
+    return run_sweep(
+        plan([program], methods, seeds, folder), folder, controls=controls,
+        watch=lambda limits: progress_display(limits, quiet=not progress),
+    )  # fmt: skip
+
+
+def _resolved(
+    settings: GivenSettings | None, budget: GivenBudget | None, changes: Mapping[str, object]
+) -> OptimizeSettings:
+    base = given_settings(settings)
+    if budget is not None:
+        base["budget"] = budget_settings(budget)
+    return make_settings({**base, **changes})
 
 
 def load_result(path: str | Path) -> Result:

@@ -73,11 +73,13 @@ def evaluate(
             cache=not no_cache, on_trace=count,
         )  # fmt: skip
     summary = evaluation.summary()
+    reason = _below("mean score", summary["mean"], min_score, "--min-score")
     if as_json:
         usage = evaluation.usage
         print_json({
             **summary, "failures": evaluation.failures(), "violation": evaluation.violation,
-            "calls": usage.calls, "tokens": usage.tokens,
+            "passed": not reason, "reason": reason,
+            "calls": usage.calls, "cached_calls": evaluation.cached_calls, "tokens": usage.tokens,
             "cost": usage.cost, "unpriced_calls": usage.unpriced,
             "metric_calls": evaluation.metric_usage.calls, "metric_tokens": evaluation.metric_usage.tokens,
             "metric_cost": evaluation.metric_usage.cost,
@@ -88,9 +90,10 @@ def evaluate(
 
         usage = evaluation.usage
         limits = "" if summary["low"] is None else f" [{summary['low']:.4f}, {summary['high']:.4f}]"
+        cached = f", {evaluation.cached_calls} from the cache" if evaluation.cached_calls else ""
         print(
-            f"{split}: {summary['mean']:.4f}{limits} on "
-            f"{summary['n']} examples, {summary['failed']} failed, {usage.calls} calls, {usage.tokens} tokens"
+            f"{split}: {summary['mean']:.4f}{limits} on {summary['n']} examples, {summary['failed']} failed, "
+            f"{usage.calls} calls{cached}, {usage.tokens} tokens"
             + (f", {money(usage.cost, usage.unpriced)}" if usage.cost or usage.unpriced else "")
         )
         if (judged := evaluation.metric_usage).calls:
@@ -100,8 +103,7 @@ def evaluate(
             print(f"  {times} x {reason}")
         if evaluation.violation:
             print(f"  {evaluation.violation}; correct the metric, or the bounds it declares")
-    if min_score is not None and summary["mean"] < min_score:
-        raise typer.Exit(1)
+    _exit_with(reason)
 
 
 @app.command(
@@ -164,13 +166,13 @@ def agreement(
         inputs=list(program.system.inputs), scale=scale, part=part, weights=weights,  # type: ignore[arg-type]
         engines=program.find_engine, cache=not no_cache,
     )  # fmt: skip
+    reason = _below("kappa", found.kappa, min_kappa, "--min-kappa")
     if as_json:
-        facts = asdict(found)
+        facts = {**asdict(found), "passed": not reason, "reason": reason}
         print_json({k: None if isinstance(v, float) and math.isnan(v) else v for k, v in facts.items()})
     else:
         print(f"{program.metric.name}: {found}")
-    if min_kappa is not None and not found.kappa >= min_kappa:
-        raise typer.Exit(1)
+    _exit_with(reason)
 
 
 @app.command(
@@ -217,6 +219,20 @@ def run(
     if result.failure is not None:
         where = next((f"{call.address}: " for call in result.calls if call.failure is not None), "")
         print(f"error: {where}{result.failure.kind}: {result.failure.message}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _below(what: str, value: float, least: float | None, option: str) -> str:
+    """Return why a value does not reach what an option demands, or ``""``."""
+    if least is None or value >= least:
+        return ""
+    return f"the {what} {value:.4f} is below {option} {least:g}"
+
+
+def _exit_with(reason: str) -> None:
+    """Exit with code 1 if there is a reason to."""
+    if reason:
+        print(f"error: {reason}", file=sys.stderr)
         raise typer.Exit(1)
 
 

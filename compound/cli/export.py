@@ -62,9 +62,9 @@ def export(
     from compound.exports.export import export as write
 
     if configuration.suffix in (".yaml", ".yml"):
-        program = load_program(configuration, sets, no_import, trust=trust)
+        program = load_program(configuration, sets, no_import, trust=trust, sends=False)
     elif system is not None:
-        program = load_program(system, sets, no_import, configuration, trust)
+        program = load_program(system, sets, no_import, configuration, trust, sends=False)
     else:
         program = _beside(configuration, sets, trust)
     text = write(program.system, cast("Target", to), output)
@@ -91,6 +91,11 @@ def _beside(configuration: Path, sets: list[str] | None, trust: list[str] | None
             hint="give --system system.yaml; a system declared in Python is exported with cp.export",
         )
     try:
-        return load_program(file, sets, True, configuration, trust)
+        return load_program(file, sets, True, configuration, trust, sends=False)
     except SpecError as error:
-        raise SpecError([*error.problems, f"if you trust this file, add --system {file}"]) from None
+        # the option was not given
+        problems = [
+            each.replace("--no-import does not allow", "a file beside the configuration may not do")
+            for each in error.problems
+        ]
+        raise SpecError([*problems, f"if you trust this file, add --system {file}"]) from None

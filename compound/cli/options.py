@@ -87,8 +87,10 @@ def load_program(
     no_import: bool,
     config: Path | None = None,
     trust: list[str] | None = None,
+    *,
+    sends: bool = True,
 ) -> Program:
-    """Load a YAML file, apply overrides, and bind a configuration."""
+    """Load a YAML file, apply overrides, and bind a configuration; see `compound.spec.load`."""
     # commands import their modules when called, to keep --help fast
     from dataclasses import replace
 
@@ -101,7 +103,7 @@ def load_program(
         if not separator or not key:
             raise SpecError([f"--set {item}: must be KEY=VALUE, such as optimize.seed=1"])
         overrides.append((key, value))
-    program = load_spec(file, overrides=overrides, allow_import=not no_import, trust=trust or ())
+    program = load_spec(file, overrides=overrides, allow_import=not no_import, trust=trust or (), sends=sends)
     if config is None:
         return program
     return replace(program, system=program.system.bind(load(config)))

@@ -87,7 +87,8 @@ class Evaluation:
     ``bounds`` are the minimum and maximum possible score, or ``None`` if they are unknown: the metric does
     not declare them, or a score is outside. In the second case ``violation`` names metric, score and example.
     ``usage`` is that of the system, and ``metric_usage`` that of a metric that asks a model. ``pass_at`` is
-    set for pass@k: then the score of an example is not the mean over its repeats.
+    set for pass@k: then the score of an example is not the mean over its repeats. ``cached_calls`` were
+    answered from the cache, at no cost; a stored evaluation does not state them.
     """
 
     configuration: str
@@ -98,6 +99,7 @@ class Evaluation:
     violation: str = ""
     metric_usage: Usage = NO_USAGE
     pass_at: PassAt | None = None
+    cached_calls: int = 0
 
     @functools.cached_property
     def scores(self) -> tuple[float, ...]:
@@ -165,6 +167,7 @@ class Evaluation:
             failed=str(self.failed),
             system_runs=f"{self.system_runs:g}",
             calls=str(self.usage.calls),
+            cached_calls=str(self.cached_calls or ""),
             metric_calls=str(self.metric_usage.calls or ""),
         )
 
@@ -176,7 +179,8 @@ class Evaluation:
             ("failed runs", self.failed),
             ("system runs", f"{self.system_runs:g}"),
         ]
-        facts += [("calls", self.usage.calls), ("tokens", self.usage.tokens)]
+        facts += [("calls", self.usage.calls), ("from the cache", self.cached_calls or "")]
+        facts += [("tokens", self.usage.tokens)]
         facts += [("metric calls", self.metric_usage.calls or ""), ("note:", self.violation)]
         failures = self.failures()
         shown = notebook.table(["failure", "runs"], failures) if failures else ""
@@ -344,7 +348,7 @@ async def evaluate_all(
     evaluations = [
         Evaluation(
             system.configuration.digest, tuple(c.rows), c.usage, c.system_runs, bounds,
-            metric_usage=c.metric_usage, pass_at=pass_at_of(metric),
+            metric_usage=c.metric_usage, pass_at=pass_at_of(metric), cached_calls=c.cached_calls,
         )
         for system, c in zip(systems, collectors, strict=True)
     ]  # fmt: skip
@@ -408,6 +412,7 @@ class _Collector:
         self.rows: list[ScoredRun] = []
         self.usage = NO_USAGE
         self.metric_usage = NO_USAGE
+        self.cached_calls = 0
         self.system_runs = 0.0
 
     def add(self, example: Example, trace: Trace) -> None:
@@ -417,6 +422,7 @@ class _Collector:
         self.rows.append(ScoredRun(example.id, trace.sample, trace.score, trace.failure))
         self.usage += trace.usage
         self.metric_usage += trace.metric_usage
+        self.cached_calls += trace.cached_calls
         self.system_runs += trace.equivalents
         for call in trace.calls:
             if call.component in self._retrievers and call.failure is None:

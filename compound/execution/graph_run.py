@@ -26,11 +26,12 @@ from compound.execution.outcomes import CallResult
 from compound.execution.rng import derive_seed
 from compound.execution.schedule import (
     ABSENT,
-    FAILED,
     ExecutionPlan,
+    Mark,
     Step,
     collect_outputs,
     gather_inputs,
+    is_failed,
     read_source,
     setting_type_error,
     skipped_output,
@@ -176,7 +177,7 @@ class GraphRun:
         elif isinstance(node.component, Composite):
             driven = await self._composite(node.component, address, here, arguments, values)
             if not isinstance(driven, Failure):
-                return driven or {name: Value(FAILED, parents) for name in outputs}
+                return driven or {name: Value(Mark("error"), parents) for name in outputs}
             given = {port: value.data for port, value in arguments.items()}
             name = node.component.name
             call = Call(address, node.name, name, parents, given, {}, driven, sample=self.run.sample)
@@ -189,7 +190,7 @@ class GraphRun:
         if self.run.listener is not None:
             self.run.listener.on_call(call)
         if call.failure is not None:
-            return {name: Value(FAILED, (address,)) for name in outputs}
+            return {name: Value(Mark(call.failure.kind), (address,)) for name in outputs}
         return {name: Value(call.outputs[name], (address,)) for name in outputs}
 
     async def _composite(
@@ -221,9 +222,9 @@ class GraphRun:
             nonlocal failed
             outputs = await self._graph(component.body, f"{address}[{index}]/", (*place, index), inputs)
             if component.keeps_partial_outputs:
-                failed = failed or any(value.data is FAILED for value in outputs.values())
+                failed = failed or any(is_failed(value.data) for value in outputs.values())
                 return {name: value for name, value in outputs.items() if value.data is not ABSENT}
-            if any(value.data is FAILED for value in outputs.values()):
+            if any(is_failed(value.data) for value in outputs.values()):
                 failed = True
                 return None
             for name, value in outputs.items():

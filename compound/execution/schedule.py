@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from compound.execution.trace import Call, Failure
 from compound.graph.component import Component, Input, Node, Output, Source, Value, merge_addresses
@@ -81,12 +82,19 @@ def setting_values(component: Component, bound: System) -> dict[str, object]:
     return values
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Mark:
-    """Placeholder for a missing value."""
+    """Placeholder for a missing value; ``failed`` is the kind of the failure that it follows from, if any."""
+
+    failed: str = ""
 
 
 ABSENT = Mark()  # the node was skipped by a condition
-FAILED = Mark()  # the node failed, or depends on one that did
+
+
+def is_failed(value: object) -> TypeGuard[Mark]:
+    """Return whether a value is missing because a call failed."""
+    return isinstance(value, Mark) and value.failed != ""
 
 
 def read_source(
@@ -115,8 +123,8 @@ def gather_inputs(
     for port, source in step.wires:
         value = read_source(source, inputs, results)
         sources = merge_addresses(sources, value.sources)
-        if value.data is FAILED:
-            mark = FAILED
+        if is_failed(value.data):
+            mark = value.data
         elif value.data is not ABSENT:
             arguments[port] = value
         elif not node.inputs[port].optional:
@@ -124,8 +132,8 @@ def gather_inputs(
     if node.when is not None:
         guard = read_source(node.when.source, inputs, results)
         sources = merge_addresses(sources, guard.sources)
-        if guard.data is FAILED:
-            mark = FAILED
+        if is_failed(guard.data):
+            mark = guard.data
         elif guard.data is ABSENT or guard.data != node.when.value:
             mark = ABSENT
         if isinstance(node.component, Composite):  # the condition also applies to the body
@@ -143,7 +151,7 @@ def collect_outputs(
 ) -> tuple[dict[str, object], Failure | None]:
     """Return the outputs, or the failure if one of them is missing."""
     for name, value in results.items():
-        if value.data is FAILED:
+        if is_failed(value.data):
             reasons = [call.failure for call in calls if call.failure is not None]
             return {}, reasons[0] if reasons else Failure("error", f"output {name!r} failed")
         if value.data is ABSENT:

@@ -26,7 +26,7 @@ class Failure:
     """Failure of a call: a kind and a sanitized message.
 
     Kinds are ``parse`` and ``type`` (of an answer), ``empty`` and ``refusal`` (instead of one),
-    ``transient``, ``rate_limit``, ``skipped`` and ``error``.
+    ``too_long`` (for the model's context), ``transient``, ``rate_limit``, ``skipped`` and ``error``.
     """
 
     kind: str
@@ -115,6 +115,11 @@ class Trace:
     def usage(self) -> Usage:
         """Usage of the executed calls of the system; reused calls cost nothing."""
         return _executed_usage(self.calls)
+
+    @property
+    def cached_calls(self) -> int:
+        """Number of calls of models, also for the metric, whose results were reused."""
+        return sum(call.usage.calls for call in (*self.calls, *self.metric_calls) if call.reused)
 
     @property
     def metric_usage(self) -> Usage:

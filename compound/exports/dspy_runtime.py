@@ -31,7 +31,7 @@ def predictor_of(spec: Mapping[str, Any]) -> dspy.Predict:
     """Return a predictor with its instructions, demonstrations and sampling settings."""
     fields = {name: (type_of(kind), dspy.InputField()) for name, kind in spec["inputs"].items()}
     fields |= {name: (type_of(kind), dspy.OutputField()) for name, kind in spec["outputs"].items()}
-    settings = {"temperature": spec["temperature"], "max_tokens": spec["max_tokens"]}
+    settings = spec["config"]
     predictor = dspy.Predict(dspy.Signature(fields, spec["instructions"]), **settings)
     predictor.demos = [dspy.Example(**demo).with_inputs(*spec["inputs"]) for demo in spec["demos"]]
     return predictor

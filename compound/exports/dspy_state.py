@@ -12,7 +12,14 @@ from compound.components.imports.dspy_program import DSPyProgram
 from compound.components.llm import LLM
 from compound.errors import ExportError
 from compound.execution.schedule import setting_values
-from compound.exports.program import Data, describe_program, describe_type, model_settings, without_secrets
+from compound.exports.program import (
+    Data,
+    describe_program,
+    describe_type,
+    model_settings,
+    sent_by,
+    without_secrets,
+)
 from compound.extras import explain_missing
 from compound.graph.component import Node
 from compound.graph.space import as_demos
@@ -67,15 +74,18 @@ def _signature(node: Node, component: LLM, system: System) -> Data:
     if both:
         raise ExportError(f"{component.name!r} has an input and an output named {both[0]!r}, unlike in DSPy")
     instructions = "\n\n".join(filter(None, (component.system, str(values["prompt"] or ""))))
-    settings = model_settings(component, node, values)
+    settings = model_settings(component, node, values, system)
     return {
         "instructions": instructions,
         "inputs": inputs,
         "outputs": {name: describe_type(port.type) for name, port in component.outputs.items()},
         "demos": [flat(demo) for demo in as_demos(values["demos"] or ())],
         "lm": settings["lm"],
-        "temperature": settings["temperature"],
-        "max_tokens": settings["max_tokens"],
+        "config": {
+            "temperature": settings["temperature"],
+            "max_tokens": settings["max_tokens"],
+            **sent_by(system, values["lm"]).with_stop(component),
+        },
     }
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
+from compound.engine import Engine
 from compound.errors import ExportError, suggest_name
 from compound.exports.dspy_state import dspy_state, imported_program
 from compound.exports.modules import dspy_module, langchain_module, python_module
@@ -16,6 +19,8 @@ from compound.exports.prompts import langchain_messages, messages_document, open
 from compound.extras import explain_missing
 from compound.graph.configuration import load
 from compound.graph.system import System
+from compound.registry.engines import find_engine
+from compound.security.untrusted import UntrustedFolder
 
 Target = Literal["messages", "openai", "langchain", "dspy", "python"]
 TARGETS: tuple[str, ...] = get_args(Target)
@@ -27,11 +32,13 @@ def export(
     path: str | Path | None = None,
     *,
     configuration: Mapping[str, object] | str | Path | None = None,
+    engines: Mapping[str, Engine | str] | None = None,
 ) -> str:
     """Return a system in the form of another library, and write it to a file.
 
-    No key is written: keys in the environment that occur in a text are replaced. Weights and learned
-    selectors cannot be exported.
+    Requests are those that the engines of the system send: with the name of the engine's model, its options,
+    and the format of answers or declarations of tools only if the engine sends them. No key is written: keys
+    in the environment that occur in a text are replaced. Weights and learned selectors cannot be exported.
 
     Args:
         system: the system, bound to the configuration to export.
@@ -41,6 +48,7 @@ def export(
             or ``python`` (a module that needs the standard library only).
         path: the file to write; an existing one is replaced. Nothing else is written.
         configuration: values or a file (``best.json``) to export instead of those of ``system``.
+        engines: the engines that the system was run with, as in `compound.run`; default: as there.
 
     Returns:
         The text.
@@ -63,28 +71,48 @@ def export(
     if configuration is not None:
         values = load(configuration) if isinstance(configuration, str | Path) else configuration
         system = system.bind(values)
+    if engines is not None:
+        system = system.with_engines(_finder(engines, system.engines or find_engine))
     target = None if path is None else Path(path)
     as_json = target is not None and target.suffix == ".json"
     text = _WRITERS[to](system, as_json)
+    if not_unicode := re.search("[\ud800-\udfff]", text):
+        around = text[max(0, not_unicode.start() - 40) : not_unicode.start()]
+        raise ExportError(
+            f"a text holds {not_unicode.group()!a}, which is no Unicode character, after {around!a}",
+            hint="correct this text in the configuration",
+        )
     if target is not None:
         write(target, text)
     return text
 
 
+def _finder(
+    engines: Mapping[str, Engine | str], otherwise: Callable[[str], Engine]
+) -> Callable[[str], Engine]:
+    def find(lm: str) -> Engine:
+        found = engines.get(lm, lm)
+        return otherwise(found) if isinstance(found, str) else found
+
+    return find
+
+
 def write(path: Path, text: str) -> None:
-    """Write a file; a link is not followed, so that nothing outside of it is written.
+    """Replace a file atomically, and keep its permissions; whatever fails, an existing file stays as it is.
 
     Raises:
-        ExportError: it cannot be written.
+        ExportError: it cannot be written, or is a link.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+    folder = UntrustedFolder(path.parent, error=ExportError)
     try:
-        with os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
-            file.write(text if text.endswith("\n") else f"{text}\n")
-    except OSError as error:
-        raise ExportError(
-            f"{path} cannot be written: {error.strerror}", hint="name a file in a folder that exists, no link"
-        ) from None
+        mode = path.lstat().st_mode if folder.kind(path.name) == "file" else None
+        with folder.writer(path.name) as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+            file.write((text if text.endswith("\n") else f"{text}\n").encode())
+    except ExportError as error:
+        hint = "name a file in a folder that exists, no link"
+        raise ExportError(f"{path} cannot be written: {error.message}", hint=hint) from None
 
 
 def _json(value: object) -> str:

@@ -47,6 +47,7 @@ def langchain_module(system: System) -> str:
     data = {
         prompt.node: {
             **prompt.settings,
+            "options": prompt.options,
             "messages": [list(message) for message in langchain_messages(prompt)],
             "tools": prompt.tools,
         }

@@ -6,6 +6,7 @@ import enum
 import math
 import types
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Union, get_args, get_origin
 
 from compound.components.agents.agent import Agent
@@ -16,6 +17,8 @@ from compound.components.answers.answer_types import (
     takes_any_text,
     without_annotation,
 )
+from compound.components.engines.litellm import LiteLLMEngine
+from compound.components.engines.openai.engine import OpenAIEngine
 from compound.components.engines.response_format import is_wrapped, response_format
 from compound.components.fields import answer_cue, render
 from compound.components.flow import Loop, Map
@@ -24,7 +27,7 @@ from compound.components.hyperparameter import Hyperparameter
 from compound.components.imports.dspy_predictor import DSPyPredictor
 from compound.components.llm import LLM
 from compound.components.selector import Selector
-from compound.errors import ExportError
+from compound.errors import CompoundError, ExportError
 from compound.execution.schedule import setting_values
 from compound.graph.component import Component, Input, Node, Source
 from compound.graph.configuration import to_readable_json
@@ -33,6 +36,7 @@ from compound.graph.system import System
 from compound.graph.types import format_type
 from compound.image import Image
 from compound.registry.code import place_of
+from compound.registry.engines import find_engine
 from compound.security.sanitize import redact_secrets, remember_environment
 
 Data = dict[str, Any]
@@ -85,7 +89,7 @@ def problem_of(node: Node) -> str:
     return ""
 
 
-def model_settings(component: LLM, node: Node, values: Mapping[str, object]) -> Data:
+def model_settings(component: LLM, node: Node, values: Mapping[str, object], system: System) -> Data:
     """Return the settings of a request to a model, as JSON types."""
     if values.get("weights"):
         raise ExportError(
@@ -94,7 +98,43 @@ def model_settings(component: LLM, node: Node, values: Mapping[str, object]) -> 
         )
     if not values.get("lm") and "lm" not in node.wires:
         raise ExportError(f"{component.name!r} has no model", hint="set lm on the system")
-    return {name: values[name] for name in ("lm", "temperature", "max_tokens")}
+    sent = sent_by(system, values["lm"])
+    return {"lm": sent.model, **{name: values[name] for name in ("temperature", "max_tokens")}}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What the engine of a model sends.
+
+    Attributes:
+        model: the model as ``provider/name``, or its name in the system.
+        options: sampling and reasoning options of each request.
+        takes_format: whether it receives the format of answers.
+        takes_tools: whether it receives declarations of tools, and not a description in the prompt.
+    """
+
+    model: object
+    options: Data = field(default_factory=dict)
+    takes_format: bool = True
+    takes_tools: bool = True
+
+    def with_stop(self, component: LLM) -> Data:
+        """Return the options with a component's stop strings."""
+        return {**({"stop": list(component.stop)} if component.stop else {}), **self.options}
+
+
+def sent_by(system: System, lm: object) -> Sent:
+    """Return what the engine of a model sends; of an unknown engine, what one with all capabilities would."""
+    try:
+        engine = (system.engines or find_engine)(str(lm))
+        takes_format = bool(getattr(engine, "takes_format", True))
+        takes_tools = bool(getattr(engine, "native_tools", False))
+    except (CompoundError, ImportError, OSError):
+        return Sent(lm)
+    if isinstance(engine, LiteLLMEngine):
+        return Sent(engine.model, engine.extra, takes_format, takes_tools)
+    name = engine.model if isinstance(engine, OpenAIEngine) else ""
+    return Sent(f"openai/{name}" if name else lm, {}, takes_format, takes_tools)
 
 
 def _graph(system: System, bound: System) -> Data:
@@ -129,7 +169,7 @@ def _source(source: Source) -> list[str]:
 def _component(node: Node, values: Mapping[str, object], bound: System) -> Data:
     component = node.component
     if isinstance(component, LLM):
-        return {"kind": "llm", **_llm(component, node, values)}
+        return {"kind": "llm", **_llm(component, node, values, bound)}
     if isinstance(component, Function):
         call, settings = place_of(component.function), {name: plain(value) for name, value in values.items()}
         return {"kind": "function", "call": call, "settings": settings, "single": component.single}
@@ -154,24 +194,25 @@ def _composite(component: Component, values: Mapping[str, object], bound: System
     return {"kind": "map", "body": _graph(component.body, bound), "over": component.over}
 
 
-def _llm(component: LLM, node: Node, values: Mapping[str, object]) -> Data:
+def _llm(component: LLM, node: Node, values: Mapping[str, object], bound: System) -> Data:
     shown = {name: None for name in node.wires if name not in component.settings}
     demos = as_demos(values["demos"] or ())
     head = render(str(values["prompt"] or ""), demos, shown, component.outputs, component.layout)
     blocks = head.removesuffix("\n\n")  # of the inputs, which are empty here
-    answer = component.answer_format
+    answer, engine = component.answer_format, sent_by(bound, values["lm"])
+    sent = response_format(answer) if answer and engine.takes_format else None
     return {
         "system": component.system,
         "blocks": [blocks] if blocks else [],
         "cue": answer_cue(component.outputs, component.layout),
         "layout": component.layout,
         "fields": {name: describe_type(port.type) for name, port in component.outputs.items()},
-        "settings": model_settings(component, node, values),
-        "stop": list(component.stop),
+        "settings": model_settings(component, node, values, bound),
+        "options": engine.with_stop(component),
         "reasks": component.most_reasks,
         "corrected": "the corrected JSON" if answer and answer.schema else "the corrected answer",
-        "response_format": response_format(answer) if answer else None,
-        "wrapped": answer is not None and is_wrapped(answer),
+        "response_format": sent,
+        "wrapped": answer is not None and sent is not None and is_wrapped(answer),
     }
 
 

@@ -15,10 +15,11 @@ from compound.components.engines.response_format import response_format
 from compound.components.fields import answer_cue
 from compound.components.imports.dspy_predictor import DSPyPredictor
 from compound.components.llm import LLM
-from compound.engine import Message
+from compound.engine import AnswerFormat, Message, Request
 from compound.errors import ExportError
 from compound.execution.schedule import setting_values
-from compound.exports.program import RENDERED, Data, model_settings
+from compound.execution.tool_text import to_text
+from compound.exports.program import RENDERED, Data, model_settings, sent_by
 from compound.graph.component import Node
 from compound.graph.system import System
 from compound.graph.types import format_type
@@ -39,8 +40,9 @@ class Prompt:
         inputs: types of the inputs by name.
         outputs: types of the output fields by name.
         settings: model, temperature and maximum number of tokens.
-        component: the component; of an agent, its model.
-        tools: the declarations of an agent's tools as JSON.
+        tools: the declarations of an agent's tools as JSON; empty if the messages describe them.
+        format: the format of answers, if the engine receives it.
+        options: stop strings, and options of the engine.
         tool_names: the names under which the tools were declared, by their tuned names.
     """
 
@@ -49,8 +51,9 @@ class Prompt:
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     settings: Data
-    component: LLM
     tools: list[Data] = field(default_factory=list)
+    format: AnswerFormat | None = None
+    options: Data = field(default_factory=dict)
     tool_names: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -81,7 +84,11 @@ def _prompt(node: Node, system: System) -> Prompt:
     shown = [name for name in node.wires if name not in component.settings]
     marks = {name: MARK.format(number) for number, name in enumerate(shown)}
     messages = _with_cue(component, component.messages(marks, values))
-    return _filled(node, component, messages, marks, model_settings(component, node, values))
+    settings = model_settings(component, node, values, system)
+    found = _filled(node, component, messages, marks, settings)
+    answer = None if isinstance(component, DSPyPredictor) else component.answer_format
+    sent = sent_by(system, values["lm"])
+    return replace(found, format=answer if sent.takes_format else None, options=sent.with_stop(component))
 
 
 def _agent_prompt(node: Node, system: System) -> Prompt:
@@ -95,11 +102,20 @@ def _agent_prompt(node: Node, system: System) -> Prompt:
     shown = [name for name in node.wires if name not in agent.settings]
     marks = {name: MARK.format(number) for number, name in enumerate(shown)}
     messages = turn.messages({TASK: marks, HISTORY: [], LAST: False}, values)
-    declared = turn.declared(values)
+    declared, sent = turn.declared(values), sent_by(system, values["lm"])
+    request = Request(
+        messages, tools=tuple(spec for spec, _ in declared.values()), format=agent.model.answer_format
+    )
+    if not sent.takes_tools:  # it was measured with the tools described in the prompt
+        request = to_text(request)
+    settings = model_settings(agent.model, turn_node, values, system)
     return replace(
-        _filled(node, agent.model, messages, marks, model_settings(agent.model, turn_node, values)),
-        tools=tools_to_json([spec for spec, _ in declared.values()]),
-        tool_names={name: tool.name for name, (_, tool) in declared.items()},
+        _filled(node, agent.model, request.messages, marks, settings),
+        tools=tools_to_json(request.tools),
+        tool_names={name: tool.name for name, (_, tool) in declared.items()} if request.tools else {},
+        # a format would exclude calls of declared tools
+        format=request.format if sent.takes_format and not request.tools else None,
+        options=sent.with_stop(agent.model),
     )
 
 
@@ -135,7 +151,6 @@ def _filled(
         {name: format_type(node.inputs[name].type) for name in marks},
         {name: format_type(port.type) for name, port in component.outputs.items()},
         settings,
-        component,
     )
 
 
@@ -165,6 +180,7 @@ def messages_document(system: System) -> Data:
             {
                 "name": prompt.node,
                 **prompt.settings,
+                **prompt.options,
                 "messages": list(prompt.messages),
                 **({"tools": prompt.tools, "tool_names": prompt.tool_names} if prompt.tools else {}),
                 "inputs": dict(prompt.inputs),
@@ -181,20 +197,18 @@ def openai_document(system: System) -> Data:
 
 
 def _body(prompt: Prompt) -> Data:
-    component, settings = prompt.component, prompt.settings
+    settings = prompt.settings
     body: dict[str, Any] = {
         "model": str(settings["lm"]).removeprefix("openai/"),
         "messages": list(prompt.messages),
         "temperature": settings["temperature"],
         "max_tokens": settings["max_tokens"],
     }
-    if component.stop:
-        body["stop"] = list(component.stop)
-    if prompt.tools:  # a format would exclude calls of tools
+    if prompt.tools:
         body["tools"] = prompt.tools
-    elif not isinstance(component, DSPyPredictor) and component.answer_format is not None:
-        body["response_format"] = response_format(component.answer_format)
-    return body
+    if prompt.format is not None:
+        body["response_format"] = response_format(prompt.format)
+    return body | prompt.options
 
 
 def langchain_messages(prompt: Prompt) -> list[tuple[str, str]]:

@@ -211,8 +211,8 @@ def run_llm(node: Mapping[str, Any], given: Mapping[str, Any], complete: Complet
             "messages": [*earlier, {"role": last["role"], "content": cued}],
             "max_tokens": settings["max_tokens"],
             "temperature": settings["temperature"],
-            **({"stop": node["stop"]} if node["stop"] else {}),
             **({"response_format": node["response_format"]} if node["response_format"] else {}),
+            **node["options"],
         }
         answer, is_cut = complete(body)
         text = unwrap(answer) if node["wrapped"] else answer

@@ -147,7 +147,10 @@ class Choice(Space):
         if not options:
             raise DeclarationError("Choice needs at least one option")
         if any(not isinstance(option, str | int | float | bool) for option in options):
-            raise DeclarationError(f"Choice options must be texts, numbers or booleans, but got {options!r}")
+            raise DeclarationError(
+                f"Choice options must be texts, numbers or booleans, but got {options!r}",
+                hint="write Choice('a', 'b'), not a list",
+            )
         if len({(type(o), o) for o in options}) < len(options):
             raise DeclarationError(f"Choice options must differ, but got {options!r}")
         object.__setattr__(self, "options", tuple(options))

@@ -106,6 +106,27 @@ def _is_imported_anew(settings: Settings, kind: type[Settings]) -> bool:
     return made is not kind and (made.__module__, made.__qualname__) == (kind.__module__, kind.__qualname__)
 
 
+GivenSettings = OptimizeSettings | Mapping[str, object]
+
+
+def given_settings(settings: GivenSettings | None) -> dict[str, object]:
+    """Return settings by name; a mapping has the keys of the section ``optimize`` of a file.
+
+    Raises:
+        DeclarationError: it is neither settings nor a mapping.
+    """
+    if settings is None:
+        return {}
+    if isinstance(settings, OptimizeSettings):
+        return dict(settings.given)
+    if isinstance(settings, Mapping):
+        return dict(settings)
+    raise DeclarationError(
+        f"settings must be OptimizeSettings or a mapping, but is {settings!r:.60}",
+        hint="such as {'method': 'search', 'seed': 1}",
+    )
+
+
 def make_settings(values: Mapping[str, object]) -> OptimizeSettings:
     """Build validated settings from a mapping.
 

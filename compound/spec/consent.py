@@ -100,7 +100,7 @@ def _check_server(
         key: the environment variable of its key.
         places: where a wrong address is reported, and where missing consent is.
     """
-    if server is None and key is None:
+    if (server is None and key is None) or not context.sends:
         return
     try:
         trust = Trust.of_user(context.trusted, strict=not context.allow_import)

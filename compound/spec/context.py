@@ -35,6 +35,8 @@ class Context:
     """First address of each component name; names must be unique across the file, including bodies."""
     without_model: dict[str, Address] = field(default_factory=dict)
     """LLM components with neither a model setting nor a connected model port."""
+    sends: bool = True
+    """Whether engines may send requests, for which servers and keys need consent."""
     outside: set[str] = field(default_factory=set)
     """Paths and models outside the file's folder that the command line names."""
 

@@ -152,6 +152,7 @@ def load(
     allow_import: bool = True,
     models: Collection[str] = (),
     trust: Collection[str] = (),
+    sends: bool = True,
 ) -> Program:
     """Load a file; paths in it are relative to its folder.
 
@@ -164,6 +165,7 @@ def load(
         models: additional model names for which the caller has engines.
         trust: servers and keys that the file may use in addition to those of the user's configuration, such
             as ``"gpu.example:8000"`` and ``"LLM_KEY@llm.example.com"``; without imports, only these.
+        sends: whether engines may send requests; if not, their servers and keys need no consent.
 
     Raises:
         SpecError: the file cannot be read, or it has errors.
@@ -176,7 +178,7 @@ def load(
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise SpecError([f"{path}: cannot be read: {reason}"]) from None
-    return _load(raw, Path(path), overrides, allow_import, models, trust)
+    return _load(raw, Path(path), overrides, allow_import, models, trust, sends)
 
 
 def loads(
@@ -211,6 +213,7 @@ def _load(
     allow_import: bool,
     models: Collection[str],
     trust: Collection[str],
+    sends: bool = True,
 ) -> Program:
     Trust.of(trust)  # raises on a malformed entry even if the file does not need it
     document = read(raw, str(path))
@@ -219,7 +222,9 @@ def _load(
     if isinstance(sections := document.at(("optimize",)), dict):
         own = tuple(own_sections(sections, path.parent, imports=allow_import).items())
     report_schema_errors(document, file_model(own))
-    context = Context(document, path.parent, allow_import, {*models, *_keys(document, "engines")}, trust)
+    context = Context(
+        document, path.parent, allow_import, {*models, *_keys(document, "engines")}, trust, sends=sends
+    )
     lm = parse_at(document, str, ("lm",))
     if lm is not None:
         context.check_models([lm], ("lm",))

@@ -22,6 +22,7 @@ class ChatServer:
 
     Attributes:
         requests: the bodies of the requests, in order of arrival.
+        keys: the key of each request, or an empty text.
 
     Example:
         >>> import urllib.request
@@ -35,13 +36,15 @@ class ChatServer:
 
     def __init__(self, script: ChatScript, *, model: str = "scripted") -> None:
         self.requests: list[dict[str, Any]] = []
-        answer = self._answer
+        self.keys: list[str] = []
+        answer, keys = self._answer, self.keys
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
                 """Answer one request."""
+                keys.append(self.headers.get("Authorization", "").removeprefix("Bearer "))
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 status, document = answer(self.path, body)
                 data = json.dumps(document).encode()

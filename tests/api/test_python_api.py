@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import pickle
 import re
 import subprocess
@@ -278,3 +280,99 @@ def test_a_missing_key_ends_an_evaluation_before_anything_is_sent(monkeypatch: p
     with pytest.raises(CompoundError, match=told):
         cp.run(system("openai/gpt-4o-mini"), {"question": "?"})
     assert sent == []
+
+
+# --- the same names as in a file -------------------------------------------------------------------------
+
+SPLITS = {"train": ROWS[:8], "valid": ROWS[8:16], "test": ROWS[16:]}
+
+
+@pytest.mark.parametrize(
+    "settings", [{"method": "random", "seed": 3}, cp.OptimizeSettings(method="random", seed=3)]
+)
+def test_settings_are_given_as_in_a_file(settings: Any, tmp_path: Path) -> None:
+    engines = {"lm": ScriptedLM(echo)}
+    result = cp.optimize(
+        system(), SPLITS, "exact_match", settings=settings, budget=60, engines=engines,
+        run_dir=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    assert result.before.mean == 1.0
+    stored = (tmp_path / "run" / "config.json").read_text()
+    assert '"method": "random"' in stored or '"method":"random"' in stored
+    found = cp.evaluate(
+        system(), ROWS, "exact_match", settings={"concurrency": 2}, engines=engines, cache=False
+    )
+    assert found.mean == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"methid": "random"}, "methid"),
+        ({"budget": {"system_rnus": 3}}, "system_rnus"),
+        ("random", "settings must be OptimizeSettings or a mapping, but is 'random'"),
+        (["method"], "must be OptimizeSettings or a mapping"),
+    ],
+)
+def test_wrong_settings_are_named(settings: Any, message: str) -> None:
+    engines = {"lm": ScriptedLM(echo)}
+    for call in (cp.optimize, cp.evaluate):
+        with pytest.raises(DeclarationError, match=message):
+            call(system(), SPLITS, "exact_match", settings=settings, engines=engines)
+
+
+def test_a_selector_takes_its_options_as_in_a_file() -> None:
+    selectors = [cp.Selector("s", "a", "b"), cp.Selector("s", options=["a", "b"])]
+    assert {selector.space.options for selector in selectors} == {("a", "b")}
+    with pytest.raises(DeclarationError, match="options twice"):
+        cp.Selector("s", "a", options=["b"])
+    with pytest.raises(DeclarationError, match="not a list"):
+        cp.Choice(["a", "b"])  # type: ignore[arg-type]
+
+
+OTHER_NAMES = {"function": {"call"}, "external_agent": {"prompts_file"}}  # stated in docs/reference/python.md
+
+
+def test_the_keys_of_files_are_arguments_of_constructors() -> None:
+    from compound.security.sandbox.limits import SandboxLimits
+    from compound.spec.kinds.body import BUILT_IN
+    from compound.spec.kinds.code_runner import SandboxSettings
+
+    for name, kind in BUILT_IN.items():
+        if name == "class":  # a component of the user's own
+            continue
+        keys = set(getattr(kind.entry.model_fields[name].annotation, "model_fields", ()))
+        taken = {
+            parameter.name
+            for made in kind.components
+            for parameter in inspect.signature(made).parameters.values()
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY)
+        }
+        if name == "code":  # the argument `limits`
+            assert set(SandboxSettings.model_fields) == {f.name for f in dataclasses.fields(SandboxLimits)}
+            keys -= set(SandboxSettings.model_fields)
+        assert keys - taken == OTHER_NAMES.get(name, set()), name
+
+
+def test_a_sweep_compares_methods_and_seeds_and_is_resumed(tmp_path: Path) -> None:
+    lm = ScriptedLM(echo)
+
+    def sweep(**how: Any) -> Any:
+        return cp.sweep(
+            system(), SPLITS, "exact_match", ["search", "random"], seeds=[0, 1], budget=60,
+            engines={"lm": lm}, run_dir=tmp_path / "sweep", progress=False, **how,
+        )  # fmt: skip
+
+    facts = sweep(settings={"alpha": 0.1})
+    assert [(run["method"], run["seed"], run["status"]) for run in facts["runs"]] == [
+        ("search", 0, "finished"), ("random", 0, "finished"), ("search", 1, "finished"), ("random", 1, "finished"),
+    ]  # fmt: skip
+    assert (tmp_path / "sweep" / "sweep.md").is_file()
+    assert cp.load_result(tmp_path / "sweep" / "qa" / "random" / "1").before.mean == 1.0
+    asked = len(lm.requests)
+    assert sweep(settings={"alpha": 0.1})["runs"] == facts["runs"]
+    assert len(lm.requests) == asked  # everything is stored
+    with pytest.raises(CompoundError, match="started with another configuration"):
+        sweep(settings={"alpha": 0.2})
+    with pytest.raises(DeclarationError, match="did you mean 'random'"):
+        cp.sweep(system(), SPLITS, "exact_match", ["randon"], engines={"lm": lm}, run_dir=tmp_path / "other")

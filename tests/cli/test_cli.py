@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from compound.cli import app
 from compound.cli import entry_point as module
 from compound.graph.configuration import Configuration, load
+from compound.testing.chat_server import ChatServer
 
 ROOT = Path(__file__).parents[2]
 GAME = Path(__file__).parents[1] / "files" / "game"
@@ -183,8 +186,52 @@ def test_evaluate_reports_mean_interval_and_cost(game: Path, cli: Any) -> None:
 
 
 def test_a_demand_that_is_not_met_exits_1(game: Path, cli: Any) -> None:
-    assert cli("evaluate", "game.yaml", "--min-score", "0.99").code == 1
-    assert cli("evaluate", "game.yaml", "--min-score", "0.01").code == 0
+    ran = cli("evaluate", "game.yaml", "--min-score", "0.99")
+    assert (ran.code, re.search(r"the mean score 0\.\d{4} is below --min-score 0\.99", ran.err) is None) == (
+        1,
+        False,
+    )
+    ran = cli("evaluate", "game.yaml", "--min-score", "0.99", "--json")
+    found = json.loads(ran.out)
+    assert (ran.code, found["passed"], found["reason"] in ran.err) == (1, False, True)
+    ran = cli("evaluate", "game.yaml", "--min-score", "0.01", "--json")
+    assert (ran.code, json.loads(ran.out)["passed"], json.loads(ran.out)["reason"]) == (0, True, "")
+
+
+def test_results_of_the_cache_are_named(tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPOUND_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"q": "{i}?", "a": "yes"}}\n' for i in range(3)))
+    with ChatServer(lambda _: "yes") as server:
+        (tmp_path / "s.yaml").write_text(
+            "system: s\nlm: m\ninputs: {q: str}\ncomponents: {a: {llm: {}, in: {q: $q}}}\noutputs: {a: $a}\n"
+            f"engines: {{m: {{openai: {{model: m, api_base: '{server.url}'}}}}}}\n"
+            "data: {path: rows.jsonl, split_by: {valid: 1.0}}\nmetric: {exact_match: {output: a, gold: a}}\n"
+        )
+        first = cli("evaluate", str(tmp_path / "s.yaml"))
+        again = cli("evaluate", str(tmp_path / "s.yaml"))
+        document = json.loads(cli("evaluate", str(tmp_path / "s.yaml"), "--json").out)
+    assert (tmp_path / "cache").is_dir()  # which a job of a CI keeps
+    assert "3 calls, " in first.out
+    assert "0 calls, 3 from the cache, 0 tokens" in again.out
+    assert (document["calls"], document["cached_calls"]) == (0, 3)
+
+
+def test_the_commands_of_the_ci_page_do_what_it_says(game: Path, cli: Any) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "ci.md").read_text(encoding="utf-8")
+    workflow = yaml.safe_load(page.partition("```yml")[2].partition("```")[0])
+    steps = [step["run"] for step in workflow["jobs"]["evaluate"]["steps"] if "run" in step]
+    commands = [shlex.split(step) for step in steps if step.startswith("compound ")]
+    assert [command[1] for command in commands] == ["check", "evaluate", "evaluate"]
+    shutil.copy(game / "game.yaml", game / "system.yaml")
+    for score, code in (("0.8", 1), ("0.0", 0)):
+        codes = []
+        for command in commands:
+            given = [score if word == "0.8" else word for word in command[1:]]
+            ran = cli(*(given[: given.index(">")] if ">" in given else given))
+            codes.append(ran.code)
+            if "--json" in given:
+                assert json.loads(ran.out)["n"] > 0
+        assert codes == [0, code, 0]
 
 
 def test_what_evaluate_cannot_do_exits_2(game: Path, cli: Any) -> None:
@@ -558,4 +605,5 @@ def test_agreement_prints_kappa_and_checks_it(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, [*command, "--json"])
     assert json.loads(found.output)["n"] == 12
     found = CliRunner().invoke(app, [*command, "--min-kappa", "1.1"])
+    assert "is below --min-kappa 1.1" in found.stderr
     assert found.exit_code == 1

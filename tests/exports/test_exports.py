@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import datetime
 import enum
+import errno
 import json
 import os
 import subprocess
@@ -417,6 +419,44 @@ def test_documents_give_the_same_answers(target: Any, server: ChatServer) -> Non
     assert sent(server) == requests
 
 
+SERVERS: dict[str, Any] = {
+    "openai": lambda url: cp.OpenAI("small-1", api_base=url),
+    "litellm": lambda url: cp.LiteLLM("openai/gpt-4o-mini", api_base=url),
+    "unknown model": lambda url: cp.LiteLLM("openai/small-1", api_base=url, extra={"top_p": 0.5}),
+    "with formats": lambda url: cp.LiteLLM("openai/small-1", api_base=url, response_schema=True),
+}
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_requests_are_those_that_the_engine_sent(kind: str, tmp_path: Path) -> None:
+    """The name of the model, its options, the format of answers and the place of tools depend on the engine."""
+    choice = cp.LLM("choice", output=Literal["yes", "no"], stop=("END",), lm="small")
+    made = cp.Agent("made", [population], output=int, max_turns=2, lm="small")
+    for component in (choice, made):
+        system = cp.System("s", {"y": component(x=cp.Input("x"))})
+        with ChatServer(lambda _: '{"answer": 4}') as server:
+            engines = {"small": SERVERS[kind](server.url)}
+            cp.run(system, {"x": "Rome?"}, engines=engines, check=False)
+            measured = {key: value for key, value in server.requests[0].items() if key != "seed"}
+            server.requests.clear()
+            document = json.loads(cp.export(system, "openai", engines=engines))[component.name]
+            document["messages"] = [
+                {**m, "content": m["content"].format(x="Rome?")} for m in document["messages"]
+            ]
+            measured.pop("tool_choice", None)
+            assert document == measured
+            if component is choice:
+                cp.export(system.with_engines(engines.__getitem__), "python", tmp_path / "p.py")
+                with contextlib.suppress(Exception):  # the answer is that of an agent
+                    loaded(tmp_path / "p.py")["run"]({"x": "Rome?"}, base_url=server.url)
+                assert server.requests[0] == measured
+                cp.export(system, "langchain", tmp_path / "l.py", engines=engines)
+                model = loaded(tmp_path / "l.py")["MODELS"]["choice"]
+                expected = {key: measured[key] for key in ("temperature", "max_tokens", "stop")}
+                top_p = {"top_p": 0.5} if "top_p" in measured else {}
+                assert model == {"model": f"openai/{measured['model']}", **expected, **top_p}
+
+
 @cp.tool
 def population(city: str) -> int:
     """Return the population of a city."""
@@ -583,6 +623,60 @@ def test_only_the_named_file_is_written(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["m.json"]
     with pytest.raises(ExportError, match="a folder that exists"):
         cp.export(single(), "messages", tmp_path / "none" / "m.json")
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any
+) -> None:
+    file = tmp_path / "m.json"
+    cp.export(single(), "messages", file)
+    file.chmod(0o600)
+    before = file.read_text()
+    wrong = cp.System("s", {"y": cp.LLM("a", prompt="lone \ud83d", lm="m")(x=cp.Input("x"))})
+    for target in ("messages", "openai"):
+        with pytest.raises(ExportError, match=r"ud83d'.* after '.*lone '; correct this text"):
+            cp.export(wrong, target, file)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", _full_disk)
+        with pytest.raises(ExportError, match="No space left on device"):
+            cp.export(single(), "openai", file)
+    with pytest.raises(ExportError, match="cannot be written"):
+        cp.export(single(), "openai", tmp_path)
+    assert file.read_text() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["m.json"]
+    cp.export(single(), "openai", file)
+    assert (file.read_text() != before, file.stat().st_mode & 0o777) == (True, 0o600)
+
+
+def _full_disk(_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_run_with_a_server_of_this_machine_is_exported(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "system.yaml").write_text(
+        "system: qa\nlm: small\ninputs: {question: str}\nengines:\n"
+        "  small: {openai: {model: small-1, api_base: 'http://127.0.0.1:1/v1'}}\ncomponents:\n"
+        "  a: {llm: {prompt: {tune: First.}}, out: 'one of bug, other', in: {question: $question}}\n"
+        "outputs: {answer: $a}\n"
+    )
+    cp.load_system(tmp_path / "system.yaml").bind({"a.prompt": "Best."}).configuration.save(
+        tmp_path / "best.json"
+    )
+    ran = cli("export", str(tmp_path / "best.json"), "--to", "openai")
+    body = json.loads(ran.out)["a"]
+    assert (body["model"], "response_format" in body, "Best." in str(body)) == ("small-1", False, True)
+    text = (
+        (tmp_path / "system.yaml")
+        .read_text()
+        .replace("openai: {model", "litellm: {api_key_env: X_KEY, model")
+    )
+    (tmp_path / "system.yaml").write_text(text.replace("small-1", "openai/small-1"))
+    assert json.loads(cli("export", str(tmp_path / "best.json"), "--to", "openai").out)["a"] == body
+    (tmp_path / "system.yaml").write_text(
+        text.replace("outputs:", "  f: {function: {call: 'mine:f'}, in: {x: $a}}\noutputs:")
+    )
+    refused = cli("export", str(tmp_path / "best.json"), "--to", "openai")
+    assert ("--no-import" in refused.err, "add --system" in refused.err) == (False, True)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -120,6 +120,11 @@ class FleetEngine:
         return isinstance(self._first, OpenAIEngine)
 
     @property
+    def takes_format(self) -> bool:
+        """Whether the format of an answer is sent."""
+        return not isinstance(self._first, OpenAIEngine)
+
+    @property
     def native_tools(self) -> bool:
         """Whether tools are declared to the model."""
         return isinstance(self._first, VLLMEngine) and self._first.native_tools

@@ -76,6 +76,7 @@ class OpenAIEngine:
     """
 
     forwards = True
+    takes_format = False  # a request states its format in the prompt only
 
     def __init__(
         self,

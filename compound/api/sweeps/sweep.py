@@ -19,17 +19,19 @@ from compound.api.sweeps.controls import CONSTANT, DIRECT, Control
 from compound.api.sweeps.on_cluster import ClusterRuns, cluster_settings, open_tasks
 from compound.api.sweeps.planned_run import PlannedRun, Stopper, Watch, error_text
 from compound.concurrency.blocking import run_blocking
+from compound.engine import Engine
 from compound.errors import DeclarationError, RunDirectoryError
 from compound.optimizers import methods
+from compound.registry.engines import find_engine
 from compound.report import comparison
 from compound.runs.directory import write_atomically
 from compound.runs.recorder import STOP, Interrupted
 from compound.security.untrusted import UntrustedFolder
+from compound.spec import Program
 from compound.storage.locking import Lock
 
 if TYPE_CHECKING:
     from compound.report.comparison import SweepFacts, SweepRun
-    from compound.spec import Program
 
 MAY_DIFFER = (
     "optimize.concurrency",
@@ -38,6 +40,21 @@ MAY_DIFFER = (
     *FOR_MEMORY,
 )  # settings that may differ between the runs of a sweep
 Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class DeclaredProgram(Program):
+    """A system that is declared in Python, with its data, metric and settings.
+
+    Attributes:
+        find: returns the engine of a model.
+    """
+
+    find: Callable[[str], Engine] = find_engine
+
+    def find_engine(self, lm: str) -> Engine:
+        """Return the engine of a model."""
+        return self.find(lm)
 
 
 def plan(

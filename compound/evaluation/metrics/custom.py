@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import math
 import numbers
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+import textwrap
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,7 +22,7 @@ from compound.evaluation.metrics.comparison import missing_output
 from compound.evaluation.metrics.messages import format_value
 from compound.evaluation.statistics import Bounds
 from compound.example import Example, Metric, Score
-from compound.registry.user_code import check_signature
+from compound.registry.user_code import UserCodeError, check_signature, definition
 
 Scoring = Callable[[Mapping[str, Any], Example], object]  # Any: only the user knows the types of outputs
 
@@ -38,19 +41,39 @@ class Custom:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_runner", FunctionRunner(self.name, self.function, self.thread))
 
+    def __call__(self, outputs: Mapping[str, object], example: Example) -> Score | Awaitable[Score]:
+        """Score like `score`, so that a file can name the metric as it names a function."""
+        return self.score(outputs, example)
+
     def score(self, outputs: Mapping[str, object], example: Example) -> Score | Awaitable[Score]:
         """Call the function and convert its result to a `Score`.
 
         Raises:
             MissingOutput: the function reads an output that does not exist.
         """
-        with exit_as_error(self.name):
-            value = self.function(_Outputs(outputs, self.name, example), example)
+        given = _Outputs(outputs, self.name, example)
+        with exit_as_error(self.name), self._misreading(given, example):
+            value = self.function(given, example)
         return self._later(value) if inspect.isawaitable(value) else as_score(value, self.name)
 
     async def score_in_loop(self, outputs: Mapping[str, object], example: Example) -> Score:
         """Score without blocking the event loop for long, as ``thread`` says; raises like `score`."""
-        return as_score(await self._runner.call(_Outputs(outputs, self.name, example), example), self.name)
+        given = _Outputs(outputs, self.name, example)
+        with self._misreading(given, example):
+            value = await self._runner.call(given, example)
+        return as_score(value, self.name)
+
+    @contextmanager
+    def _misreading(self, outputs: Mapping[str, object], example: Example) -> Iterator[None]:
+        """End the evaluation if the function takes one argument for the other, since each row would fail."""
+        try:
+            yield
+        except (AttributeError, TypeError) as error:
+            owner = getattr(error, "obj", None)  # of the attribute
+            kinds = [kind for kind in ("Example", "_Outputs") if f"'{kind}'" in str(error)]
+            if owner is outputs or owner is example or (isinstance(error, TypeError) and kinds):
+                raise _misread(self.function, self.name, f" failed with {error}") from error
+            raise
 
     async def _later(self, value: Awaitable[object]) -> Score:
         with exit_as_error(self.name):
@@ -66,7 +89,65 @@ class _Outputs(dict[str, object]):
         self._example = example
 
     def __missing__(self, output: str) -> NoReturn:
-        raise missing_output(f"{self._name}, example {self._example.id!r}", output, self)
+        error = missing_output(f"{self._name}, example {self._example.id!r}", output, self)
+        if output in self._example.gold:  # the arguments may be in the wrong order
+            error.hint += f"; read example.gold[{output!r}] of the second argument, metric(outputs, example)"
+        raise error
+
+
+EXAMPLES = frozenset({"example", "ex", "gold", "row", "sample", "instance", "reference"})
+OUTPUTS = frozenset({"outputs", "output", "pred", "preds", "prediction", "predicted"})
+GUARDS = ("hasattr", "getattr", "isinstance", "try:")  # of functions for several types of arguments
+
+
+def _check_order(function: Callable[..., object], name: str) -> None:
+    """Reject a function of (example, outputs), such as a metric of DSPy, by its names and its code.
+
+    Raises:
+        UserCodeError: it is one; nothing was called.
+    """
+    try:
+        parameters = [*inspect.signature(function).parameters.values()][:2]
+    except (TypeError, ValueError):
+        return
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(names) < 2:
+        return
+    first, second = (each.lower() for each in names)
+    if (first in EXAMPLES and second not in EXAMPLES) or (second in OUTPUTS and first not in OUTPUTS):
+        raise _misread(function, name)
+    if wrong := _wrong_use(function, *names):
+        raise _misread(function, name, f" reads {wrong}")
+
+
+def _wrong_use(function: Callable[..., object], first: str, second: str) -> str:
+    """Return an expression in a function that no outputs or no example have, if its code shows one."""
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+        nodes = list(ast.walk(ast.parse(source)))
+    except (OSError, TypeError, SyntaxError):
+        return ""
+    declared = [node.arg for node in nodes if isinstance(node, ast.arg)]
+    declared += [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    if any(guard in source for guard in GUARDS) or declared.count(first) + declared.count(second) != 2:
+        return ""
+    for node in nodes:
+        owner = getattr(getattr(node, "value", None), "id", None)
+        if isinstance(node, ast.Attribute) and owner in (first, second):
+            if not hasattr(dict if owner == first else Example, node.attr):
+                return ast.unparse(node)
+        elif isinstance(node, ast.Subscript) and owner == second:
+            return ast.unparse(node)
+    return ""
+
+
+def _misread(function: Callable[..., object], name: str, problem: str = "") -> UserCodeError:
+    place = f"metric {name!r} at {definition(function)}{problem}"
+    return UserCodeError(
+        f"{place}: a metric is called as metric(outputs, example)",
+        hint="read outputs['answer'], example.gold['answer'] and example.inputs['question']; "
+        "a metric of DSPy, metric(example, pred), becomes one by cp.from_dspy_metric(metric)",
+    )
 
 
 def custom(
@@ -86,7 +167,7 @@ def custom(
     Raises:
         DeclarationError: ``function`` is no function, the bounds are not two finite numbers in ascending
             order, or ``thread`` has another value.
-        UserCodeError: The function cannot be called with outputs and an example.
+        UserCodeError: The function takes other arguments than outputs and an example, in this order.
 
     >>> metric = custom(lambda outputs, example: len(outputs["answer"]) < 5, "short", bounds=(0, 1))
     >>> metric.score({"answer": "yes"}, None)
@@ -97,7 +178,12 @@ def custom(
             f"a metric must be a function of (outputs, example), but is {function!r:.80}",
             hint="or a metric such as cp.exact_match('answer')",
         )
+    if isinstance(function, Custom):
+        return replace(
+            function, name=name or function.name, bounds=function.bounds if bounds is None else bounds
+        )
     chosen = name or getattr(function, "__name__", type(function).__name__)
+    _check_order(function, chosen)
     check_signature(function, f"metric {chosen!r}", "outputs", "example")
     return Custom(function, chosen, None if bounds is None else checked_bounds(bounds, chosen), thread)
 
@@ -108,7 +194,11 @@ def as_metric(metric: Metric | Scoring) -> Metric:
     >>> as_metric(lambda outputs, example: 1.0).score({}, None).value
     1.0
     """
-    return metric if isinstance(metric, Metric) else custom(metric)
+    if not isinstance(metric, Metric):
+        return custom(metric)
+    if not type(metric).__module__.startswith("compound."):
+        _check_order(metric.score, metric.name)
+    return metric
 
 
 def as_score(value: object, name: str) -> Score:

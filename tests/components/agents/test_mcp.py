@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from compound.components.tools.mcp_server import MCPServer, Session
 from compound.concurrency.sessions import Sessions
 from compound.errors import CompoundError, DeclarationError, TransientError
 from compound.testing import ScriptedLM
+from recording_server import RecordingServer
 
 pytest.importorskip("mcp")
 ROOT = Path(__file__).parents[3]
@@ -99,7 +100,47 @@ def named(tools: list[cp.Tool], name: str) -> cp.Tool:
     return next(tool for tool in tools if tool.name == name)
 
 
+class Listing(RecordingServer):
+    """An MCP server over HTTP with one tool."""
+
+    tool: Mapping[str, Any] = {}
+
+    def respond(self) -> bytes:
+        asked = json.loads(self.received[-1].body or "{}")
+        self.status = 200 if "id" in asked else 202
+        self.headers = {"content-type": "application/json"}
+        version = asked.get("params", {}).get("protocolVersion")
+        info = {"name": "x", "version": "1"}
+        results = {
+            "initialize": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info},
+            "tools/list": {"tools": [{"name": "go", **self.tool}]},
+            "tools/call": {"content": [{"type": "unknown"}]},
+        }
+        found = {"jsonrpc": "2.0", "id": asked.get("id"), "result": results.get(asked.get("method"), {})}
+        return json.dumps(found).encode()
+
+
 class TestServers:
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            {"$ref": "#"}, True, None, {}, [], {"type": "string"}, {"type": ["object", "null"]},
+            {"type": "object", "$ref": "#"}, {"type": "object", "properties": {"a": {"$ref": "http://x/y"}}},
+            {"type": "object", "required": "a"}, {"type": "object", "properties": {"a": {"type": "odd"}}},
+        ],
+    )  # fmt: skip
+    def test_a_tool_with_an_invalid_schema_is_refused(self, schema: Any) -> None:
+        with Listing.running() as listing:
+            listing.tool = {"inputSchema": schema}
+            with pytest.raises(CompoundError, match=r"tools/list.*inputSchema|'go'.*schema"):
+                cp.Tool.from_mcp(MCPServer(url=f"{listing.url}/mcp"))
+
+    def test_an_invalid_answer_of_a_tool_is_reported(self) -> None:
+        with Listing.running() as listing:
+            listing.tool = {"inputSchema": {"type": "object"}}
+            (tool,) = cp.Tool.from_mcp(MCPServer(url=f"{listing.url}/mcp"))
+            assert "returned an invalid answer to 'go'" in asyncio.run(tool.answer("{}", Sessions()))
+
     def test_the_servers_of_the_benchmark(self) -> None:
         (calculate,) = cp.Tool.from_mcp(server(*CALCULATOR))
         (search,) = cp.Tool.from_mcp(server(*SEARCH))

@@ -431,3 +431,156 @@ def test_what_is_no_document_at_an_address_is_named(
     with pytest.raises(CompoundError, match=message):
         cp.Tool.all_from_openapi(f"{server.url}/openapi.json")
     assert len(server.received) == 1
+
+
+def body(schema: Any, kind: str = "application/json", **more: Any) -> dict[str, Any]:
+    """Return a document with an operation that takes a body."""
+    content = {kind: {"schema": schema}}
+    return {**operation([AT], requestBody={"required": True, "content": content}), **more}
+
+
+KEYWORDS = [
+    "example",
+    "xml",
+    "nullable",
+    "discriminator",
+    "externalDocs",
+    "$ref",
+    "x-id",
+    "enum",
+    "default",
+    "type",
+]
+
+
+@pytest.mark.parametrize("name", KEYWORDS)
+def test_arguments_may_have_the_names_of_keywords(server: RecordingServer, name: str) -> None:
+    """In the query, among the members of the body, inside one of them, in a definition, and as its name."""
+    inner = {"type": "object", "required": [name], "properties": {name: {"type": "integer"}}}
+    schema = {
+        "type": "object",
+        "required": [name, "inner", "other"],
+        "properties": {
+            name: {"type": "string", "example": "an example", "xml": {"name": "x"}},
+            "inner": inner,
+            "other": {"$ref": f"#/components/schemas/{name}"},
+        },
+    }
+    document = body(schema, components={"schemas": {name: inner}})
+    tool = cp.Tool.from_openapi(document, "find", base_url=server.url)
+    given = {name: "a", "inner": {name: 1}, "other": {name: 2}}
+    call(tool, at=["x"], **given)
+    assert json.loads(server.received[-1].body) == given
+    assert "is not of type 'integer'" in call(tool, at=["x"], **{**given, "inner": {name: "no"}})
+    assert "an example" not in tool.schema
+    query = {"name": name, "in": "query", "required": True, "schema": {"type": "string"}}
+    call(cp.Tool.from_openapi(operation([AT, query]), "find", base_url=server.url), at=["x"], **{name: "v"})
+    assert server.received[-1].path.endswith("=v")
+
+
+A = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "accepted", "rejected"),
+    [
+        ({"type": "string", "enum": ["a", "b"], "nullable": True}, ["a", None], ["c"]),
+        ({"enum": ["a"], "nullable": True}, ["a", None], ["c"]),
+        ({"allOf": [{"$ref": "#/components/schemas/A"}], "nullable": True}, ["a", None], [1]),
+        ({"oneOf": [A, {"type": "integer"}], "nullable": True}, ["a", 1, None], [[]]),
+        ({"$ref": "#/components/schemas/A", "nullable": True}, ["a", None], [1]),
+        ({"$ref": "#/components/schemas/A", "maxLength": 1}, ["a"], ["ab", None]),
+        ({"type": ["string", "null"]}, ["a", None], [1]),
+        ({"type": "object", "additionalProperties": {"type": "string", "nullable": True}}, [{"k": None}], [{"k": 1}]),
+        ({"type": "number", "minimum": 0, "exclusiveMinimum": True}, [1], [0]),
+        ({"type": "number", "maximum": 9, "exclusiveMaximum": False}, [9], [10]),
+        ({"type": "object", "default": {"nullable": True}, "properties": {"a": A}}, [{"a": "x"}], [{"a": 1}]),
+        ({"$ref": "#/components/schemas/a-b"}, ["a"], [1]),
+        ({"anyOf": [{"$ref": "#/components/schemas/a-b"}, {"$ref": "#/components/schemas/a_b"}]}, ["a", 1], [[]]),
+        ({"$ref": "#/components/schemas/with%20space~1slash"}, ["a"], [1]),
+        ({"$ref": "#/components/schemas/List/anyOf/1"}, ["a"], [1]),
+        ({"$ref": "#/components/schemas/Tree"}, [{"left": {"left": None}}], [{"left": 1}]),
+    ],
+)  # fmt: skip
+def test_schemas_of_openapi_accept_what_they_mean(
+    schema: Any, accepted: list[Any], rejected: list[Any]
+) -> None:
+    schemas = {
+        "A": A, "a-b": A, "a_b": {"type": "integer"}, "with space/slash": A,
+        "List": {"anyOf": [{"type": "integer"}, A]},
+        "Tree": {
+            "type": "object", "nullable": True, "properties": {"left": {"$ref": "#/components/schemas/Tree"}},
+        },
+    }  # fmt: skip
+    document = body({"type": "object", "properties": {"v": schema}}, components={"schemas": schemas})
+    tool = cp.Tool.from_openapi(document, "find", base_url="http://127.0.0.1:1")
+    problems = [tool._parsed(json.dumps({"at": [], "v": value}))[1] for value in [*accepted, *rejected]]
+    assert [bool(problem) for problem in problems] == [False] * len(accepted) + [True] * len(rejected), (
+        problems
+    )
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON", "*/*"])
+def test_the_type_of_a_body_may_have_parameters(server: RecordingServer, kind: str) -> None:
+    tool = cp.Tool.from_openapi(body({"properties": {"a": A}}, kind), "find", base_url=server.url)
+    call(tool, at=["x"], a="b")
+    assert json.loads(server.received[0].body) == {"a": "b"}
+
+
+def test_a_body_that_combines_schemas_is_one_argument(server: RecordingServer) -> None:
+    schema = {"properties": {"a": A}, "allOf": [{"properties": {"b": A}, "required": ["b"]}]}
+    tool = cp.Tool.from_openapi(body(schema), "find", base_url=server.url)
+    assert "'b' is a required property" in call(tool, at=["x"], body={"a": "1"})
+    call(tool, at=["x"], body={"a": "1", "b": "2"})
+    assert json.loads(server.received[0].body) == {"a": "1", "b": "2"}
+
+
+def test_the_server_of_an_operation_precedes_that_of_the_document(server: RecordingServer) -> None:
+    document = {**operation([AT], servers=[{"url": server.url}]), "servers": [{"url": "http://127.0.0.1:1"}]}
+    call(cp.Tool.from_openapi(document, "find"), at=["x"])
+    assert len(server.received) == 1
+
+
+def test_an_item_of_paths_may_be_a_reference() -> None:
+    item = operation([AT])["paths"].popitem()[1]
+    document = {"openapi": "3.1.0", "paths": {"/a/{at}": {"$ref": "#/components/pathItems/A"}}}
+    document["components"] = {"pathItems": {"A": item}}
+    assert names(cp.Tool.all_from_openapi(document, base_url="http://127.0.0.1:1")) == ["find"]
+    document["paths"] = {"/a/{at}": {"$ref": "paths/a.yaml"}}
+    with pytest.raises(DeclarationError, match=r"'paths/a.yaml', which it does not contain"):
+        cp.Tool.all_from_openapi(document, base_url="http://127.0.0.1:1")
+
+
+def parameter(where: str, name: str = "p", **more: Any) -> dict[str, Any]:
+    return {"name": name, "in": where, "schema": A, **more}
+
+
+LOOP = {"schemas": {"A": {"$ref": "#/components/schemas/B"}, "B": {"$ref": "#/components/schemas/A"}}}
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"swagger": "2.0", "paths": {}}, "version 2.0 of Swagger.*convert it"),
+        ({"openapi": "2.0", "paths": {}}, "version 2.0 of OpenAPI"),
+        (operation([AT, parameter("cookie", required=True)]), "'p' is sent in 'cookie'"),
+        (operation([AT, parameter("body")]), "'p' is sent in 'body'"),
+        (operation([AT, parameter("formData")]), "'p' is sent in 'formData'"),
+        (operation([AT, {"name": "p", "in": "query", "content": {"text/csv": {}}}]), "'p' has content"),
+        (operation([AT, parameter("query", "at")]), "two parameters are named 'at', in path and query"),
+        (
+            body({"$ref": "https://example.com/schema.json"}),
+            "'https://example.com/schema.json', which it does",
+        ),
+        (body({"$ref": "other.yaml#/A"}), "'other.yaml#/A', which it does not contain"),
+        (body({"$ref": "#/components/schemas/A"}, components=LOOP), "references in a row"),
+        (
+            body({"properties": {"a": {"$ref": "#/components/schemas/A"}}}, components=LOOP),
+            "refers to itself",
+        ),
+        (body(A, "text/csv"), "not application/json"),
+    ],
+)
+def test_what_would_be_sent_wrongly_is_refused(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        cp.Tool.from_openapi(document, "find", base_url="http://127.0.0.1:1")

@@ -20,7 +20,7 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import PydanticOutputParser, StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnableParallel
+from langchain_core.runnables import ConfigurableField, RunnableConfig, RunnableLambda, RunnableParallel
 from pydantic import BaseModel
 
 import compound as cp
@@ -204,6 +204,90 @@ def test_configurable_fields_are_tunable_settings() -> None:
     assert list(system.parameters) == ["runnable.tone"]
     assert cp.run(system, QUESTION).outputs == {"output": "capital?"}
     assert cp.run(system.bind({"runnable.tone": "loud"}), QUESTION).outputs == {"output": "capital?!!!"}
+
+
+class Notes(TypedDict):
+    question: str
+    notes: Annotated[list[str], operator.add]
+
+
+def kept_graph(node: Any, **options: Any) -> Any:
+    """Return a compiled LangGraph graph of one node with a checkpointer."""
+    from langgraph.checkpoint.memory import MemorySaver
+    from langgraph.graph import END, START, StateGraph
+
+    made: Any = StateGraph(Notes)
+    made.add_node("note", node)
+    made.add_edge(START, "note")
+    made.add_edge("note", END)
+    return made.compile(checkpointer=MemorySaver(), **options)
+
+
+def note(state: Notes, config: RunnableConfig) -> Any:
+    return {"notes": [f"{config['configurable'].get('user')}: {state['question']}"]}
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda g: g, lambda g: g | RunnableLambda(dict), lambda g: g.with_config(tags=["a"])]
+)
+def test_each_run_of_a_graph_with_a_checkpointer_is_a_thread_of_its_own(wrap: Any) -> None:
+    inputs = {"question": str}
+    component = cp.from_langchain(
+        wrap(kept_graph(note)), "graph", inputs=inputs, outputs={"notes": list[str]}, cache=False,
+        configurable={"user": cp.Choice("ann", "bob", value="ann")},
+    )  # fmt: skip
+    system = one_node(component)
+    assert list(system.parameters) == ["graph.user"]
+    for _ in range(2):  # a second run does not continue the first
+        assert cp.run(system, QUESTION).outputs == {"notes": ["ann: capital?"]}
+    assert cp.run(system.bind({"graph.user": "bob"}), QUESTION).outputs == {"notes": ["bob: capital?"]}
+
+
+def test_a_thread_can_be_set() -> None:
+    fixed = {"thread_id": "t", "user": "u"}
+    system = one_node(
+        cp.from_langchain(kept_graph(note), "graph", cache=False, configurable=fixed), "question"
+    )
+    cp.run(system, QUESTION)
+    assert cp.run(system, QUESTION).outputs["notes"] == ["u: capital?"] * 2
+
+
+@pytest.mark.filterwarnings("ignore:RunnableWithMessageHistory")
+@pytest.mark.parametrize("keys", [("session_id",), ("user", "talk")])
+def test_each_run_has_a_message_history_of_its_own(keys: tuple[str, ...]) -> None:
+    from langchain_core.chat_history import InMemoryChatMessageHistory
+    from langchain_core.runnables import ConfigurableFieldSpec
+    from langchain_core.runnables.history import RunnableWithMessageHistory
+
+    histories: dict[Any, Any] = {}
+
+    def of_one(session_id: str) -> Any:
+        return histories.setdefault(session_id, InMemoryChatMessageHistory())
+
+    def of_two(user: str, talk: str) -> Any:
+        return histories.setdefault((user, talk), InMemoryChatMessageHistory())
+
+    history = of_one if len(keys) == 1 else of_two
+    specs = [ConfigurableFieldSpec(id=key, annotation=str, default="", is_shared=True) for key in keys]
+    runnable = RunnableWithMessageHistory(
+        RunnableLambda(lambda given: AIMessage(str(len(given["past"])))), history,
+        input_messages_key="question", history_messages_key="past", history_factory_config=specs,
+    )  # fmt: skip
+    made = cp.from_langchain(runnable, "chat", inputs={"question": str}, outputs={"output": str}, cache=False)
+    for _ in range(2):
+        assert list(cp.run(one_node(made), QUESTION).outputs.values()) == ["0"]
+    assert len(histories) == 2
+
+
+def test_a_graph_that_waits_for_a_person_is_no_answer() -> None:
+    from langgraph.types import interrupt
+
+    waiting = kept_graph(lambda state: {"notes": [interrupt("sure?")]})
+    with pytest.raises(RunFailed, match=r"waits for a person: 'sure\?'"):
+        cp.run(one_node(cp.from_langchain(waiting, "graph"), "question"), QUESTION)
+    for options in ({"interrupt_before": ["note"]}, {"interrupt_after": "*"}):
+        with pytest.raises(DeclarationError, match="stops at .* for a person"):
+            cp.from_langchain(kept_graph(note, **options))
 
 
 def test_an_unknown_price_is_counted_as_such() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any, Literal
 
 import dspy
 import pytest
+from dspy.utils import exceptions
 
 import compound as cp
-from compound.errors import BudgetExhausted, DeclarationError, RunFailed
+from compound.errors import BudgetExhausted, CallError, DeclarationError, RunFailed, TransientError
 from compound.testing import ComponentKit, ScriptedLM
 from compound.testing.chat_server import ChatServer
 
@@ -518,3 +520,223 @@ class TestPredictor(ComponentKit):
 class TestProgram(TestPredictor):
     def make(self, name: str) -> Any:
         return cp.from_dspy(LABELLER, lm="lm", name=name).components[name]
+
+
+ONE = "question -> answer"
+
+
+def answer_of(_: Any) -> str:
+    return fields(answer="Lima")
+
+
+def test_prompts_and_keys_go_to_the_server_of_the_model_only(monkeypatch: Any, tmp_path: Path) -> None:
+    """The provider's usual address and key must not receive what was meant for a server of one's own."""
+    with ChatServer(answer_of) as mine, ChatServer(answer_of) as usual:
+        monkeypatch.setenv("OPENAI_API_BASE", usual.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-provider")
+        program = Careful()
+        program.second.lm = dspy.LM("openai/m", base_url=mine.url)
+        program.first.config = {"top_p": 0.5}
+        with dspy.context(lm=dspy.LM("openai/m", api_base=mine.url, api_key="key-of-my-server", top_p=0.9)):
+            system = cp.from_dspy(program, outputs={"answer": str})
+        assert cp.run(system, {"question": "secret"}).outputs == {"answer": "Lima"}
+        cp.optimize(
+            system, {"train": ROWS, "valid": ROWS}, "exact_match", method="random", budget=60,
+            run_dir=tmp_path / "run", progress=False,
+        )  # fmt: skip
+        assert usual.requests == []
+        assert set(mine.keys) == {"key-of-my-server"}
+        assert {request["top_p"] for request in mine.requests} == {0.5}
+        stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+        assert b"key-of-my-server" not in stored
+        mine.keys.clear()
+        forced = cp.from_dspy(program.second, lm="openai/m")
+        assert cp.run(forced, {"question": "q", "hint": "h"}).outputs == {"answer": "Lima"}
+        assert (mine.keys, usual.requests) == (["EMPTY"], [])
+
+
+ROWS = [{"question": f"{i}?", "answer": "Lima"} for i in range(8)]
+
+
+def test_a_key_of_a_model_is_not_sent_to_the_address_of_a_predictor() -> None:
+    with ChatServer(answer_of) as other, dspy.context(lm=dspy.LM("openai/m", api_key="key-of-openai")):
+        system = cp.from_dspy(dspy.Predict(ONE, api_base=other.url))
+        cp.run(system, {"question": "?"})
+        assert other.keys == ["EMPTY"]
+
+
+def test_options_of_models_and_predictors_are_sent(server: ChatServer) -> None:
+    options = {"temperature": 0.3, "max_tokens": 77, "stop": "END", "presence_penalty": 0.5}
+    with dspy.context(lm=dspy.LM("openai/m", api_base=server.url, reasoning_effort="low", **options)):
+        system = cp.from_dspy(dspy.Predict(ONE, temperature=0.6, stop=["X"]))
+        cp.run(system, {"question": "?"})
+    sent = server.requests[0]
+    assert (sent["temperature"], sent["max_tokens"], sent["stop"]) == (0.6, 77, ["X"])
+    assert sent["presence_penalty"] == 0.5
+    reasoning = cp.from_dspy(dspy.Predict(ONE), lm="lm")
+    with dspy.context(lm=dspy.LM("openai/gpt-5", max_tokens=20_000)):
+        reasoning = cp.from_dspy(dspy.Predict(ONE))
+    assert reasoning.settings["predict.max_tokens"] == 20_000
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("model_type", "text"), ("model_type", "responses"), ("callbacks", [object()]), ("seed", 3),
+        ("use_developer_role", True), ("organization", "o"), ("headers", {"a": "b"}), ("n", 2),
+        ("extra_headers", {"a": "b"}), ("api_version", "1"), ("logprobs", True), ("extra_body", {"a": 1}),
+    ],
+)  # fmt: skip
+def test_an_option_that_cannot_be_carried_over_is_refused_by_name(option: str, value: object) -> None:
+    with dspy.context(lm=dspy.LM("openai/m", **{option: value})):
+        with pytest.raises(DeclarationError, match=option):
+            cp.from_dspy(dspy.Predict(ONE))
+        if option != "n":  # those of the replaced model do not concern another one
+            assert cp.from_dspy(dspy.Predict(ONE), lm="other/model").lm == "other/model"
+
+
+def test_options_that_another_model_would_lose_are_refused() -> None:
+    with pytest.raises(DeclarationError, match=r"predictor 'predict' has top_p.*lm\.copy\(top_p=None\)"):
+        cp.from_dspy(dspy.Predict(ONE, top_p=0.5), lm="lm")
+    with dspy.context(lm=dspy.LM("openai/m", reasoning_effort="low")), pytest.raises(DeclarationError):
+        cp.from_dspy(dspy.Predict(ONE), lm="lm")
+    with dspy.context(lm=dspy.utils.DummyLM([])), pytest.raises(DeclarationError, match="no plain dspy.LM"):
+        cp.from_dspy(dspy.Predict(ONE))
+
+
+class Changing(dspy.Module):  # type: ignore[misc]
+    """Changes its predictor's model in ``forward``."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        self.step, self.change = dspy.Predict(ONE), change
+
+    def forward(self, question: str) -> Any:
+        with self.change(self.step):
+            return self.step(question=question)
+
+
+def other_model(_: Any) -> Any:
+    return dspy.context(lm=dspy.LM("openai/other"))
+
+
+def other_adapter(_: Any) -> Any:
+    return dspy.context(adapter=dspy.JSONAdapter())
+
+
+def own_model(step: Any) -> Any:
+    step.lm = dspy.LM("openai/other")
+    return dspy.context()
+
+
+def own_config(step: Any) -> Any:
+    step.update_config(temperature=1.0)
+    return dspy.context()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [(other_model, "lm of"), (other_adapter, "adapter of"), (own_model, "lm"), (own_config, "config")],
+)
+def test_changes_of_predictors_in_forward_are_refused(change: Any, named: str) -> None:
+    system = cp.from_dspy(Changing(change), lm="lm")
+    with pytest.raises(RunFailed, match=f"with its own {named}"):
+        cp.run(system, {"question": "?"}, engines={"lm": ScriptedLM(lambda _: fields(answer="x"))})
+
+
+class Catching(dspy.Module):  # type: ignore[misc]
+    """Catches one kind of error."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.kind, self.first = kind, dspy.Predict("question -> number: int")
+
+    def forward(self, question: str) -> Any:
+        try:
+            return self.first(question=question)
+        except self.kind:
+            return dspy.Prediction(number=-1)
+
+
+def lose(_: str) -> str:
+    raise TransientError("overloaded", charged=cp.Usage(0))
+
+
+def exceed(_: str) -> str:
+    raise CallError("too long", kind="too_long", charged=cp.Usage(0))
+
+
+PARSE, LM, LONG = (
+    exceptions.AdapterParseError, exceptions.LMError, exceptions.ContextWindowExceededError,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "caught"),
+    [
+        (lambda _: "nonsense", PARSE, True), (lambda _: "nonsense", LM, False), (lose, LM, True),
+        (lose, PARSE, False), (exceed, LONG, True), (lose, LONG, False), (exceed, ValueError, True),
+    ],
+)  # fmt: skip
+def test_a_program_catches_the_errors_that_dspy_raises(script: Any, kind: Any, caught: bool) -> None:
+    system = cp.from_dspy(Catching(kind), lm="lm")
+    object.__setattr__(system.components["first"], "retries", 0)
+    trace = cp.run(system, {"question": "?"}, engines={"lm": ScriptedLM(script)}, check=False)
+    assert trace.outputs == ({"number": -1} if caught else {})
+
+
+class Kind(enum.Enum):
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Typed(dspy.Signature):  # type: ignore[misc]
+    """Sort."""
+
+    text: str = dspy.InputField()
+    context: str = dspy.InputField(default="none given")
+    one: Literal["a", "b"] = dspy.OutputField()
+    maybe: Literal["a", "b"] | None = dspy.OutputField()
+    kind: Kind = dspy.OutputField()
+    many: list[Literal["a", "b"]] = dspy.OutputField()
+
+
+class Ends(dspy.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = dspy.ChainOfThought("text -> query")
+        self.sort = dspy.Predict(Typed)
+
+    def forward(self, text: str) -> Any:
+        query = self.query(text=text).query
+        found = self.sort(text=query)
+        return found  # noqa: RET504 - a usual form
+
+
+def test_outputs_are_those_of_the_predictor_that_forward_ends_with() -> None:
+    declared = {name: info.annotation for name, info in Typed.output_fields.items()}
+    assert {name: output.type for name, output in cp.from_dspy(Ends(), lm="lm").outputs.items()} == declared
+    named = cp.from_dspy(Ends(), lm="lm", outputs=["query", "one"])
+    assert {name: output.type for name, output in named.outputs.items()} == {
+        "query": str,
+        "one": declared["one"],
+    }
+    with pytest.raises(DeclarationError, match="one: one of a, b"):
+        cp.from_dspy(Ends(), lm="lm", outputs=["absent"])
+
+
+def test_an_input_with_a_default_is_filled_as_in_dspy(server: ChatServer) -> None:
+    system = cp.from_dspy(dspy.Predict(Typed), lm="lm")
+    assert dict(system.inputs) == {"text": str}
+    lm = ScriptedLM(lambda _: fields(one="a", maybe="None", kind="good", many='["b"]'))
+    found = cp.run(system, {"text": "t"}, engines={"lm": lm}).outputs
+    assert found == {"one": "a", "maybe": None, "kind": Kind.GOOD, "many": ["b"]}
+    assert "none given" in lm.requests[0].messages[-1].text
+
+
+def test_tuned_models_are_written_back_with_the_models_of_the_program() -> None:
+    program = dspy.Predict(ONE)
+    mine = dspy.LM("openai/small", api_base="http://127.0.0.1:1/v1")
+    with dspy.context(lm=mine):
+        system = cp.from_dspy(program, lm=cp.Choice("openai/small", "openai/large"))
+        assert cp.to_dspy(program, system.bind({"predict.lm": "openai/small"})).lm is mine
