@@ -100,6 +100,8 @@ class LiteLLMEngine:
         ('litellm:openai/gpt-4o-mini', True)
     """
 
+    stable_name = True
+
     def __init__(
         self,
         model: str,

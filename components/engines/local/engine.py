@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compound.components.engines.chat_format import finish_reason, tools_to_json
@@ -215,6 +216,11 @@ class TransformersEngine:
     @property
     def concurrency(self) -> int:  # noqa: D102
         return 2 * self.max_batch  # one batch runs while the next accumulates
+
+    @property
+    def stable_name(self) -> bool:
+        """Whether the name is that of a published model; the weights in a folder may change."""
+        return not Path(self.model).is_dir()
 
     @property
     def remote(self) -> bool:  # noqa: D102

@@ -76,6 +76,7 @@ class OpenAIEngine:
     """
 
     forwards = True
+    stable_name = True
 
     def __init__(
         self,
