@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import json
 import logging
@@ -22,6 +23,7 @@ from compound.components.engines.chat_format import (
     calls_from_json,
     finish_reason,
     messages_to_json,
+    tokens_reported,
     tools_to_json,
 )
 from compound.components.engines.credentials import Connection
@@ -283,14 +285,7 @@ class LiteLLMEngine:
         Impossible values are corrected and reported later, where the request is charged.
         """
         worst = self.worst_case(request)
-        prompt = getattr(used, "prompt_tokens", None) or worst.prompt_tokens
-        completion = getattr(used, "completion_tokens", None)
-        if completion is None or (answered and completion == 0):
-            completion = worst.completion_tokens
-        total = getattr(used, "total_tokens", None)
-        if type(total) is int and type(prompt) is int and type(completion) is int and prompt > 0:
-            # Some providers count reasoning tokens in the total only.
-            completion = max(completion, total - prompt) if completion >= 0 else completion
+        prompt, completion = tokens_reported(used, worst, answered=answered)
         possible, _ = clip_usage(Usage(1, prompt, completion), worst)
         counted = (possible.prompt_tokens, possible.completion_tokens)
         reported = (getattr(used, "prompt_tokens", None), getattr(used, "completion_tokens", None))
@@ -306,15 +301,16 @@ class LiteLLMEngine:
         return self._cost(prompt, completion) + surcharge
 
     def _cost(self, prompt: int, completion: int, used: object = None) -> float:
-        """Return the price in US dollars; with ``used`` litellm applies discounts such as prompt caching."""
+        """Return the price in US dollars; with ``used`` litellm applies the discount of prompt caching."""
         if self.price is not None:
             return (prompt * self.price[0] + completion * self.price[1]) / MILLION
         if _listed(self.model) is None:
             return 0.0
-        parts = _litellm().cost_per_token(
-            model=self.model, prompt_tokens=prompt, completion_tokens=completion, usage_object=used
+        price = functools.partial(
+            _litellm().cost_per_token, model=self.model, prompt_tokens=prompt, completion_tokens=completion
         )
-        cost = float(sum(parts)) + _search_fee(self.model)
+        readings = [None] if used is None else _readings(used, prompt, completion)
+        cost = max(float(sum(price(usage_object=usage))) for usage in readings) + _search_fee(self.model)
         return cost if cost >= 0 and math.isfinite(cost) else self._cost(prompt, completion)
 
     def _classify(self, litellm: ModuleType, error: Exception, noted: Exchange) -> CompoundError:
@@ -413,6 +409,8 @@ async def _streamed(
     response = litellm.stream_chunk_builder(chunks, messages=arguments["messages"])
     if response is not None and not any(getattr(c, "usage", None) for c in getattr(stream, "chunks", chunks)):
         response.usage = None  # litellm estimates a usage that the provider leaves out
+    if response is not None and noted.refusal:  # litellm drops the chunks that hold it
+        response.choices[0].message.provider_specific_fields = {"refusal": noted.refusal}
     return cast("object", response)
 
 
@@ -420,6 +418,24 @@ def _has_ended(stream: object) -> bool:
     """Return whether a stream of litellm had a finish reason; without one, litellm itself adds ``stop``."""
     names = ("received_finish_reason", "intermittent_finish_reason")
     return any(getattr(stream, name, "unknown") for name in names)
+
+
+def _readings(used: object, prompt: int, completion: int) -> list[object]:
+    """Return readings of a usage report, of which the most expensive is charged.
+
+    litellm bills the details of a report, which may not add up to its totals. The other readings are: the
+    rest of the totals is text; and all of them are text, except what came from the prompt cache.
+    """
+    rest = copy.deepcopy(used)
+    for details in ("prompt_tokens_details", "completion_tokens_details"):
+        if getattr(getattr(rest, details, None), "text_tokens", None) is not None:
+            getattr(rest, details).text_tokens = None
+    cached = getattr(getattr(used, "prompt_tokens_details", None), "cached_tokens", None) or 0
+    totals = _litellm().Usage(
+        prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion,
+        prompt_tokens_details={"cached_tokens": cached if 0 <= cached <= prompt else 0},
+    )  # fmt: skip
+    return [used, rest, totals]
 
 
 def listed_cost(model: str, prompt: int, completion: int) -> float | None:

@@ -131,11 +131,10 @@ def answer_text(
     if finish == "content_filter":
         problem = f"{model}: the provider's content filter blocked the answer"
         raise CallError(problem, kind="refusal", charged=charged)
-    if isinstance(refusal, str) and refusal and not content:
+    if isinstance(refusal, str) and refusal.strip():
         raise CallError(f"{model} refused: {first_line(refusal)}", kind="refusal", charged=charged)
-    # OpenAI's reasoning models answer "" if they used all tokens for reasoning
-    is_cut = content == "" and finish == "length" and not request.want_tokens
-    if isinstance(content, str) and not is_cut:
+    # an empty sample is a sample; otherwise "" means that all tokens were used for reasoning
+    if isinstance(content, str) and (content.strip() or request.want_tokens):
         return content
     if message.get("tool_calls") and request.tools:
         return ""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from compound.components.engines.chat_format import plain_message, tokens_reported
 from compound.components.engines.credentials import NO_KEY, Connection, isolated_client
 from compound.components.engines.openai.stream_events import StreamedAnswer, error_message
 from compound.components.engines.options import Count, Price, Seconds, Wait, check_settings
@@ -221,7 +222,7 @@ class OpenAIEngine:
         if forward.route == CHAT and (problem := _missing_answer(document)):
             raise TransientError(f"{self.name}: {first_line(problem)}", charged=usage)
         if request.forward is None:
-            text = answer_text(message, finish, request, self.name, usage)
+            text = answer_text(plain_message(message), finish, request, self.name, usage)
         else:
             text = cast("str", message.get("content")) if isinstance(message.get("content"), str) else ""
         reason: FinishReason = "length" if finish in ("length", "incomplete") else "stop"
@@ -229,16 +230,9 @@ class OpenAIEngine:
         return Completion(text, usage, reason, body=body)
 
     def _usage(self, request: Request, used: object, *, answered: bool = False) -> Usage:
-        """Return the reported usage, with the worst case for missing numbers.
-
-        An ``answered`` request without tokens of an answer counts as one whose number is missing.
-        """
-        worst, found = self.worst_case(request), used if isinstance(used, Mapping) else {}
-        prompt = _first(found, "prompt_tokens", "input_tokens") or worst.prompt_tokens
-        completion = _first(found, "completion_tokens", "output_tokens")
-        if completion is None or (answered and completion == 0):
-            completion = worst.completion_tokens
-        usage = Usage(1, cast("int", prompt), cast("int", completion))  # checked where it is charged
+        """Return the reported usage at this engine's price; see `tokens_reported`."""
+        worst = self.worst_case(request)
+        usage = Usage(1, *tokens_reported(used, worst, answered=answered))
         possible, _ = clip_usage(usage, worst)
         cost = self._cost(possible.prompt_tokens, possible.completion_tokens)
         return replace(usage, cost=cost, unpriced=worst.unpriced)
@@ -271,15 +265,6 @@ class _Refused(Exception):
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"status {status}")
         self.status, self.body = status, body
-
-
-def _first(found: Mapping[str, object], *names: str) -> object:
-    """Return the first of several values that is not null, or None.
-
-    >>> _first({"prompt_tokens": None, "input_tokens": 5}, "prompt_tokens", "input_tokens")
-    5
-    """
-    return next((value for name in names if (value := found.get(name)) is not None), None)
 
 
 def _error_message(body: bytes) -> str:
