@@ -448,6 +448,7 @@ def _json(raw: str, forms: Sequence[str]) -> Any:  # noqa: ANN401
     start = r"\{" if "string" in forms or "array" not in forms else r"[{\[]"
     for value in whole_json(body) or json_values(raw, start):
         if type(value) in fits:
+            json.dumps(value, allow_nan=False)  # rejects what is no JSON
             return value
         if type(value) is list:
             raise ValueError(f"{raw!r:.100} is none of {', '.join(forms)}")

@@ -12,6 +12,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 from compound.components.fields import answer_cue
 from compound.components.llm import LLM
 from compound.graph.component import Output
+from compound.graph.json_values import find_nonfinite
 from compound.graph.system import System
 from compound.graph.types import format_type
 from compound.web.problems import Problem, invalid
@@ -127,8 +128,18 @@ class Interface:
         return Interface(system, run, several, answer, answers, outputs)
 
     def inputs_of(self, values: BaseModel) -> dict[str, object]:
-        """Return the inputs of a validated request."""
-        return port_values(self.system.inputs, values)
+        """Return the inputs of a validated request.
+
+        Raises:
+            Problem: one holds a number that JSON does not have.
+        """
+        found = port_values(self.system.inputs, values)
+        for name, value in found.items():
+            if (number := find_nonfinite(value)) is not None:
+                raise Problem(
+                    422, "invalid_request", f"inputs.{name} holds {number}, which is no JSON number"
+                )
+        return found
 
 
 def parse_body(model: type[BaseModel], body: bytes) -> Any:  # noqa: ANN401 - an instance of the model
