@@ -17,6 +17,7 @@ from compound.api.arguments import GivenEngines
 from compound.errors import CompoundError
 from compound.graph.system import System
 from compound.serving.application import Built, build
+from compound.serving.ports import chat_problem
 from compound.serving.settings import ServerSettings
 from compound.web.protocol import BoundedProtocol
 
@@ -133,6 +134,8 @@ class DrainingServer(uvicorn.Server):
             file=sys.stderr,
             flush=True,
         )
+        if problem := chat_problem(self._service.deployments.current.system):
+            print(f"no chat for OpenAI's clients: {problem}", file=sys.stderr, flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Report that the server drains, and stop after the delay; a second signal stops at once."""
