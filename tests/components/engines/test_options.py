@@ -149,7 +149,7 @@ def test_ollama_receives_messages_and_its_window(caplog: pytest.LogCaptureFixtur
             await engine.aclose()
 
         asyncio.run(ask())
-    sent = fake.requests[-1]  # litellm first asks what the model is
+    sent = fake.requests[0]  # litellm asks afterwards what the model is
     assert sent["options"]["num_ctx"] == 16384
     assert sent["messages"][0]["content"] == "Hi"
     assert not caplog.records
