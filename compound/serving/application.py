@@ -87,7 +87,11 @@ def build(
     remember_secret(settings.key)
     metrics = Metrics()
     deployments = Deployments(system, None if config is None else Path(config), metrics.reloaded)
-    store = None if settings.feedback is None else FeedbackStore(settings.feedback, metrics.lost)
+    store = (
+        None
+        if settings.feedback is None
+        else FeedbackStore(settings.feedback, metrics.lost, settings.max_feedback)
+    )
     find = resolve_engines(system, engines)
     service = Service(deployments, find, settings, metrics, store)
     application = FastAPI(
