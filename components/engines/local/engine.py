@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from compound.components.engines.chat_format import finish_reason, tools_to_json
 from compound.components.engines.local import loading, tool_template
@@ -113,6 +113,8 @@ class TransformersEngine:
         >>> engine.worst_case(Request((Message("user", "Hi"),), max_tokens=8)).completion_tokens
         8
     """
+
+    requires: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors")
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ import codecs
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from compound.components.engines.chat_format import plain_message, tokens_reported
 from compound.components.engines.credentials import NO_KEY, Connection, isolated_client
@@ -80,6 +80,8 @@ class OpenAIEngine:
         >>> OpenAIEngine("gpt-4o-mini", price=(0.15, 0.60)).name
         'openai:https://api.openai.com/v1:gpt-4o-mini'
     """
+
+    requires: ClassVar[tuple[str, ...]] = ("httpx",)
 
     forwards = True
     stable_name = True

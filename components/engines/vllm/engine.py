@@ -104,6 +104,8 @@ class VLLMEngine:
         ('vllm:smollm2:["--dtype", "bfloat16"]', False)
     """
 
+    requires: ClassVar[tuple[str, ...]] = ("httpx",)
+
     code_settings: ClassVar[tuple[str, ...]] = ("command", "args")  # settings that can execute arbitrary code
 
     def __init__(  # noqa: PLR0913 - settings

@@ -14,6 +14,7 @@ from compound.evaluation.metrics.messages import format_fields, format_value
 from compound.evaluation.metrics.verdicts import comparable
 from compound.evaluation.statistics import Bounds
 from compound.example import Example, Score
+from compound.extras import check_installed
 
 MAX_SHOWN = 8  # maximum number of labels and gold values in a message
 
@@ -32,6 +33,7 @@ class Comparison(ABC):
 
     bounds: ClassVar[Bounds | None] = None
     listed: ClassVar[bool] = False
+    requires: ClassVar[tuple[str, ...]] = ()  # modules of optional libraries
 
     name: str
     output: str
@@ -55,7 +57,10 @@ class Comparison(ABC):
         Raises:
             DataError: the output does not exist, an example has no right answer, or the output's fixed set
                 of labels excludes the right answer.
+            MissingExtra: a library of the metric is not installed.
         """
+        for module in self.requires:
+            check_installed(module, f"the metric {self.name}")
         if self.output not in outputs:
             raise DataError(
                 f"{self.name}: no output {self.output!r}", hint=suggest_name(self.output, outputs)
