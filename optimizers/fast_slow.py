@@ -12,7 +12,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -95,6 +95,8 @@ class FastSlow:
         reflection: searches prompts in a round.
         settings: the settings of the rounds.
     """
+
+    requires: ClassVar[tuple[str, ...]] = ("torch", "transformers", "peft")
 
     training: WeightTraining
     reflection: GEPA

@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compound.engine import FinishReason, Message, ToolCall, ToolSpec
+from compound.engine import FinishReason, Message, ToolCall, ToolSpec, Usage
 
 MAX_CALLS = 64  # tool calls of an answer that are read
+TEXT_PARTS = ("text", "output_text")  # types of the parts of a content that are text
 
 
 def messages_to_json(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -83,6 +84,112 @@ def calls_from_json(found: object) -> tuple[ToolCall, ...]:
             known = given if isinstance(given, str) and given else f"call_{number}"
             calls.append(ToolCall(known, name, text))
     return tuple(calls)
+
+
+def plain_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message, or the delta of a stream, with its content as text; thoughts and images are left out.
+
+    >>> thought = {"type": "thinking", "thinking": "A capital …"}
+    >>> plain_message({"role": "assistant", "content": [thought, {"type": "text", "text": "Lima"}]})
+    {'role': 'assistant', 'content': 'Lima'}
+    """
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return message
+    parts = content if isinstance(content, list) else [content]
+    plain = {**message, "content": "".join(_part_text(part, *TEXT_PARTS) for part in parts)}
+    if refusal := "".join(_part_text(part, "refusal") for part in parts):
+        plain["refusal"] = refusal
+    return plain
+
+
+def _part_text(part: object, *kinds: str) -> str:
+    """Return the text of a part of one of the given types, or ``""``."""
+    if isinstance(part, str):
+        return part if "text" in kinds else ""
+    if not isinstance(part, Mapping) or part.get("type", "text") not in kinds:
+        return ""
+    text = part.get("refusal" if "refusal" in kinds else "text")
+    text = text.get("value") if isinstance(text, Mapping) else text
+    return text if isinstance(text, str) else ""
+
+
+def plain_answer(document: object) -> object:
+    """Return an answer, or a chunk of a stream, in the form that clients of the API expect.
+
+    Contents in parts become texts, and numbers of tokens that are not whole numbers are left out. Documents
+    of other APIs are returned as they are.
+    """
+    if not isinstance(document, Mapping) or not isinstance(document.get("choices"), list):
+        return document
+    plain = {**document, "choices": [_plain_choice(choice) for choice in document["choices"]]}
+    if "usage" in document:
+        plain["usage"] = _whole_counts(document["usage"])
+    return plain
+
+
+def streamed_refusal(chunk: object) -> str:
+    """Return the text that a chunk of a stream adds to the model's refusal to answer."""
+    choices = chunk.get("choices") if isinstance(chunk, Mapping) else None
+    first = choices[0] if isinstance(choices, list) and choices else None
+    refusal = _field(_field(first, "delta"), "refusal")
+    return refusal if isinstance(refusal, str) else ""
+
+
+def _plain_choice(choice: object) -> object:
+    if not isinstance(choice, Mapping):
+        return choice
+    found = {name: choice[name] for name in ("message", "delta") if isinstance(choice.get(name), Mapping)}
+    return {**choice, **{name: plain_message(message) for name, message in found.items()}}
+
+
+def _whole_counts(usage: object) -> object:
+    """Return a usage report without numbers of tokens that are not whole, or contradict another."""
+    if not isinstance(usage, Mapping):
+        return None
+    found = {
+        name: _whole_counts(value) if name.endswith("_details") else value
+        for name, value in usage.items()
+        if not name.endswith("_tokens") or type(value) is int
+    }
+    if (total := usage.get("total_tokens")) is not None and type(total) is not int:
+        found.pop("completion_tokens", None)  # it may be less than what the total says
+    details, cached = found.get("prompt_tokens_details"), found.pop("cache_read_input_tokens", None)
+    if cached is not None and (_field(details, "cached_tokens") in (None, cached)):
+        found["cache_read_input_tokens"] = cached  # litellm bills the larger one of the two as a discount
+    return found
+
+
+def tokens_reported(used: object, worst: Usage, *, answered: bool) -> tuple[int, int]:
+    """Return the prompt and completion tokens of a usage report, with the worst case for missing numbers.
+
+    The larger reading of an inconsistent report counts: some providers count reasoning tokens only in the
+    total or in the details. Impossible numbers are corrected later, where the request is charged.
+
+    Args:
+        used: the report, as a mapping or with attributes.
+        worst: the worst case of the request.
+        answered: whether there is an answer; a report of none then counts as missing.
+
+    >>> used = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 20}
+    >>> tokens_reported(used, Usage(), answered=True)
+    (9, 11)
+    """
+    prompt = _first_field(used, "prompt_tokens", "input_tokens") or worst.prompt_tokens
+    completion = _first_field(used, "completion_tokens", "output_tokens")
+    if completion is None or (answered and completion == 0):
+        completion = worst.completion_tokens
+    if type(prompt) is int and type(completion) is int and prompt > 0 and completion >= 0:
+        details = _first_field(used, "completion_tokens_details", "output_tokens_details")
+        total, thoughts = _field(used, "total_tokens"), _field(details, "reasoning_tokens")
+        hidden = total - prompt if type(total) is int else 0 if total is None else worst.completion_tokens
+        completion = max(completion, hidden, thoughts if type(thoughts) is int else 0)
+    return prompt, completion  # type: ignore[return-value]  # checked where it is charged
+
+
+def _first_field(value: object, *names: str) -> object:
+    """Return the first of several fields that is not null, or None."""
+    return next((found for name in names if (found := _field(value, name)) is not None), None)
 
 
 def _field(value: object, name: str) -> object:

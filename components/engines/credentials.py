@@ -129,7 +129,7 @@ def _client(provider: str, api_base: str, key: str) -> Client | None:
     import openai
 
     if provider != "azure":
-        http = isolated_client("authorization", f"Bearer {key}")
+        http = isolated_client("authorization", f"Bearer {key}", plain=True)
         return openai.AsyncOpenAI(api_key=key, base_url=api_base, max_retries=0, http_client=http)
     import litellm
 
@@ -138,12 +138,12 @@ def _client(provider: str, api_base: str, key: str) -> Client | None:
         azure_endpoint=api_base,
         api_version=os.environ.get("AZURE_API_VERSION") or litellm.AZURE_DEFAULT_API_VERSION,
         max_retries=0,
-        http_client=isolated_client("api-key", key),
+        http_client=isolated_client("api-key", key, plain=True),
     )
 
 
-def isolated_client(header: str, value: str) -> httpx.AsyncClient:
-    """Return a client that sends the given credential and none from the environment."""
+def isolated_client(header: str, value: str, *, plain: bool = False) -> httpx.AsyncClient:
+    """Return a client that sends the given credential and none from the environment; see `guarded`."""
     import httpx
 
     from compound.components.engines.wire import UNLIMITED, guarded
@@ -159,5 +159,6 @@ def isolated_client(header: str, value: str) -> httpx.AsyncClient:
     return guarded(
         httpx.AsyncClient(
             event_hooks={"request": [replace_credentials]}, follow_redirects=False, limits=UNLIMITED
-        )
+        ),
+        plain=plain,
     )

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import json
 import logging
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from compound.components.engines.chat_format import (
     calls_from_json,
     finish_reason,
     messages_to_json,
+    tokens_reported,
     tools_to_json,
 )
 from compound.components.engines.credentials import Connection
@@ -37,15 +39,17 @@ from compound.components.engines.options import (
 from compound.components.engines.remote import (
     answer_text,
     classify_error,
+    cut_at_stop,
     error_code,
     max_answer_bytes,
     max_prompt_tokens,
     requested_wait,
 )
 from compound.components.engines.response_format import response_format, unwrap
+from compound.components.engines.unsupported import Field, Unsupported
 from compound.concurrency.background import run_in_background
 from compound.engine import NO_USAGE, AnswerFormat, Completion, OnText, Request, Usage
-from compound.errors import CallError, CompoundError, MissingExtra, TransientError
+from compound.errors import CallError, CompoundError, DeclarationError, MissingExtra, TransientError
 from compound.execution.budget import clip_usage
 from compound.security.sanitize import remember_environment
 
@@ -90,6 +94,10 @@ class LiteLLMEngine:
         native_tools: whether to declare tools to the model, instead of describing them in the prompt;
             default: if litellm says that the model calls tools.
         takes_images: whether the model takes images; default: what litellm says.
+        unsupported: fields of requests that the model refuses, which are then sent otherwise or not at all:
+            ``max_tokens`` (sent as ``max_completion_tokens``), ``temperature``, ``seed``, ``stop``,
+            ``response_format``, ``system`` (sent as a part of the user's message). By default litellm's list
+            of models decides, and what it does not know is learned from the provider's refusals.
 
     Raises:
         DeclarationError: a setting is out of range, or an option is unknown.
@@ -99,6 +107,10 @@ class LiteLLMEngine:
         >>> engine.name, engine.priced
         ('litellm:openai/gpt-4o-mini', True)
     """
+
+    requires: ClassVar[tuple[str, ...]] = ("litellm",)
+
+    stable_name = True
 
     def __init__(
         self,
@@ -114,19 +126,24 @@ class LiteLLMEngine:
         response_schema: bool | None = None,
         native_tools: bool | None = None,
         takes_images: bool | None = None,
+        unsupported: Sequence[Field] = (),
     ) -> None:
         given = {
             "concurrency": concurrency, "timeout": timeout, "max_wait": max_wait, "price": price,
             "response_schema": response_schema, "native_tools": native_tools, "takes_images": takes_images,
+            "unsupported": unsupported,
         }  # fmt: skip
         check_settings(LiteLLMEngine, given)
         self.model, self.api_base, self.api_key_env = model, api_base, api_key_env
         self.timeout, self.max_wait, self.price = timeout, max_wait, price
         self.extra = validate_options(RemoteOptions, extra, model)
         self.response_schema = response_schema
+        check_ollama(model, self.extra)
         self._native_tools, self._takes_images = native_tools, takes_images
         self._concurrency = concurrency
         self._connection = Connection(model, api_base, api_key_env)
+        self._given_unsupported = ",".join(sorted(unsupported))
+        self._unsupported = Unsupported(unsupported, model)
 
     @property
     def name(self) -> str:  # noqa: D102
@@ -134,7 +151,8 @@ class LiteLLMEngine:
         extra = ":" + json.dumps(self.extra, sort_keys=True) if self.extra else ""
         schema = "" if self.response_schema is None else f":response_schema={self.response_schema}"
         tools = "" if self._native_tools is None else f":native_tools={self._native_tools}"
-        return f"litellm:{self.model}{server}{extra}{schema}{tools}"
+        unsupported = f":unsupported={self._given_unsupported}" if self._given_unsupported else ""
+        return f"litellm:{self.model}{server}{extra}{schema}{tools}{unsupported}"
 
     @property
     def native_tools(self) -> bool:
@@ -212,11 +230,17 @@ class LiteLLMEngine:
         with record_exchange(max_answer_bytes(request)) as noted:
             try:
                 async with asyncio.timeout(seconds):
-                    arguments = self._arguments(request, seconds)
-                    if on_text is not None:
-                        return await _streamed(litellm, arguments, request, on_text, noted)
-                    response: object = await litellm.acompletion(**arguments)
-                    return response
+                    while True:
+                        arguments = self._arguments(request, seconds)
+                        try:
+                            if on_text is not None:
+                                return await _streamed(litellm, arguments, request, on_text, noted)
+                            response: object = await litellm.acompletion(**arguments)
+                        except Exception:
+                            if not self._unsupported.learn(noted.status, noted.error, arguments, self.extra):
+                                raise
+                        else:
+                            return response
             except CompoundError:
                 raise
             except TimeoutError:
@@ -249,7 +273,10 @@ class LiteLLMEngine:
             arguments["response_format"] = response_format(sent)
         if request.tools:
             arguments |= {"tools": tools_to_json(request.tools), "tool_choice": request.tool_choice}
-        return arguments | self.extra | self._connection.arguments()
+        adapted = self._unsupported.adapt(arguments)
+        if "max_completion_tokens" in adapted:  # litellm would drop it for some providers
+            adapted["allowed_openai_params"] = ["max_completion_tokens"]
+        return adapted | self.extra | self._connection.arguments()
 
     def _sent_format(self, request: Request) -> AnswerFormat | None:
         """Return the format that is sent as the response format, or None if the model does not take it."""
@@ -280,8 +307,7 @@ class LiteLLMEngine:
         if (sent := self._sent_format(request)) is not None:
             text, wrapped = unwrap(text, sent), text
             finish = "stop" if text != wrapped else finish  # complete JSON
-        # Some providers ignore stop strings or limit their number.
-        text = text[: min((at for stop in request.stop if (at := text.find(stop)) >= 0), default=len(text))]
+        text = cut_at_stop(text, request)
         return Completion(text, usage, finish_reason(finish, calls), tool_calls=calls)
 
     def _usage(self, request: Request, used: object, answered: bool) -> Usage:
@@ -290,14 +316,7 @@ class LiteLLMEngine:
         Impossible values are corrected and reported later, where the request is charged.
         """
         worst = self.worst_case(request)
-        prompt = getattr(used, "prompt_tokens", None) or worst.prompt_tokens
-        completion = getattr(used, "completion_tokens", None)
-        if completion is None or (answered and completion == 0):
-            completion = worst.completion_tokens
-        total = getattr(used, "total_tokens", None)
-        if type(total) is int and type(prompt) is int and type(completion) is int and prompt > 0:
-            # Some providers count reasoning tokens in the total only.
-            completion = max(completion, total - prompt) if completion >= 0 else completion
+        prompt, completion = tokens_reported(used, worst, answered=answered)
         possible, _ = clip_usage(Usage(1, prompt, completion), worst)
         counted = (possible.prompt_tokens, possible.completion_tokens)
         reported = (getattr(used, "prompt_tokens", None), getattr(used, "completion_tokens", None))
@@ -313,15 +332,16 @@ class LiteLLMEngine:
         return self._cost(prompt, completion) + surcharge
 
     def _cost(self, prompt: int, completion: int, used: object = None) -> float:
-        """Return the price in US dollars; with ``used`` litellm applies discounts such as prompt caching."""
+        """Return the price in US dollars; with ``used`` litellm applies the discount of prompt caching."""
         if self.price is not None:
             return (prompt * self.price[0] + completion * self.price[1]) / MILLION
         if _listed(self.model) is None:
             return 0.0
-        parts = _litellm().cost_per_token(
-            model=self.model, prompt_tokens=prompt, completion_tokens=completion, usage_object=used
+        price = functools.partial(
+            _litellm().cost_per_token, model=self.model, prompt_tokens=prompt, completion_tokens=completion
         )
-        cost = float(sum(parts)) + _search_fee(self.model)
+        readings = [None] if used is None else _readings(used, prompt, completion)
+        cost = max(float(sum(price(usage_object=usage))) for usage in readings) + _search_fee(self.model)
         return cost if cost >= 0 and math.isfinite(cost) else self._cost(prompt, completion)
 
     def _classify(self, litellm: ModuleType, error: Exception, noted: Exchange) -> CompoundError:
@@ -421,6 +441,8 @@ async def _streamed(
     response = litellm.stream_chunk_builder(chunks, messages=arguments["messages"])
     if response is not None and not any(getattr(c, "usage", None) for c in getattr(stream, "chunks", chunks)):
         response.usage = None  # litellm estimates a usage that the provider leaves out
+    if response is not None and noted.refusal:  # litellm drops the chunks that hold it
+        response.choices[0].message.provider_specific_fields = {"refusal": noted.refusal}
     return cast("object", response)
 
 
@@ -428,6 +450,41 @@ def _has_ended(stream: object) -> bool:
     """Return whether a stream of litellm had a finish reason; without one, litellm itself adds ``stop``."""
     names = ("received_finish_reason", "intermittent_finish_reason")
     return any(getattr(stream, name, "unknown") for name in names)
+
+
+def check_ollama(model: str, extra: Mapping[str, object]) -> None:
+    """Warn about a route of Ollama without chat templates, and reject its option for other providers.
+
+    Raises:
+        DeclarationError: only Ollama has ``num_ctx``.
+    """
+    provider, _, name = model.partition("/")
+    if provider == "ollama":
+        logging.getLogger("compound").warning(
+            "%s sends prompts without the model's chat template; use ollama_chat/%s", model, name
+        )
+    if "num_ctx" in extra and provider not in ("ollama", "ollama_chat"):
+        raise DeclarationError(
+            f"engine {model!r}: extra.num_ctx is an option of Ollama", hint=f"write ollama_chat/{name}"
+        )
+
+
+def _readings(used: object, prompt: int, completion: int) -> list[object]:
+    """Return readings of a usage report, of which the most expensive is charged.
+
+    litellm bills the details of a report, which may not add up to its totals. The other readings are: the
+    rest of the totals is text; and all of them are text, except what came from the prompt cache.
+    """
+    rest = copy.deepcopy(used)
+    for details in ("prompt_tokens_details", "completion_tokens_details"):
+        if getattr(getattr(rest, details, None), "text_tokens", None) is not None:
+            getattr(rest, details).text_tokens = None
+    cached = getattr(getattr(used, "prompt_tokens_details", None), "cached_tokens", None) or 0
+    totals = _litellm().Usage(
+        prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion,
+        prompt_tokens_details={"cached_tokens": cached if 0 <= cached <= prompt else 0},
+    )  # fmt: skip
+    return [used, rest, totals]
 
 
 def listed_cost(model: str, prompt: int, completion: int) -> float | None:

@@ -63,6 +63,8 @@ class RemoteOptions(Options):
     """Whether the model reasons before it answers, and with how many tokens of max_tokens."""
     user: str | None = None
     """Identifier of the end user, which a provider's terms may require."""
+    num_ctx: Annotated[int, Field(ge=1)] | None = None
+    """Window of the model in tokens, for ``ollama_chat/…``; Ollama cuts longer prompts off."""
 
 
 class VLLMOptions(Options):

@@ -131,11 +131,10 @@ def answer_text(
     if finish == "content_filter":
         problem = f"{model}: the provider's content filter blocked the answer"
         raise CallError(problem, kind="refusal", charged=charged)
-    if isinstance(refusal, str) and refusal and not content:
+    if isinstance(refusal, str) and refusal.strip():
         raise CallError(f"{model} refused: {first_line(refusal)}", kind="refusal", charged=charged)
-    # OpenAI's reasoning models answer "" if they used all tokens for reasoning
-    is_cut = content == "" and finish == "length" and not request.want_tokens
-    if isinstance(content, str) and not is_cut:
+    # an empty sample is a sample; otherwise "" means that all tokens were used for reasoning
+    if isinstance(content, str) and (content.strip() or request.want_tokens):
         return content
     if message.get("tool_calls") and request.tools:
         return ""
@@ -147,6 +146,12 @@ def answer_text(
         hint = "raise max_tokens, or lower the reasoning effort"
         raise CallError(problem, hint=hint, kind="empty", charged=charged)
     raise CallError(f"{model} returned an answer without text", kind="empty", charged=charged)
+
+
+def cut_at_stop(text: str, request: Request) -> str:
+    """Return the text before the first stop string; some servers ignore them, or limit their number."""
+    places = [at for stop in request.stop if (at := text.find(stop)) >= 0]
+    return text[: min(places, default=len(text))]
 
 
 def first_line(message: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import ssl
 import zlib
 from collections.abc import AsyncIterator, Iterator
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 import anyio
 import httpx
 
+from compound.components.engines.chat_format import plain_answer, streamed_refusal
 from compound.components.engines.remote import charge_for_status, requested_wait
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class Exchange:
         complete: whether the whole body has arrived.
         end: the last bytes of the body so far.
         problem: a description of the transport error.
+        refusal: the text with which the model refuses to answer, in a stream.
     """
 
     limit: int = 2**26
@@ -69,6 +72,7 @@ class Exchange:
     complete: bool = False
     end: bytes = b""
     problem: str = ""
+    refusal: str = ""
 
     def begin(self, to: str) -> None:
         """Record that a request is sent.
@@ -159,7 +163,12 @@ class GuardedTransport(ClosableTransport):
 
     Args:
         inner: the wrapped transport.
+        plain: whether answers of OpenAI's chat API are changed to what its clients expect.
     """
+
+    def __init__(self, inner: httpx.AsyncBaseTransport, *, plain: bool = False) -> None:
+        super().__init__(inner)
+        self._plain = plain
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request.
@@ -190,7 +199,7 @@ class GuardedTransport(ClosableTransport):
             for k, v in response.headers.raw
             if k.lower() not in (b"content-encoding", b"content-length")
         ]
-        body = _Body(response, noted)
+        body = _Body(response, noted, plain=self._plain)
         return httpx.Response(
             response.status_code, headers=headers, stream=body, extensions=response.extensions
         )
@@ -209,13 +218,15 @@ def guard_litellm(handlers: ModuleType) -> None:
         ssl_context: ssl.SSLContext | str | bool | None = None, ssl_verify: bool | None = None, **_: object
     ) -> GuardedTransport:
         verify = ssl_context if ssl_context is not None else ssl_verify is not False
-        return GuardedTransport(httpx.AsyncHTTPTransport(verify=verify, limits=UNLIMITED))
+        return GuardedTransport(httpx.AsyncHTTPTransport(verify=verify, limits=UNLIMITED), plain=True)
 
     def mounts(transport: httpx.AsyncBaseTransport, **settings: object) -> Mounts | None:
         found: Mounts | None = (
             mounted(getattr(transport, "inner", transport), **settings) if mounted else None
         )
-        return found and {pattern: inner and GuardedTransport(inner) for pattern, inner in found.items()}
+        return found and {
+            pattern: inner and GuardedTransport(inner, plain=True) for pattern, inner in found.items()
+        }
 
     handler.create_async_transport = staticmethod(transport)
     handler.create_httpx_proxy_mounts = staticmethod(mounts)
@@ -232,20 +243,47 @@ def closable(client: httpx.AsyncClient) -> httpx.AsyncClient:
     return client
 
 
-def guarded(client: httpx.AsyncClient) -> httpx.AsyncClient:
+def guarded(client: httpx.AsyncClient, *, plain: bool = False) -> httpx.AsyncClient:
     """Wrap every transport of a client in a `GuardedTransport`, and return the client; see `closable`."""
-    client._transport = GuardedTransport(client._transport)
-    client._mounts = {pattern: inner and GuardedTransport(inner) for pattern, inner in client._mounts.items()}
+    client._transport = GuardedTransport(client._transport, plain=plain)
+    mounts = client._mounts.items()
+    client._mounts = {pattern: inner and GuardedTransport(inner, plain=plain) for pattern, inner in mounts}
     return client
 
 
 class _Body(httpx.AsyncByteStream):
     """Body of an answer, decompressed and bounded."""
 
-    def __init__(self, response: httpx.Response, noted: Exchange) -> None:
+    def __init__(self, response: httpx.Response, noted: Exchange, *, plain: bool) -> None:
         self._response, self._noted = response, noted
+        self._plain = plain and noted.status < 300
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._edited() if self._plain else self._received()
+
+    async def _edited(self) -> AsyncIterator[bytes]:
+        """Yield the body with its JSON document, or those of its events, in the expected form."""
+        is_stream = "event-stream" in self._response.headers.get("content-type", "")
+        held = b""
+        async for chunk in self._received():
+            held += chunk
+            if is_stream:
+                *lines, held = held.split(b"\n")
+                for line in lines:
+                    yield self._edited_line(line) + b"\n"
+        if held:
+            yield self._edited_line(held)
+
+    def _edited_line(self, line: bytes) -> bytes:
+        name, data = (b"data: ", line[5:]) if line.startswith(b"data:") else (b"", line)
+        try:
+            document = plain_answer(json.loads(data))
+            self._noted.refusal += streamed_refusal(document)
+            return name + json.dumps(document).encode()
+        except (ValueError, RecursionError):
+            return line
+
+    async def _received(self) -> AsyncIterator[bytes]:
         noted = self._noted
         try:
             async for chunk in bounded(self._response.stream, self._response.headers, noted.limit):  # type: ignore[arg-type]

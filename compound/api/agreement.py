@@ -135,7 +135,7 @@ async def _scored(
     metric: Metric, rows: list[Labelled], engines: GivenEngines | None, cache: bool
 ) -> list[Trace]:
     """Score the outputs of each row, in order."""
-    store = DiskCache(cache_folder() / "evaluate.sqlite") if cache else None
+    store = DiskCache(cache_folder() / "evaluate.sqlite", shared=True) if cache else None
     executor = Executor(engine_finder(engines), cache=store)
     places, rules = asyncio.Semaphore(CONCURRENCY), EvaluationRules()
 

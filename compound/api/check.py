@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -27,11 +27,14 @@ from compound.evaluation.dataset import ROLES, Dataset
 from compound.evaluation.duplicates import check_no_overlaps, find_in_data
 from compound.evaluation.examples import read_examples
 from compound.evaluation.hub import HUB
+from compound.evaluation.metrics.models import metric_lms
 from compound.evaluation.metrics.scoring import check_rows
 from compound.example import Example, Metric
-from compound.extras import check_installed
+from compound.extras import check_installed, libraries_of, missing_libraries
 from compound.formatting import plural
+from compound.graph.component import Component
 from compound.graph.types import holds_images
+from compound.optimization.preflight import system_parts
 from compound.optimization.prospects import outlook
 from compound.optimizers import methods
 from compound.optimizers.weights.methods import NothingToTune
@@ -135,6 +138,7 @@ def check_program(program: Program, *, strict: bool = False) -> CheckResult:
         checked.notes.extend(_check_method(program))
     with _collecting_errors(problems):
         _check_images(program)
+    problems.extend(_missing_parts(program))
     checked.notes.extend(_missing_libraries(program.optimize))
     readable = _Readable(program.data, program.metric, system.inputs, system.outputs)
     checked.not_checked.extend([*_missing_corpora(program), *_check_data(readable, problems)])
@@ -228,12 +232,29 @@ def _check_images(program: Program) -> None:
         DeclarationError: one does not.
     """
     for node in program.system.all_nodes():
-        settings = node.component.settings
-        if "lm" in settings and any(holds_images(port.type) for port in node.inputs.values()):
-            lm = settings["lm"] or program.system.lm
-            models: tuple[object, ...] = getattr(lm, "options", (lm,))
-            for model in map(str, filter(None, models)):
+        if any(holds_images(port.type) for port in node.inputs.values()):
+            for model in _models(program, node.component):
                 _check_takes_images(program, node.name, model)
+
+
+def _models(program: Program, component: Component) -> list[str]:
+    """Return the models that a component may call."""
+    if "lm" not in component.settings:
+        return []
+    lm = component.settings["lm"] or program.system.lm
+    models: tuple[object, ...] = getattr(lm, "options", (lm,))
+    return [str(model) for model in models if model]
+
+
+def _missing_parts(program: Program) -> list[MissingExtra]:
+    """Return an error for each library of the system and its models that is not installed."""
+    components = program.system.components.values()
+    names = dict.fromkeys(lm for component in components for lm in _models(program, component))
+    needed = list(system_parts(program.system))
+    for lm in [*names, *(metric_lms(program.metric) if program.metric is not None else ())]:
+        with suppress(CompoundError):  # reported elsewhere
+            needed.append((f"the engine of {lm!r}", libraries_of(program.find_engine(lm))))
+    return missing_libraries(needed)
 
 
 def _check_takes_images(program: Program, node: str, model: str) -> None:

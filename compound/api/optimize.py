@@ -27,7 +27,7 @@ from compound.loop.loop import OptimizationLoop, final_configuration
 from compound.loop.retry import retry_failed as retry_rows
 from compound.optimization.adaptation import with_method
 from compound.optimization.budget_plan import check_budget, check_decidable
-from compound.optimization.preflight import check_prices
+from compound.optimization.preflight import check_libraries, check_prices
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import outlook
 from compound.optimizers import methods
@@ -58,6 +58,7 @@ def optimize(
     text: str = "",
     listener: Listener | None = None,
     on_start: Callable[[Recorder], None] | None = None,
+    on_result: Callable[[Result], None] | None = None,
     strict: bool = False,
     retry_failed: bool = False,
 ) -> Result:
@@ -74,6 +75,7 @@ def optimize(
         text: content of the system's YAML file, stored in the run directory.
         listener: receives events during the run.
         on_start: receives the recorder, whose `Recorder.stop` ends the run after the next step.
+        on_result: receives the result, before the end of the run is sent to trackers.
         strict: whether to reject examples that occur in several splits; otherwise they are only reported.
         retry_failed: whether to rerun the failed test rows of a finished run (`compound.loop.retry`),
             instead of rejecting it.
@@ -108,9 +110,9 @@ def optimize(
         run = open_run(path, text, config)
         recorder = Recorder(run, listener=listener)
         if retry_failed:
-            _retry(problem, recorder, listener)
+            _retry(problem, recorder, listener, on_result)
         else:
-            _run(problem, recorder, listener, on_start, new=new)
+            _run(problem, recorder, listener, on_start, on_result, new=new)
     return read_result(path)
 
 
@@ -119,6 +121,7 @@ def _run(
     recorder: Recorder,
     listener: Listener | None,
     on_start: Callable[[Recorder], None] | None,
+    on_result: Callable[[Result], None] | None,
     *,
     new: bool,
 ) -> None:
@@ -141,7 +144,7 @@ def _run(
                     _baseline(name, problem, recorder, tracking, listener, on_start)
                 recorder.state.done = True
                 recorder.event("done")
-            report(recorder)
+            report(recorder, on_result)
     except CompoundError as error:
         if new and recorder.has_no_calls and not isinstance(error, Interrupted):
             recorder.discard()
@@ -209,11 +212,13 @@ def check_stored_folders(problem: Problem, recorder: Recorder) -> None:
                 )
 
 
-def report(recorder: Recorder) -> None:
-    """Write the report of a finished run, and record that it exists."""
+def report(recorder: Recorder, on_result: Callable[[Result], None] | None = None) -> None:
+    """Write the report of a finished run, record that it exists, and pass the result on."""
     reports.write(recorder.run.path)
     recorder.state.reported = True
     recorder.save()
+    if on_result is not None:
+        on_result(read_result(recorder.run.path))
 
 
 def is_reported(recorder: Recorder) -> bool:
@@ -254,7 +259,12 @@ def _open_baseline(
     return other, Recorder(run, parent=parent, listener=_label_events(listener, name))
 
 
-def _retry(problem: Problem, recorder: Recorder, listener: Listener | None) -> None:
+def _retry(
+    problem: Problem,
+    recorder: Recorder,
+    listener: Listener | None,
+    on_result: Callable[[Result], None] | None,
+) -> None:
     """Rerun the failed test rows of a finished run and its baselines, and rewrite the report."""
     try:
         if not recorder.state.done:
@@ -273,7 +283,7 @@ def _retry(problem: Problem, recorder: Recorder, listener: Listener | None) -> N
                         run_blocking(retry_rows(other, other_recorder))
                 finally:
                     other_recorder.close()
-            report(recorder)
+            report(recorder, on_result)
     finally:
         recorder.close()
 
@@ -343,6 +353,7 @@ def make_problem(
     check_decidable(problem)
     check_budget(problem)
     for checked in (problem, *(with_method(problem, other) for other in others)):
+        check_libraries(checked)
         check_prices(checked)
     return problem
 

@@ -109,7 +109,7 @@ def evaluate(
     """Run ``system`` on a split of ``data`` and score it.
 
     Call results are cached in the user's cache folder and shared between evaluations, unless ``cache`` is
-    false.
+    false, or an engine of your own does not set ``stable_name`` (see `Engine`).
 
     Args:
         system: the system to evaluate, bound to a configuration.
@@ -148,7 +148,7 @@ def evaluate(
     opened = executor_opener(resolved, system, find)
 
     async def all_of_them() -> Evaluation:
-        store = DiskCache(cache_folder() / "evaluate.sqlite") if cache else None
+        store = DiskCache(cache_folder() / "evaluate.sqlite", shared=True) if cache else None
         executor = opened(for_system(find, system), cache=store, seed=resolved.seed)
         try:
             return await evaluate_async(
@@ -165,7 +165,7 @@ def evaluate(
             if store is not None:
                 store.close()
 
-    kept = "; finished calls are cached: repeat the call to resume" if cache else ""
+    kept = "; cached calls are reused if you repeat the call" if cache else ""
     return run_blocking(all_of_them(), interrupted=f"the evaluation was interrupted{kept}")
 
 

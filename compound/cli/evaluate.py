@@ -209,13 +209,13 @@ def run(
     values = read_inputs(program.system, inputs or [])
     with tracing(otel):
         result = run_system(program.system, values, engines=program.find_engine, sample=sample, check=False)
-    if as_json:
-        print_json(to_json(result))
-    else:
-        if trace:
-            print(as_text(result), end="\n\n")
-        for name, value in result.outputs.items():
-            print(value if len(result.outputs) == 1 and isinstance(value, str) else f"{name}: {value}")
+        if as_json:
+            print_json(to_json(result))
+        else:
+            if trace:
+                print(as_text(result), end="\n\n")
+            for name, value in result.outputs.items():
+                print(value if len(result.outputs) == 1 and isinstance(value, str) else f"{name}: {value}")
     if result.failure is not None:
         where = next((f"{call.address}: " for call in result.calls if call.failure is not None), "")
         print(f"error: {where}{result.failure.kind}: {result.failure.message}", file=sys.stderr)

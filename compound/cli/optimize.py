@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -15,6 +16,7 @@ from compound.errors import (
 if TYPE_CHECKING:
     from types import FrameType
 
+    from compound.api.result import Result
     from compound.api.sweeps.planned_run import Stopper
     from compound.runs.recorder import Recorder
     from compound.spec import Program
@@ -89,18 +91,23 @@ def optimize(
             print("continuing the run from its last checkpoint", file=sys.stderr)
         _stop_on_interrupt(recorder)
 
-    with tracing(otel), progress_display(program.optimize.budget.limits(), quiet=quiet) as listener:
-        result = run_optimization(
-            program.system, data, metric, program.optimize,
-            run_dir=path, engines=program.find_engine, folder=program.folder, text=program.text,
-            listener=listener, on_start=on_start, strict=strict, retry_failed=retry_failed,
-        )  # fmt: skip
-    if as_json:
-        print_json(result.to_json())
-    else:
+    def on_result(result: Result) -> None:
         from compound.report import terminal_summary
 
-        print(terminal_summary(path))
+        display.close()
+        if as_json:
+            print_json(result.to_json())
+        else:
+            print(terminal_summary(path), flush=True)
+
+    with tracing(otel), ExitStack() as display:
+        listener = display.enter_context(progress_display(program.optimize.budget.limits(), quiet=quiet))
+        run_optimization(
+            program.system, data, metric, program.optimize,
+            run_dir=path, engines=program.find_engine, folder=program.folder, text=program.text,
+            listener=listener, on_start=on_start, on_result=on_result, strict=strict,
+            retry_failed=retry_failed,
+        )  # fmt: skip
 
 
 @app.command(

@@ -50,6 +50,9 @@ def serve(
     feedback: Annotated[
         Optional[Path], typer.Option(help="Folder to record runs and feedback in.")  # noqa: UP045
     ] = None,
+    max_feedback: Annotated[
+        int, typer.Option(min=1, help="Maximum size of that folder in bytes; nothing is recorded beyond.")
+    ] = 2**30,
     sets: Sets = None,
     no_import: NoImport = False,
     trust: TrustOption = None,
@@ -57,7 +60,7 @@ def serve(
     """Serve a system over HTTP.
 
     POST /v1/run, /v1/batch, /v1/run/stream and /v1/feedback; /v1/chat/completions for systems with one text
-    input and one text output; /openapi.json, /health, /ready and /metrics. A changed configuration file is
+    input and one output; /openapi.json, /health, /ready and /metrics. A changed configuration file is
     used without a restart. SIGTERM finishes the runs in flight.
     """
     from compound.serving import ServerSettings
@@ -68,6 +71,7 @@ def serve(
         allow_hosts=tuple(allow_host or ()), allow_origins=tuple(allow_origin or ()),
         concurrency=concurrency, queue=queue, timeout=timeout, max_body=max_body, drain=drain,
         drain_delay=drain_delay, reload=reload_seconds, feedback=feedback,
+        max_feedback=max_feedback,
     )  # fmt: skip
     program = load_program(file, sets, no_import, trust=trust)
     run_server(program.system, config=config, engines=program.find_engine, settings=settings)

@@ -143,6 +143,7 @@ class RemoteExecutor(Executor):
             seed=seed,
             bypass=bypass,
             caches=self._caller.caches,
+            shares=self._caller.shares,
             settings=dict(settings),
             samples=dict(samples),
             priced=self.meter.budget.cost is not None,

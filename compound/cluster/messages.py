@@ -130,6 +130,7 @@ class Start(WorkerMessage):
         seed: seed of the random streams; a fork has that of its trace.
         bypass: whether cached results are ignored.
         caches: whether the driver has a cache.
+        shares: whether the entries of that cache are read by other programs.
         settings: by component, settings that override its own.
         samples: by component, sample indices that override ``sample``.
         priced: whether the cost is limited, so that models without a price are rejected.
@@ -147,6 +148,7 @@ class Start(WorkerMessage):
     seed: int
     bypass: bool
     caches: bool
+    shares: bool
     settings: dict[str, Document]
     samples: dict[str, int]
     priced: bool

@@ -284,7 +284,7 @@ class WorkerCaller(Caller):
         other = self.with_meter(meter)
         other._link = link
         other._sender = self._own_sender.for_job(link)
-        other.caches = link.start.caches
+        other.caches, other.shares = link.start.caches, link.start.shares
         return other
 
     async def _call(self, pending: PendingCall) -> CallResult:

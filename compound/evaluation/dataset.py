@@ -80,6 +80,8 @@ class Dataset:
     within: Path | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        if "\0" in str(self.path):
+            raise DeclarationError(f"the path of the data, {str(self.path)!r}, contains a NUL character")
         if isinstance(self.split_by, Mapping):
             shares = self.split_by
             if set(shares) - set(ROLES) or min(shares.values(), default=0) <= 0:

@@ -91,6 +91,7 @@ class DiskCache:
         path: the file; created if missing.
         step: the checkpoint that the run resumes from.
         recorded: number of entries covered by that checkpoint.
+        shared: whether other programs read the entries; only engines with a stable name are then cached.
 
     Attributes:
         count: number of entries; only maintained in a run.
@@ -100,8 +101,10 @@ class DiskCache:
         RunDirectoryError: the file is not a cache, or cannot be written.
     """
 
-    def __init__(self, path: str | Path, *, step: int | None = None, recorded: int = 0) -> None:
-        self._path = Path(path)
+    def __init__(
+        self, path: str | Path, *, step: int | None = None, recorded: int = 0, shared: bool = False
+    ) -> None:
+        self._path, self.shared = Path(path), shared
         self.problems: list[str] = []
         if str(path) != NO_FILE:
             check_files(UntrustedFolder(self._path.parent).make(), self._path.name)

@@ -31,7 +31,7 @@ from compound.execution.tool_text import to_text
 from compound.execution.trace import Call
 from compound.graph.component import Component
 from compound.graph.configuration import digest
-from compound.registry.engine_checks import check_images
+from compound.registry.engine_checks import check_images, has_stable_name
 from compound.storage.artifacts import without_path
 
 ASK_RETRIES, ASK_SECONDS = 3, 120.0  # for requests outside of nodes
@@ -59,6 +59,7 @@ class Caller:
         self.folder = folder
         self._cache = cache
         self.caches = cache is not None
+        self.shares = getattr(cache, "shared", False)
         self._results = SharedResults(cache)
         self._meter = meter
         self.tokens_of: TokensOf | None = None
@@ -141,17 +142,18 @@ class Caller:
 
     async def ask(self, lm: str, request: Request) -> Completion:
         """Send a request outside of nodes; its answer is cached like that of a call."""
+        cache = self._cache if self._is_cached(lm) else None
         key = digest(["ask", self.engine(lm).name, request_key(request)])
-        row = cast("AnswerRow | None", self._cache.get(key)) if self._cache is not None else None
+        row = cast("AnswerRow | None", cache.get(key)) if cache is not None else None
         if row is not None:
             usage = Usage.from_json(row["usage"])
-            if self._cache is not None and self._cache.take_pending(key):
+            if cache is not None and cache.take_pending(key):
                 await self._meter.charge_recorded(usage)
             return Completion(row["text"], usage)
         completion = await self._ask_with_retries(lm, request)
-        if self._cache is not None:
+        if cache is not None:
             kept: AnswerRow = {"text": completion.text, "usage": completion.usage.to_json()}
-            self._cache.put(key, kept)
+            cache.put(key, kept)
         return completion
 
     async def _ask_with_retries(self, lm: str, request: Request) -> Completion:
@@ -192,10 +194,16 @@ class Caller:
         """Return the cache key of a call; ``""`` if it is not cached."""
         if not self.caches or pending.bypass or not pending.component.cacheable:
             return ""
+        if not self._is_cached(pending.values.get("lm")):
+            return ""
         try:
             return self._key(pending)
         except (TypeError, ValueError):  # inputs without a JSON form have no key
             return ""
+
+    def _is_cached(self, lm: object) -> bool:
+        """Return whether answers of a model may be cached: elsewhere its name may be that of another."""
+        return not (self.shares and isinstance(lm, str)) or has_stable_name(self.engine(lm))
 
     async def share(
         self, key: str, component: Component, execute: Callable[[], Awaitable[CallResult]]

@@ -175,7 +175,12 @@ class Sender:
         self, engine: Engine, lm: str, request: Request, on_text: OnText | None, worst: Usage, meter: Meter
     ) -> Completion:
         """Send one request; tracers record the answer that this returns, with the usage that is charged."""
-        return self._charge_completion(await completion_of(engine, request, on_text), lm, worst, meter)
+        completion = self._charge_completion(await completion_of(engine, request, on_text), lm, worst, meter)
+        # a sample without text is a sample, and a forwarded answer is read by its program
+        is_answer = completion.text.strip() or completion.tool_calls or request.want_tokens or request.forward
+        if not is_answer:
+            raise CallError(f"{lm} returned an answer without text", kind="empty", charged=completion.usage)
+        return completion
 
     def _charge_completion(self, completion: Completion, lm: str, worst: Usage, meter: Meter) -> Completion:
         """Return an answer with sanitized text, charged at most its reservation."""

@@ -439,6 +439,7 @@ def _json(raw: str, forms: Sequence[str]) -> Any:  # noqa: ANN401
         if type(value) in fits:
             if values and re.search(r'\{\s*"|\[\s*[{"]', raw[values[-1][2] :]):
                 raise ValueError(f"{raw!r:.100} has incomplete JSON after the last complete one")
+            json.dumps(value, allow_nan=False)  # rejects what is no JSON
             return value
         if type(value) is list:
             raise ValueError(f"{raw!r:.100} is none of {', '.join(forms)}")

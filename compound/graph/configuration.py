@@ -266,6 +266,13 @@ def load(path: str | Path) -> Configuration:
         raise ConfigurationError(
             f"{path} has format {document.get('format')!r}, but this version reads format {FORMAT}"
         )
+    try:
+        json.dumps(document["values"], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"{path} holds a lone surrogate (half a character), which no model can be sent",
+            hint="write the whole character",
+        ) from None
     configuration = Configuration(document["values"])
     if document.get("digest") not in (None, configuration.digest):
         raise ConfigurationError(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -16,6 +17,7 @@ from pathlib import PurePath
 from typing import cast
 from uuid import UUID
 
+from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 SCALARS = (date, time, timedelta, Decimal, UUID, bytes)  # a datetime is a date
@@ -81,6 +83,27 @@ def dumps(value: object, *, sort_keys: bool = False, compact: bool = False, allo
         if "Out of range float" not in str(error):
             raise
         raise ValueError("nan and inf are numbers without a JSON form") from None
+
+
+def find_nonfinite(value: object) -> float | Decimal | None:
+    """Return a number within a value that is not finite, and so has no JSON form; None if there is none.
+
+    >>> find_nonfinite({"a": [1.0, float("inf")]}), find_nonfinite([1, "nan"])
+    (inf, None)
+    """
+    if isinstance(value, float | Decimal):
+        return None if math.isfinite(value) else value
+    if isinstance(value, Mapping):
+        parts: Iterable[object] = [*value.keys(), *value.values()]
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = value
+    elif isinstance(value, BaseModel):
+        parts = [item for _, item in value]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [getattr(value, item.name) for item in dataclasses.fields(value)]
+    else:
+        return None
+    return next((found for part in parts if (found := find_nonfinite(part)) is not None), None)
 
 
 def is_json(value: object) -> bool:

@@ -20,6 +20,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from compound.errors import DeclarationError, suggest_name
 from compound.graph.json_types import portable, schema_of_annotation
+from compound.graph.json_values import find_nonfinite
 from compound.image import Image
 from compound.security.json_schemas import MOST_ERRORS
 
@@ -245,12 +246,15 @@ def convert(kind: object, value: object) -> object:
     """Convert text or JSON leniently to ``kind`` (``"3"`` to 3), or raise `ValueError`."""
     try:
         # models write the aliases of fields, and stored values have their names
-        return _lenient_adapter(kind).validate_python(value, strict=False, by_alias=True, by_name=True)
+        made = _lenient_adapter(kind).validate_python(value, strict=False, by_alias=True, by_name=True)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)[:MOST_ERRORS]
         # an error of a whole value, such as one of a model's validator, has no place
         details = [": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"]))) for e in found]
         raise ValueError(f"{value!r:.200} is not {format_type(kind)} ({'; '.join(details)})") from error
+    if (number := find_nonfinite(made)) is not None:
+        raise ValueError(f"{value!r:.200} holds {number}, which is not a finite number")
+    return made
 
 
 @functools.lru_cache(maxsize=512)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from compound.engine import Engine
-from compound.errors import CompoundError, MissingExtra
+from compound.errors import CompoundError, MissingExtra, SeveralErrors
 from compound.evaluation.metrics.models import metric_lms
 from compound.execution.schedule import setting_values
 from compound.execution.sender import Sender, unpriced
+from compound.extras import libraries_of, missing_libraries
 from compound.graph.bounds import CallBound
 from compound.graph.space import Choice
+from compound.graph.system import System
 from compound.optimization.allowance import allowance
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import plan_by_runs
@@ -84,6 +86,36 @@ def check_prices(problem: Problem) -> None:
     for lm, engine in open_engines(problem).items():
         if not engine.priced:
             raise unpriced(lm)
+
+
+def check_libraries(problem: Problem) -> None:
+    """Reject a run that needs a library that is not installed, before anything is spent.
+
+    Raises:
+        MissingExtra: one is missing.
+        SeveralErrors: several are.
+    """
+    system, method = problem.system, problem.method
+    find = problem.engines if callable(problem.engines) else problem.engines.get
+    needed: list[tuple[str, Sequence[str]]] = []
+    for lm in list_models(problem):
+        with suppress(CompoundError):  # the run reports why it cannot be opened
+            needed.append((f"the engine of {lm!r}", libraries_of(find(lm))))
+    for job in (*method.jobs, *filter(None, [method.opening, method.joint])):
+        optimizer = method.optimizers[job.optimizer]
+        spaces = [system.parameters[key] for key in job.keys]
+        requires_for = getattr(optimizer, "requires_for", lambda _, own=optimizer: libraries_of(own))
+        needed.append((f"the method {method.name!r}", requires_for(spaces)))
+    missing = missing_libraries([*system_parts(system), *needed])
+    if missing:
+        raise missing[0] if len(missing) == 1 else SeveralErrors(missing)
+
+
+def system_parts(system: System) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the components of a system, and the modules of optional libraries that each needs."""
+    for name, component in system.components.items():
+        index = getattr(component, "index", None)
+        yield f"component {name!r}", [*libraries_of(component), *libraries_of(index)]
 
 
 def missing_keys(problem: Problem) -> list[str]:

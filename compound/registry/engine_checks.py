@@ -12,7 +12,7 @@ from compound.errors import DeclarationError
 from compound.formatting import short_repr
 from compound.registry.user_code import UserCodeError, check_signature, definition, reported
 
-__all__ = ["check_images", "checked_engine", "completion", "no_images", "worst_case"]
+__all__ = ["check_images", "checked_engine", "completion", "has_stable_name", "no_images", "worst_case"]
 
 MEMBERS = ("name", "concurrency", "remote", "priced", "worst_case", "generate", "aclose")
 _WORST = "return compound.Usage(calls, prompt_tokens, completion_tokens)"
@@ -37,6 +37,15 @@ def checked_engine(name: str, engine: object) -> Engine:
             hint=f"an engine has {', '.join(MEMBERS)}",
         )
     return engine
+
+
+def has_stable_name(engine: Engine) -> bool:
+    """Return whether an engine says that its name identifies its answers, also in other processes.
+
+    A subclass does not inherit the statement, because it may answer differently.
+    """
+    says = "stable_name" in {*vars(type(engine)), *getattr(engine, "__dict__", ())}
+    return says and engine.stable_name is True  # type: ignore[attr-defined]
 
 
 def worst_case(engine: Engine, request: Request) -> Usage:

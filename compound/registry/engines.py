@@ -2,7 +2,7 @@
 
 ``smollm2``, ``gemma3-270m``, a folder, or ``local/NAME`` run in this process; ``vllm/NAME`` runs in a vLLM
 server that is started for it; every other name goes to litellm (``openai/gpt-4o-mini``,
-``hosted_vllm/Qwen/Qwen3-8B``, ``ollama/llama3`` …).
+``hosted_vllm/Qwen/Qwen3-8B``, ``ollama_chat/llama3.2`` …).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from compound.security.sanitize import remember_secret, sanitize_text
 from compound.serving.deployment import Deployments
 from compound.serving.feedback_store import FeedbackStore
 from compound.serving.metrics import Metrics
-from compound.serving.ports import Interface, text_input
+from compound.serving.ports import Interface, chat_problem
 from compound.serving.routes.chat import ChatRequest, chat_handlers
 from compound.serving.routes.operations import operation_handlers
 from compound.serving.routes.rating import feedback_handlers, feedback_model
@@ -87,7 +87,11 @@ def build(
     remember_secret(settings.key)
     metrics = Metrics()
     deployments = Deployments(system, None if config is None else Path(config), metrics.reloaded)
-    store = None if settings.feedback is None else FeedbackStore(settings.feedback, metrics.lost)
+    store = (
+        None
+        if settings.feedback is None
+        else FeedbackStore(settings.feedback, metrics.lost, settings.max_feedback)
+    )
     find = resolve_engines(system, engines)
     service = Service(deployments, find, settings, metrics, store)
     application = FastAPI(
@@ -126,6 +130,7 @@ def _add_routes(application: FastAPI, service: Service, system: System) -> None:
         **operation_handlers(service),
         **run_handlers(service, interface),
         **feedback_handlers(service.store, rating, service.metrics),
+        **chat_handlers(service, system, int(time.time())),
     }
     routes = [
         Route("get", "/health", "Tell whether the process answers."),
@@ -137,9 +142,7 @@ def _add_routes(application: FastAPI, service: Service, system: System) -> None:
               media="text/event-stream", description=EVENTS),
         Route("post", "/v1/feedback", "Rate a run, correct it, or prefer one of two.", rating, status="201"),
     ]  # fmt: skip
-    chat_input = text_input(system)
-    if chat_input is not None:
-        handlers |= chat_handlers(service, system, chat_input, int(time.time()))
+    if not chat_problem(system):
         routes += [
             Route("post", "/v1/chat/completions", "Complete a chat, as OpenAI's clients ask.", ChatRequest),
             Route("get", "/v1/models", "List the system as a model."),

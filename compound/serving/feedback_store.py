@@ -6,6 +6,7 @@ acknowledged once it and all earlier runs are on the disk.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -50,13 +51,17 @@ class FeedbackStore:
     Args:
         path: the folder; created if missing.
         on_lost: called with the number of runs that could not be written.
+        most: maximum bytes of the folder.
 
     Raises:
         CompoundError: the folder cannot be written, or another server writes to it.
     """
 
-    def __init__(self, path: Path, on_lost: Callable[[int], object] = lambda runs: None) -> None:
-        self.path, self._on_lost = path, on_lost
+    def __init__(
+        self, path: Path, on_lost: Callable[[int], object] = lambda runs: None, most: int = 2**30
+    ) -> None:
+        self.path, self._on_lost, self._most = path, on_lost, most
+        self._problem = ""
         try:
             self._lock = Lock(UntrustedFolder(path, error=StoreError).make())
         except CompoundError as error:
@@ -123,7 +128,9 @@ class FeedbackStore:
                 self._write(lines)
             except OSError as error:
                 lost = sum(line.done is None for line in lines)
-                LOG.warning("feedback in %s cannot be written: %s", self.path, error)
+                if str(error) != self._problem:
+                    LOG.warning("feedback in %s cannot be written: %s", self.path, error)
+                self._problem = str(error)
                 self._on_lost(lost)
                 failed = StoreError(f"the feedback cannot be written: {error.strerror}")
                 _finish(lines, failed)
@@ -147,6 +154,9 @@ class FeedbackStore:
             data = b"".join(line.data for line in lines if line.name == name)
             if not data:
                 continue
+            size = sum(os.fstat(file.fileno()).st_size for file in self._files.values())
+            if size + len(data) > self._most:
+                raise OSError(errno.EDQUOT, f"it would exceed {self._most:,} bytes; see --max-feedback")
             descriptor = self._files[name].fileno()
             end = os.fstat(descriptor).st_size
             try:

@@ -12,8 +12,10 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 from compound.components.fields import answer_cue
 from compound.components.llm import LLM
 from compound.graph.component import Output
+from compound.graph.configuration import to_readable_json
+from compound.graph.json_values import dumps, find_nonfinite
 from compound.graph.system import System
-from compound.graph.types import format_type
+from compound.graph.types import format_type, holds_images
 from compound.web.problems import Problem, invalid
 
 
@@ -127,8 +129,18 @@ class Interface:
         return Interface(system, run, several, answer, answers, outputs)
 
     def inputs_of(self, values: BaseModel) -> dict[str, object]:
-        """Return the inputs of a validated request."""
-        return port_values(self.system.inputs, values)
+        """Return the inputs of a validated request.
+
+        Raises:
+            Problem: one holds a number that JSON does not have.
+        """
+        found = port_values(self.system.inputs, values)
+        for name, value in found.items():
+            if (number := find_nonfinite(value)) is not None:
+                raise Problem(
+                    422, "invalid_request", f"inputs.{name} holds {number}, which is no JSON number"
+                )
+        return found
 
 
 def parse_body(model: type[BaseModel], body: bytes) -> Any:  # noqa: ANN401 - an instance of the model
@@ -153,12 +165,26 @@ def hide_positions(problem: Problem) -> Problem:
     return problem
 
 
-def text_input(system: System) -> str | None:
-    """Return the only input if it is a text and there is one text output, so that the system can chat."""
-    inputs, outputs = list(system.inputs.items()), list(system.outputs.values())
-    if len(inputs) == len(outputs) == 1 and inputs[0][1] is str and outputs[0].type is str:
-        return inputs[0][0]
-    return None
+def chat_problem(system: System) -> str:
+    """Return why a system cannot chat, or ``""``: it needs one text input, and one output."""
+    inputs, outputs = system.inputs, {name: source.type for name, source in system.outputs.items()}
+    for what, types in (("input", inputs), ("output", outputs)):
+        if len(types) != 1:
+            return f"a chat needs one {what}, but it has {len(types)} ({', '.join(types)})"
+    (name, kind), (output, made) = *inputs.items(), *outputs.items()
+    if kind is not str:
+        return f"a chat needs a text input, but {name} is {format_type(kind)}"
+    return f"its output {output} is {format_type(made)}" if holds_images(made) else ""
+
+
+def chat_text(value: object) -> str:
+    """Return an output as the text of an answer: a text or a label as it is, anything else as JSON.
+
+    >>> chat_text("bug"), chat_text(True), chat_text({"n": [1]})
+    ('bug', 'true', '{"n": [1]}')
+    """
+    plain = to_readable_json(value)
+    return plain if isinstance(plain, str) else dumps(plain)
 
 
 def streamed_call(system: System) -> tuple[str, str] | None:
@@ -170,6 +196,6 @@ def streamed_call(system: System) -> tuple[str, str] | None:
     if not isinstance(source, Output) or not isinstance(source.node.component, LLM):
         return None
     component = source.node.component
-    if component.layout != "text":
+    if component.layout != "text" or source.type is not str:
         return None
     return source.node.name, answer_cue(component.outputs, component.layout)

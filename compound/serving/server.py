@@ -17,6 +17,7 @@ from compound.api.arguments import GivenEngines
 from compound.errors import CompoundError
 from compound.graph.system import System
 from compound.serving.application import Built, build
+from compound.serving.ports import chat_problem
 from compound.serving.settings import ServerSettings
 from compound.web.protocol import BoundedProtocol
 
@@ -68,7 +69,8 @@ def uvicorn_config(built: Built, settings: ServerSettings) -> uvicorn.Config:
         proxy_headers=False,  # a client could forge them
         ws="none",
         timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=max(1, round(settings.drain)),
+        # after the runs have been stopped, only connections that do not read their answers are left
+        timeout_graceful_shutdown=settings.drain + 1,  # type: ignore[arg-type]  # asyncio takes parts of seconds
     )
 
 
@@ -133,6 +135,8 @@ class DrainingServer(uvicorn.Server):
             file=sys.stderr,
             flush=True,
         )
+        if problem := chat_problem(self._service.deployments.current.system):
+            print(f"no chat for OpenAI's clients: {problem}", file=sys.stderr, flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Report that the server drains, and stop after the delay; a second signal stops at once."""
@@ -140,7 +144,8 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         self._service.draining = True
-        delay = self._service.settings.drain_delay
+        delay, drain = self._service.settings.drain_delay, self._service.settings.drain
+        asyncio.get_running_loop().call_later(delay + drain, self._service.stop_runs)
         print(f"draining: {self._service.running} runs in flight", file=sys.stderr, flush=True)
         if delay:
             self._closing = asyncio.get_running_loop().call_later(delay, self._close)

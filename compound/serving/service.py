@@ -74,6 +74,8 @@ class Service:
         self.deployments, self.settings, self.metrics, self.store = deployments, settings, metrics, store
         self.draining, self.ready = False, False
         self.running = self.waiting = 0
+        self._timers: set[asyncio.Timeout] = set()
+        self._stopped = False
         system = deployments.current.system
         self._executor = Executor(for_system(find, system), on_call=metrics.called, on_notice=_log_notice)
         self._places = asyncio.Semaphore(settings.concurrency)
@@ -112,6 +114,14 @@ class Service:
         await self._executor.aclose()
         if self.store is not None:
             await asyncio.to_thread(self.store.close)
+
+    def stop_runs(self) -> None:
+        """End the runs in flight; their requests are answered with status 503."""
+        self._stopped = True
+        now = asyncio.get_running_loop().time()
+        for timer in list(self._timers):
+            if not timer.expired():
+                timer.reschedule(now)
 
     def ticket(self, seed: int | None = None) -> Ticket:
         """Return the identity of a new run, on the current deployment."""
@@ -179,18 +189,27 @@ class Service:
         arrived = started = time.perf_counter()
         outcome = "cancelled"
         try:
-            async with asyncio.timeout(self.settings.timeout), self._admitted(queued):
-                started = time.perf_counter()
-                with all_in_threads():
-                    trace = await self._executor.run(
-                        ticket.deployment.system, inputs, sample=ticket.seed, listener=listener
-                    )
+            async with asyncio.timeout(self.settings.timeout) as timer:
+                self._timers.add(timer)
+                try:
+                    async with self._admitted(queued):
+                        started = time.perf_counter()
+                        with all_in_threads():
+                            trace = await self._executor.run(
+                                ticket.deployment.system, inputs, sample=ticket.seed, listener=listener
+                            )
+                finally:
+                    self._timers.discard(timer)
             outcome = "ok" if trace.failure is None else trace.failure.kind
             if self.store is not None:
                 self.store.add_run(ticket.run, trace)
             if trace.failure is not None:
                 return self._published(ticket, trace, trace.failure)
         except TimeoutError:
+            if self._stopped:
+                outcome = "draining"
+                message = "the server stops, and the run did not finish in time"
+                raise Problem(503, outcome, message, ticket.run) from None
             outcome = "timeout"
             message = f"the run took longer than {self.settings.timeout:g} s"
             raise Problem(504, outcome, message, ticket.run) from None

@@ -34,6 +34,7 @@ class ServerSettings:
             for a load balancer to notice.
         reload: seconds between checks for a new configuration file; 0 disables them.
         feedback: the folder to record runs and feedback in; ``None`` records nothing.
+        max_feedback: maximum bytes of that folder; nothing is recorded beyond them.
 
     Raises:
         DeclarationError: a value is out of range, or the key is missing or too short.
@@ -59,11 +60,12 @@ class ServerSettings:
     drain_delay: float = 0.0
     reload: float = 1.0
     feedback: Path | None = None
+    max_feedback: int = 2**30
 
     def __post_init__(self) -> None:
         least = {
             "concurrency": 1, "queue": 0, "batch": 1, "max_body": 1, "port": 0, "drain": 0, "drain_delay": 0,
-            "reload": 0,
+            "reload": 0, "max_feedback": 1,
         }  # fmt: skip
         for name, minimum in least.items():
             if not minimum <= getattr(self, name) < math.inf:  # also refuses nan

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from importlib import metadata
 from types import TracebackType
@@ -13,9 +16,10 @@ from compound.errors import DISTRIBUTION, DeclarationError, MissingExtra
 from compound.execution.observers.spans import Tracer, activate, active_tracer
 from compound.extras import raise_missing_extra
 from compound.security.sanitize import remember_environment
-from compound.tracing.exporters import chosen_exporter, meter_provider, resource
+from compound.tracing.exporters import METRICS, chosen_exporter, meter_provider, resource
 from compound.tracing.metrics import CombinedTracer, MetricRecorder
 from compound.tracing.spans import SpanRecorder
+from compound.web.addresses import can_connect
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -27,7 +31,8 @@ if TYPE_CHECKING:
 CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 EXPORTER, PROTOCOL = "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 WITH_CONTENT = ("true", "1", "span_only", "span_and_event")
-FLUSH_MILLISECONDS = 10_000
+CLOSE_SECONDS = 5.0
+DEFAULT_COLLECTOR = "http://localhost:4318"
 
 
 class Tracing:
@@ -37,6 +42,7 @@ class Tracing:
         provider: the tracer provider that receives the spans.
         meters: the meter provider that receives the metrics, if they are on.
         content: whether spans contain messages, inputs and outputs.
+        collector: the address of the receiver of own providers, if it is known.
     """
 
     def __init__(
@@ -46,7 +52,9 @@ class Tracing:
         *,
         content: bool,
         owned: Sequence[SdkTracerProvider | SdkMeterProvider],
+        collector: str = "",
     ) -> None:
+        self.collector = collector
         self.provider, self.meters, self.content = provider, meters, content
         self._owned = tuple(owned)
         self._tracer: Tracer = SpanRecorder(provider.get_tracer("compound", _version()), content=content)
@@ -59,10 +67,19 @@ class Tracing:
         """End tracing, send what remains, and return to the tracing that was active before."""
         if active_tracer() is self._tracer:
             activate(self._previous)
-        for provider in self._owned:
-            provider.force_flush(FLUSH_MILLISECONDS)
-            provider.shutdown()
-        self._owned = ()
+        owned, self._owned = self._owned, ()
+        # an exporter tries again for longer than anyone should wait for it
+        ending = [threading.Thread(target=provider.shutdown, daemon=True) for provider in owned]
+        for thread in ending:
+            thread.start()
+        end = time.monotonic() + CLOSE_SECONDS * (not self.collector or can_connect(self.collector))
+        for thread in ending:
+            thread.join(max(0.0, end - time.monotonic()))
+        if any(thread.is_alive() for thread in ending):
+            logging.getLogger("compound").warning(
+                "OpenTelemetry: the collector%s did not receive everything; the rest is not sent",
+                f" at {self.collector}" if self.collector else "",
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -120,7 +137,21 @@ def trace_with(
         raise_missing_extra(error, "tracing")
         raise
     own = [provider for provider in (owned, own_meters) if provider is not None]
-    return Tracing(found or _present(owned), meters, content=content, owned=own)
+    collector = _collector(endpoint) if own else ""
+    if collector and not can_connect(collector):
+        logging.getLogger("compound").warning("OpenTelemetry: no collector answers at %s", collector)
+    return Tracing(found or _present(owned), meters, content=content, owned=own, collector=collector)
+
+
+def _collector(endpoint: str | None) -> str:
+    """Return the address of the receiver; ``""`` if the environment names several, or another exporter."""
+    own = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
+    exporters = [os.environ.get(EXPORTER, "otlp"), os.environ.get(METRICS, "none")]
+    if endpoint is not None:
+        return endpoint
+    if "otlp" not in exporters or any(name in os.environ for name in own):
+        return ""
+    return os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or DEFAULT_COLLECTOR
 
 
 def _version() -> str | None:

@@ -29,8 +29,15 @@ class MLflowTracker:
     def __init__(self) -> None:
         from mlflow import MlflowClient
 
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # by default it tries for minutes
         self._client = MlflowClient()
         self._id = ""
+
+    @property
+    def server(self) -> str:
+        """The address of the server, or ``""`` if runs are stored on this machine."""
+        address = str(self._client.tracking_uri)
+        return address if address.startswith(("http://", "https://")) else ""
 
     def start(self, run: TrackedRun, previous: str) -> str:
         """Start or continue a run."""

@@ -30,7 +30,11 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Connection to one run of an experiment tracker. All methods are called in one thread."""
+    """Connection to one run of an experiment tracker. All methods are called in one thread.
+
+    An optional attribute ``server`` is the address of the server that receives the run. A connection to it is
+    tried before the run starts and before it ends.
+    """
 
     def start(self, run: TrackedRun, previous: str) -> str:
         """Start a run, or continue the run with the id ``previous`` if it exists, and return the id.

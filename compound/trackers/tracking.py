@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import importlib
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, cast
 
 from pydantic import BaseModel
@@ -38,6 +40,7 @@ from compound.storage.records import to_document
 from compound.trackers.metrics import budget_metrics, event_metrics, training_metrics
 from compound.trackers.parameters import run_parameters
 from compound.trackers.tracker import Status, TrackedRun, Tracker
+from compound.web.addresses import can_connect
 
 FILE = "trackers.json"
 ARTIFACTS = ("report.md", "report.html", "best.json", "system.yaml", CONFIG, "events.jsonl")
@@ -48,6 +51,7 @@ TRACKERS: Mapping[TrackerName, str] = {
     "trackio": "compound.trackers.trackio_tracker:TrackioTracker",
     "wandb": "compound.trackers.wandb_tracker:WandbTracker",
 }
+NOTICE_SECONDS, FINAL_SECONDS = 2.0, 30.0  # of waiting at the end: until it is told, and without progress
 _log = logging.getLogger("compound")
 
 
@@ -88,6 +92,7 @@ class Follower:
     def start(self) -> None:
         """Start or continue the tracker's run, and log what the record has so far."""
         self._tracker = self._open()
+        self._require_server()
         config = read_json(self._folder, CONFIG)
         self._seed = int(config["optimize"]["seed"])
         stored = _read_positions(self._folder).get(self.name, Position())
@@ -100,6 +105,16 @@ class Follower:
         self._store()
         self._started = True
         self.catch_up()
+
+    def _require_server(self) -> None:
+        """Fail at once if the tracker's server is not reachable: its library may try for minutes.
+
+        Raises:
+            ConnectionError: it is not.
+        """
+        server = getattr(self._tracker, "server", "")
+        if server and not can_connect(server):
+            raise ConnectionError(f"no server answers at {server}")
 
     def start_if_possible(self) -> None:
         """Start, or after a failure try again at the end of the run."""
@@ -140,6 +155,7 @@ class Follower:
     def finish(self, status: Status) -> None:
         """Log what is missing, upload the files, and end the tracker's run."""
         if self._started:
+            self._require_server()
             self.catch_up()
         else:
             self.start()
@@ -188,12 +204,43 @@ class Follower:
         self._folder.write(FILE, to_document(document))
 
 
+class Worker:
+    """Runs functions one after another in a thread, which does not keep the process from ending."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name="compound-trackers", daemon=True).start()
+
+    def submit(self, function: Callable[..., object], *arguments: object, **options: object) -> Future[None]:
+        """Run a function after those submitted before, and return the future of its end."""
+        future: Future[None] = Future()
+
+        def work() -> None:
+            try:
+                function(*arguments, **options)
+            except BaseException as error:  # noqa: BLE001 - raised again where the future is read
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+        self._tasks.put(work)
+        return future
+
+    def shutdown(self) -> None:
+        """End the thread after what was submitted."""
+        self._tasks.put(None)
+
+    def _run(self) -> None:
+        while (work := self._tasks.get()) is not None:
+            work()
+
+
 @dataclass
 class Tracking:
     """Followers of one run; they work in one thread, so that a slow tracker does not delay the run."""
 
     followers: Sequence[Follower]
-    worker: ThreadPoolExecutor
+    worker: Worker
 
     def listen(self, event: Mapping[str, Any]) -> None:
         """Log a recorded event in the background."""
@@ -208,10 +255,20 @@ class Tracking:
                 self.worker.submit(follower.add_step, record)
 
     def finish(self, status: Status) -> None:
-        """End the runs of all trackers, and wait for them."""
-        waiting = [self.worker.submit(follower.finish_if_possible, status) for follower in self.followers]
-        for each in waiting:
-            each.result()
+        """End the runs of all trackers, and wait for them as long as they make progress."""
+        left = {self.worker.submit(f.finish_if_possible, status): f for f in self.followers}
+        seconds, before = NOTICE_SECONDS, -1
+        while left:
+            for done in wait(left, seconds).done:
+                del left[done]
+            names, sent = ", ".join(f.name for f in left.values()), sum(f.sent for f in self.followers)
+            if left and sent == before:
+                where = "`compound track` sends the rest"
+                _log.warning("%s: no progress in %g s; %s", names, seconds, where)
+                return
+            if left and seconds == NOTICE_SECONDS:
+                _log.warning("waiting for %s …", names)
+            seconds, before = FINAL_SECONDS, sent
 
 
 @contextmanager
@@ -308,10 +365,8 @@ def _followers(names: Sequence[TrackerName], folder: Path, parent: Tracking | No
     return [Follower(name, folder, mains.get(name)) for name in dict.fromkeys(names)]
 
 
-def _worker(parent: Tracking | None) -> ThreadPoolExecutor:
-    if parent is not None:
-        return parent.worker
-    return ThreadPoolExecutor(1, thread_name_prefix="compound-trackers")
+def _worker(parent: Tracking | None) -> Worker:
+    return parent.worker if parent is not None else Worker()
 
 
 def _start(followers: Sequence[Follower], *, required: bool = True) -> None:

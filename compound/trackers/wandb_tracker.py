@@ -24,7 +24,15 @@ class WandbTracker:
     """Logs to a run of the project ``WANDB_PROJECT``, by default named like the system."""
 
     def __init__(self) -> None:
+        import wandb  # noqa: F401 - to report that it is missing before a connection is tried
+
         self._run: wandb.Run | None = None
+
+    @property
+    def server(self) -> str:
+        """The address of the server, or ``""`` if runs are not sent."""
+        sends = os.environ.get("WANDB_MODE", "online") in ("online", "shared")
+        return os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai") if sends else ""
 
     def start(self, run: TrackedRun, previous: str) -> str:
         """Start or continue a run; baselines are in the group of their main run.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Protocol
 
@@ -18,7 +19,7 @@ from compound.web.problems import Problem
 OPEN_PATHS = ("/health", "/ready")  # probes have no key
 Count = Callable[[Scope, int], None]
 EXPOSED_HEADERS = b"X-Run-Id, Retry-After"
-CORS_HEADERS = b"authorization, content-type"
+CORS_HEADERS = re.compile(rb"[\w!#$%&'*+.^`|~-]{1,64}(?: *, *[\w!#$%&'*+.^`|~-]{1,64}){0,63}", re.ASCII)
 
 
 class Admission(Protocol):
@@ -90,7 +91,7 @@ class Guard:
         try:
             self._check(scope, headers, origin)
             if scope["method"] == "OPTIONS" and origin:
-                await _preflight(sent)
+                await _preflight(headers, sent)
                 return
             await self._inner(scope, await self._with_body(scope, headers, receive), sent)
         except Problem as problem:
@@ -186,14 +187,21 @@ class Guard:
         return sent
 
 
-async def _preflight(send: Send) -> None:
-    """Answer a browser that asks whether a page may call the server."""
+async def _preflight(asked: MutableMapping[bytes, bytes], send: Send) -> None:
+    """Answer a browser that asks whether a page may call the server, with the headers of its library."""
+    names = asked.get(b"access-control-request-headers", b"").strip()
     headers = [
         (b"access-control-allow-methods", b"GET, POST"),
-        (b"access-control-allow-headers", CORS_HEADERS),
+        (
+            b"access-control-allow-headers",
+            names if CORS_HEADERS.fullmatch(names) else b"authorization, content-type",
+        ),
         (b"access-control-max-age", b"600"),
         (b"content-length", b"0"),
+        (b"vary", b"Access-Control-Request-Headers"),
     ]
+    if asked.get(b"access-control-request-private-network") == b"true":
+        headers.append((b"access-control-allow-private-network", b"true"))
     await send({"type": "http.response.start", "status": 204, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
 

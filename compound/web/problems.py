@@ -57,7 +57,7 @@ def json_response(document: object, status: int = 200, headers: Mapping[str, str
     # imported here because systems with external agents are loaded without it
     from starlette.responses import Response
 
-    return Response(to_json(document), status, dict(headers or {}), "application/json")
+    return Response(to_json(document, inf_nan_mode="null"), status, dict(headers or {}), "application/json")
 
 
 def invalid(errors: Sequence[ErrorDetails]) -> Problem:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -84,6 +85,8 @@ class SegmentSearch:
         gold: whether the local reward may read the gold answers of train examples.
         fit: fits the local reward to draws.
     """
+
+    requires: ClassVar[tuple[str, ...]] = ("sklearn",)
 
     learning: RewardLearning
     gold: bool = True

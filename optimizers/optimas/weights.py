@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from compound.concurrency.threads import compute
 from compound.example import Example
@@ -196,6 +196,8 @@ class LocalTraining:
         guide: scores the calls of the component.
         section: the path of the training settings, for error messages.
     """
+
+    requires: ClassVar[tuple[str, ...]] = ("torch", "transformers", "peft")
 
     learning: RewardLearning
     training: LocalTrainingChoice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -47,6 +47,10 @@ class NumberProgress(RaceProgress):
 @dataclass(frozen=True)
 class NumberSearch:
     """Optimizer that searches `Choice`, `Int` and `Float` parameters jointly."""
+
+    def requires_for(self, spaces: Iterable[object]) -> tuple[str, ...]:
+        """Return the library that suggests values; small sets of values are compared without it."""
+        return ("optuna",) if any(isinstance(space, Float) for space in spaces) else ()
 
     def bound(self, outlook: Outlook) -> JobBound:
         """Declare that the job sends no requests except the runs of the system."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 from compound.components.engines.prefilled import Prefilled
 from compound.concurrency.threads import compute
@@ -92,6 +92,8 @@ class WeightTraining:
         adapters: which components share an adapter.
         section: the path of the recipe's settings, for error messages.
     """
+
+    requires: ClassVar[tuple[str, ...]] = ("torch", "transformers", "peft")
 
     recipe: Recipe
     adapters: Sharing = "each"

@@ -51,7 +51,7 @@ def optimize():
     )
 
 def evaluate():
-    return cp.evaluate(system, rows, "exact_match", engines={"lm": ScriptedLM(reply, concurrency=1)})
+    return cp.evaluate(system, rows, "exact_match", engines={"lm": ScriptedLM(reply, concurrency=1, stable_name=True)})
 
 stuck_after = 9
 '''
@@ -236,7 +236,7 @@ def test_an_interrupted_cell_stops_and_the_same_cell_continues(kernel: Kernel, w
     reply, printed = kernel.execute(f"{what}()", interrupt_at=("STUCK",))
     assert reply["ename"] == "KeyboardInterrupt"
     assert "stopping; interrupt again to stop at once" in printed
-    told = {"optimize": "progress is saved in run;", "evaluate": "finished calls are cached"}
+    told = {"optimize": "progress is saved in run;", "evaluate": "cached calls are reused"}
     assert told[what] in reply["evalue"]
     code = f"stuck_after = 10**6; found = {what}(); print(len(answered), len(set(answered)))"
     reply, printed = kernel.execute(code)

@@ -56,7 +56,7 @@ def served(
         source = write_program(tmp_path)
         system, executor = rebuild(source).system, local_executor(source, cache=MemoryCache())
         start = Start(
-            job=1, configuration={}, inputs={}, example="e", sample=0, seed=0, bypass=False, caches=True,
+            job=1, configuration={}, inputs={}, example="e", sample=0, seed=0, bypass=False, caches=True, shares=False,
             settings={}, samples={}, priced=False,
         )  # fmt: skip
         result = asyncio.get_running_loop().create_future()

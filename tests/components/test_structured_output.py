@@ -707,3 +707,21 @@ def test_mistakes_in_a_file_are_located(change: tuple[str, str], problem: str) -
 def test_plain_types_are_answered_in_words() -> None:
     assert all(map(is_plain, (str, int | None, list[str], Literal["a"], Annotated[int, "x"], Mood)))
     assert not any(map(is_plain, (Person, list[Person], dict[str, int], Row, NAMED, list[list[int]])))
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        (Point, '{"x": NaN, "y": 1}'),
+        (dict[str, float], '{"a": 1e999}'),
+        (dict[str, Any], '{"a": [-Infinity]}'),
+        (list[Point], '[{"x": "nan", "y": 1}]'),
+        (decimal.Decimal, "NaN"),
+        (Point | None, '{"x": 1, "y": Infinity}'),
+    ],
+)
+def test_a_number_that_is_not_finite_is_a_wrong_answer_that_is_asked_again(kind: Any, answer: str) -> None:
+    trace, requests = run(system(kind, reasks=1), [answer, answer])
+    assert trace.failure is not None
+    assert trace.failure.kind == "parse"
+    assert len(requests) == 2

@@ -27,6 +27,11 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
+def test_a_path_with_a_nul_character_is_refused() -> None:
+    with pytest.raises(DeclarationError, match="contains a NUL character"):
+        cp.Dataset("data\0x")
+
+
 def read(path: Path) -> list[dict[str, object]]:
     return [row for _, row in read_rows(path)]
 

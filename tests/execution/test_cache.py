@@ -21,7 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+import compound as cp
 from compound.api.verify import verify
+from compound.components.engines.openai.engine import OpenAIEngine
 from compound.components.flow import Map
 from compound.components.function import Function
 from compound.components.llm import LLM
@@ -591,6 +593,35 @@ def test_what_is_asked_beside_the_calls_counts_every_try_again(tmp_path: Path) -
     whole = asked([TransientError("busy"), "a prompt"], DiskCache(tmp_path / "cache.sqlite"))
     assert whole[0].usage == whole[1] == Usage(2, 6, 258)  # the first try may have been billed
     assert asked([], DiskCache(tmp_path / "cache.sqlite", step=0)) == whole
+
+
+class Renamed(OpenAIEngine):
+    """A subclass of an engine with a stable name that answers by itself."""
+
+    def __init__(self, reply: str) -> None:
+        super().__init__("m", api_base="http://127.0.0.1:9/v1")
+        self.reply = reply
+
+    async def generate(self, request: Request) -> Completion:
+        return Completion(self.reply, Usage(1))
+
+
+@pytest.mark.parametrize(
+    ("make", "is_shared"),
+    [
+        (lambda reply: ScriptedLM(lambda _: reply), False),
+        (Renamed, False),
+        (lambda reply: ScriptedLM(lambda _: reply, stable_name=True), True),
+    ],
+)
+def test_evaluations_share_answers_only_of_engines_with_a_stable_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, is_shared: bool
+) -> None:
+    monkeypatch.setenv("COMPOUND_CACHE", str(tmp_path))
+    rows = [{"q": "a", "y": "yes"}]
+    first, second = ({"m": make(reply)} for reply in ("yes", "no"))
+    assert cp.evaluate(ask(), rows, "exact_match", engines=first).mean == 1
+    assert cp.evaluate(ask(), rows, "exact_match", engines=second).mean == is_shared
 
 
 # --- damage --------------------------------------------------------------------------------------------

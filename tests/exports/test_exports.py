@@ -289,6 +289,8 @@ TYPES = [
 @example("LARGE")
 @example("2024-01-02")
 @example('So: {"a": 1}, as in [1].')
+@example('{"a": [NaN]}')
+@example('{"a": 1e999}')
 @example('{"a"')
 @example('"a\nb"')
 @example('"a"')

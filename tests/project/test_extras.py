@@ -44,6 +44,11 @@ def retrieve(index):
 def optimize(system, method, **engines):
     cp.optimize(system, data, "exact_match", method=method, budget=400, progress=False, **engines)
 
+def searching():
+    passages = cp.Retriever("r", cp.BM25("corpus.jsonl"))(query=question)
+    answer = cp.LLM("a", prompt=cp.Text("Answer."))(question=question, passages=passages)
+    return cp.System("s", outputs={{"y": answer}}, lm="lm")
+
 def trained():
     return llm(str(folder), weights=cp.LoRA(rank=4))
 
@@ -74,6 +79,9 @@ ACTIONS = [
         " lm='lm'), 'coordinate', engines=lm)",
     ),
     ("gepa", "optimize(llm(), 'gepa', engines=lm)"),
+    ("peft", "optimize(trained(), 'mmgrpo')"),
+    ("httpx", "optimize(llm(), 'random', engines={'lm': cp.OpenAI('m')})"),
+    ("bm25s", "optimize(searching(), 'random', engines=lm)"),
     ("bm25s", "retrieve(cp.BM25('corpus.jsonl'))"),
     ("sentence_transformers", "retrieve(cp.Dense('corpus.jsonl', model=str(folder)))"),
     (
@@ -118,7 +126,7 @@ NEVER_IMPORTED = {
 @pytest.mark.parametrize(("module", "action"), ACTIONS, ids=[f"{m}-{i}" for i, (m, _) in enumerate(ACTIONS)])
 def test_a_missing_library_names_its_extra(module: str, action: str, tmp_path: Path) -> None:
     library, extra = LIBRARIES[module]
-    extras = {extra, "rewards"} if module == "peft" else {extra}
+    extras = {extra, *{"peft": {"rewards"}, "httpx": {"vllm"}}.get(module, ())}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COMPOUND_CACHE": str(tmp_path / "cache")}
     ran = subprocess.run(
         [sys.executable, "-c", PREPARED.format(module=module, action=action)],
@@ -192,3 +200,52 @@ def test_the_command_line_names_the_extra(cli: Any, monkeypatch: pytest.MonkeyPa
     )
     with pytest.raises(MissingExtra, match="x needs peft"):
         raise_missing_extra(ModuleNotFoundError("No module named 'peft'", name="peft"), "x")
+
+
+CHECKED = """
+system: s
+lm: {lm}
+engines:
+  m: {engine}
+inputs: {{question: str}}
+components:
+  r: {{retriever: {{index: bm25, corpus: corpus.jsonl}}, in: {{query: $question}}}}
+  a: {{llm: {{prompt: {{tune: "Answer."}}}}, in: {{question: $question, passages: $r}}}}
+outputs: {{y: $a}}
+metric: {{rouge: {{output: y}}}}
+data: {{path: rows.jsonl, split_by: {{train: 0.5, valid: 0.5}}}}
+optimize: {{budget: {{system_runs: 400}}}}
+"""
+
+
+@pytest.mark.parametrize("command", [["check"], ["optimize", "--dry-run"]])
+@pytest.mark.parametrize(
+    ("module", "lm", "engine"),
+    [
+        ("httpx", "m", "{openai: {model: x, api_base: 'http://127.0.0.1:9/v1'}}"),
+        ("httpx", "m", "{fleet: {urls: ['http://127.0.0.1:9/v1'], openai: {model: x}}}"),
+        ("litellm", "m", "{litellm: {model: hosted_vllm/x, api_base: 'http://127.0.0.1:9/v1'}}"),
+        ("torch", "m", "{transformers: {model: smollm2}}"),
+        ("bm25s", "m", "{litellm: {model: openai/x, price: [1, 1]}}"),
+        ("rouge_score", "m", "{litellm: {model: openai/x, price: [1, 1]}}"),
+    ],
+)
+def test_a_check_and_a_dry_run_name_missing_libraries(
+    command: list[str],
+    module: str,
+    lm: str,
+    engine: str,
+    tmp_path: Path,
+    cli: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("system.yaml").write_text(CHECKED.format(lm=lm, engine=engine))
+    Path("corpus.jsonl").write_text('{"id": "1", "text": "Lima"}')
+    Path("rows.jsonl").write_text("".join(f'{{"question": "{i}", "y": "x"}}\n' for i in range(40)))
+    monkeypatch.setitem(sys.modules, module, None)
+    ran = cli(command[0], "system.yaml", *command[1:], "--trust", "http://127.0.0.1:9")
+    assert ran.code != 0
+    library, extra = LIBRARIES[module]
+    assert f"needs {library}, which is not installed" in ran.out + ran.err
+    assert f"[{extra}]" in ran.out + ran.err

@@ -33,7 +33,7 @@ def system() -> cp.System:
 
 
 def engines() -> dict[str, ScriptedLM]:
-    return {"lm": ScriptedLM(lambda message: f"It is {KEY}.")}
+    return {"lm": ScriptedLM(lambda message: f"It is {KEY}.", stable_name=True)}
 
 
 ROWS = [{"question": f"{i}", "answer": "x"} for i in range(12)]

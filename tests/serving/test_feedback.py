@@ -215,6 +215,15 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_lines(
     assert (log.about[run].score, log.about[run].comment) == (0, "better")
 
 
+def test_the_folder_does_not_grow_beyond_its_limit(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with serving(tmp_path, max_feedback=4_000) as running, running.client() as client:
+        for _ in range(12):
+            run = run_of(client)
+        assert rate(client, run_id=run, score=1, comment="x" * 4_000) == 503
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4_000
+    assert capfd.readouterr().err.count("it would exceed 4,000 bytes") == 1
+
+
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     (tmp_path / "runs.jsonl").write_text('{"run": 5}\n')
     (tmp_path / "feedback.jsonl").write_text("")

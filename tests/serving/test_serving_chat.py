@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import json
 import shutil
 import subprocess
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 import compound as cp
 from compound.components.fields import parse
@@ -200,3 +202,44 @@ def test_the_node_client_completes_and_streams_a_chat() -> None:
             ["node", "-e", NODE, f"{running.url}/v1"], capture_output=True, text=True, timeout=120, check=True
         )
     assert json.loads(ran.stdout) == ["the Rímac", "the Rímac"]
+
+
+class Ticket(BaseModel):
+    queue: str
+    urgent: bool
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "text"),
+    [
+        (Literal["bug", "wish"], "Bug.", "bug"),
+        (Color, "red", "red"),
+        (bool, "yes", "true"),
+        (float, "2.50", "2.5"),
+        (list[str], "- a\n- b", '["a", "b"]'),
+        (Ticket, '{"queue": "q", "urgent": true}', '{"queue": "q", "urgent": true}'),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_output_that_is_no_text_is_sent_as_one(kind: Any, answer: str, text: str, stream: bool) -> None:
+    with served(qa(output=kind), ScriptedLM(lambda message: answer)) as running, client(running) as lm:
+        assert [model.id for model in lm.models.list()] == ["qa"]
+        found = ask(lm, stream=stream)
+        if not stream:
+            assert found.choices[0].message.content == text
+            return
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in found if chunk.choices) == text
+
+
+def test_a_system_that_cannot_chat_says_why(capfd: pytest.CaptureFixture[str]) -> None:
+    answerer = cp.LLM("answerer")(question=cp.Input("question"), context=cp.Input("context"))
+    system = cp.System("qa", {"answer": answerer}, lm="lm")
+    with served(system, ScriptedLM([])) as running, client(running) as lm:
+        assert list(lm.models.list()) == []
+        with pytest.raises(openai.NotFoundError, match="a chat needs one input, but it has 2"):
+            ask(lm)
+    assert "no chat for OpenAI's clients: a chat needs one input" in capfd.readouterr().err

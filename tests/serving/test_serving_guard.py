@@ -7,6 +7,7 @@ import socket
 import time
 from typing import Any
 
+import httpx
 import pytest
 
 from compound.errors import DeclarationError
@@ -172,3 +173,34 @@ def test_unknown_paths_and_methods_are_explained() -> None:
         assert client.get("/docs").json()["error"]["message"].endswith("/openapi.json describes this server")
         assert client.get("/v1/run").status_code == 405
         assert client.put("/v1/run", json=BODY).status_code == 405
+
+
+def preflight(names: str, origin: str = "https://app.example") -> httpx.Response:
+    asked = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": names,
+    }
+    with (
+        served(qa(), ScriptedLM([]), allow_origins=("https://app.example",)) as running,
+        running.client() as client,
+    ):
+        return client.options("/v1/chat/completions", headers=asked)
+
+
+def test_an_allowed_page_may_send_the_headers_of_its_library() -> None:
+    names = (
+        "authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-os,x-stainless-package-version,"
+        "x-stainless-retry-count,x-stainless-runtime,x-stainless-runtime-version,x-stainless-timeout,traceparent"
+    )
+    answer = preflight(names)
+    assert answer.status_code == 204
+    assert answer.headers["access-control-allow-headers"] == names
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
+    assert preflight(names, "https://evil.example").status_code == 403
+
+
+@pytest.mark.parametrize("names", ["x y", "x/y", "a" * 65, ",".join("x" * 66), "a: b", ""])
+def test_other_names_of_headers_are_not_echoed(names: str) -> None:
+    given = preflight(names).headers["access-control-allow-headers"]
+    assert given == "authorization, content-type"

@@ -129,6 +129,7 @@ def test_a_run_in_flight_keeps_its_configuration(tmp_path: Path) -> None:
         '{"format": 1, "values": {"other.prompt": "x"}}',
         "[]",
         '{"format": 1, "values": {"answerer.prompt": {"path": 5, "sha256": []}}}',
+        '{"format": 1, "values": {"answerer.prompt": "half \\ud800"}}',
     ],
 )
 def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, damage: str) -> None:
@@ -254,6 +255,29 @@ def test_sigterm_finishes_the_runs_in_flight_and_exits_with_0(tmp_path: Path) ->
         assert process.wait(120) == 0
     assert [answer.status_code for answer in answers] == [200, 200, 200]
     assert all("First" in answer.text for answer in answers)
+
+
+def test_runs_that_do_not_finish_in_time_are_answered_as_json(tmp_path: Path) -> None:
+    with (
+        command(tmp_path, "--drain", "0.1", latency=600.0) as (process, url),
+        httpx.Client(trust_env=False, timeout=120) as client,
+    ):
+        answers: dict[str, httpx.Response] = {}
+
+        def call(path: str) -> None:
+            answers[path] = client.post(f"{url}{path}", json=BODY)
+
+        threads = [threading.Thread(target=call, args=(path,)) for path in ("/v1/run", "/v1/run/stream")]
+        for thread in threads:
+            thread.start()
+        _until(lambda: "compound_runs_executing 2.0" in client.get(f"{url}/metrics").text)
+        process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join(120)
+        assert process.wait(120) == 0
+    assert answers["/v1/run"].status_code == 503
+    assert answers["/v1/run"].json()["error"]["type"] == "draining"
+    assert "the run did not finish in time" in answers["/v1/run/stream"].text
 
 
 def test_readiness_ends_before_the_socket_closes(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import json
+import math
 import shutil
 import subprocess
 import threading
@@ -433,3 +434,32 @@ def test_curl_runs_the_system() -> None:
         )  # fmt: skip
     assert json.loads(made.stdout)["outputs"] == {"answer": "the Rímac"}
     assert sse(stream.stdout)[-1][0] == "usage"
+
+
+class Measured(BaseModel):
+    value: float
+
+
+@pytest.mark.parametrize(
+    "value",
+    [math.nan, [1.0, math.inf], {"a": -math.inf}, Measured(value=math.nan), Decimal("NaN"), {math.inf: 1}],
+)
+def test_a_number_that_json_does_not_have_is_an_error(value: Any) -> None:
+    """Run, batch and stream report the output; a request cannot send such a number either."""
+
+    def compute(x: float) -> Any:
+        return value
+
+    system = cp.System("s", {"y": cp.Function("f", compute)(x=cp.Input("x", float))})
+    with served(system) as running, running.client() as client:
+        one = client.post("/v1/run", json={"inputs": {"x": 1}})
+        batch = client.post("/v1/batch", json={"inputs": [{"x": 1}]}).json()
+        stream = sse(client.post("/v1/run/stream", json={"inputs": {"x": 1}}).text)
+        kind = {"content-type": "application/json"}
+        bodies = [f'{{"inputs": {{"x": {number}}}}}' for number in ("NaN", "1e999")]
+        sent = [client.post("/v1/run", content=body, headers=kind) for body in bodies]
+    assert one.status_code == 500
+    for error in (one.json()["error"], batch["results"][0]["error"], dict(stream)["error"]["error"]):
+        assert error["type"] == "internal"  # the failure of a function is told in the log
+    assert "f.output holds" in str(cp.run(system, {"x": 1.0}, check=False).failure)
+    assert [answer.status_code for answer in sent] == [422, 422]

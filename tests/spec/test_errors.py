@@ -638,6 +638,14 @@ def test_a_mistake_among_all_kinds_is_named_where_it_is(old: str, new: str, line
             ],
         ),
         (
+            'system: "a\\0b"\n',
+            [
+                "f.yaml:1:1: 'components' is missing",
+                "f.yaml:1:1: 'outputs' is missing",
+                "f.yaml:1:9: system: contains a NUL character; remove \\0",
+            ],
+        ),
+        (
             "a: [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[",
             [
                 "f.yaml:1:44: the file is deeper than 40 levels",

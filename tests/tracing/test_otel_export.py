@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import compound as cp
 from compound.errors import DeclarationError
 from compound.execution.observers.spans import active_tracer
 from compound.testing import ScriptedLM
+from compound.tracing import setup
 from compound.tracing.exporters import ANY_PROTOCOL
 from compound.tracing.setup import CONTENT, EXPORTER, PROTOCOL
 from otlp_collector import Collector, collector
@@ -188,3 +190,34 @@ class TestCommands:
         ran = cli("run", str(file), "text=a", "--otel")
         assert (ran.code, ran.out) == (2, "")
         assert ran.err.startswith("error: OTEL_TRACES_EXPORTER=zipkin is not supported")
+
+
+@pytest.mark.parametrize(("answers", "seconds"), [(False, 0.0), (True, setup.CLOSE_SECONDS)])
+def test_closing_does_not_wait_for_a_collector_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, answers: bool, seconds: float
+) -> None:
+    """A collector that hangs is waited for a bounded time; one that refuses connections is not."""
+    limits: list[int] = []
+
+    class Hanging:
+        def __init__(self, target: Any, daemon: bool) -> None:
+            assert daemon
+
+        def start(self) -> None:
+            pass
+
+        def join(self, timeout: float) -> None:
+            limits.append(round(timeout))
+
+        def is_alive(self) -> bool:
+            return True
+
+    monkeypatch.setattr(setup, "can_connect", lambda address: answers)
+    monkeypatch.setattr(setup, "threading", SimpleNamespace(Thread=Hanging))
+    with cp.trace_with(endpoint="http://127.0.0.1:9", metrics=True) as tracing:
+        own, count = tracing._owned, len(tracing._owned)
+    assert limits == [seconds] * count == [seconds, seconds]
+    assert "did not receive everything" in caplog.text
+    assert ("no collector answers at http://127.0.0.1:9" in caplog.text) is not answers
+    for provider in own:
+        provider.shutdown()

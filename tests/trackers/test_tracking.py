@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, get_args
 
 import pytest
@@ -21,7 +23,7 @@ from compound.settings.common import TrackerName
 from compound.spec import loads
 from compound.trackers.metrics import budget_metrics, event_metrics, training_metrics
 from compound.trackers.tracker import Status, TrackedRun
-from compound.trackers.tracking import FILE, TRACKERS, send, tracked
+from compound.trackers.tracking import FILE, FINAL_SECONDS, NOTICE_SECONDS, TRACKERS, send, tracked
 
 CONFIG = {"system": "demo", "optimize": {"seed": 3, "method": "mmgrpo"}}
 
@@ -282,3 +284,53 @@ def test_a_decision_has_the_scores_that_it_compared() -> None:
         "decision/gain/mean": 0.2, "decision/gain/low": 0.1,
     }  # fmt: skip
     assert event_metrics({**event, "accepted": False})["best/valid"] == 0.4
+
+
+def test_a_server_that_does_not_answer_is_named_before_the_run_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Notebook, "server", "http://127.0.0.1:9", raising=False)
+    recorder = open_run(tmp_path / "run")
+    with (
+        pytest.raises(
+            DeclarationError, match=r"cannot be tracked: .* no server answers at http://127.0.0.1:9"
+        ),
+        tracked(("mlflow",), recorder),
+    ):
+        raise AssertionError("the run must not start")
+    recorder.close()
+    assert not Notebook.runs
+
+
+def test_a_server_that_dies_is_not_asked_again_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = open_run(tmp_path / "run")
+    with tracked(("mlflow",), recorder):
+        monkeypatch.setattr(Notebook, "server", "http://127.0.0.1:9", raising=False)
+        write(recorder, *SCRIPT[0])
+    recorder.close()
+    assert Notebook.ended == []
+    assert "compound track" in caplog.text
+
+
+def test_the_end_of_a_run_does_not_wait_for_a_tracker_without_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hangs, waits = threading.Event(), []
+
+    def waited(futures: Any, seconds: float) -> Any:
+        waits.append(seconds)
+        return SimpleNamespace(done=())
+
+    monkeypatch.setattr("compound.trackers.tracking.wait", waited)
+    monkeypatch.setattr(Notebook, "finish", lambda *_: hangs.wait())
+    recorder = open_run(tmp_path / "run")
+    with tracked(("mlflow",), recorder):
+        pass
+    hangs.set()
+    recorder.close()
+    assert waits == [NOTICE_SECONDS, FINAL_SECONDS]
+    assert "waiting for mlflow" in caplog.text
+    assert "`compound track` sends the rest" in caplog.text
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "compound-trackers")

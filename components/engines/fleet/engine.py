@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import ClassVar
 
 from compound.components.engines.fleet.identity import only_model
 from compound.components.engines.fleet.pool import ReplicaPool
@@ -62,6 +63,8 @@ class FleetEngine:
         >>> fleet.name, fleet.concurrency
         ('fleet:vllm:Qwen/Qwen3-8B', 128)
     """
+
+    requires: ClassVar[tuple[str, ...]] = ("httpx",)
 
     def __init__(
         self,

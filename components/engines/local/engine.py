@@ -15,7 +15,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from compound.components.engines.chat_format import finish_reason
 from compound.components.engines.local import loading, tool_template
@@ -119,6 +120,8 @@ class TransformersEngine:
         >>> engine.worst_case(Request((Message("user", "Hi"),), max_tokens=8)).completion_tokens
         8
     """
+
+    requires: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors")
 
     def __init__(
         self,
@@ -233,6 +236,11 @@ class TransformersEngine:
     @property
     def concurrency(self) -> int:  # noqa: D102
         return 2 * self.max_batch  # one batch runs while the next accumulates
+
+    @property
+    def stable_name(self) -> bool:
+        """Whether the name is that of a published model; the weights in a folder may change."""
+        return not Path(self.model).is_dir()
 
     @property
     def remote(self) -> bool:  # noqa: D102

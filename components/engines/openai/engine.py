@@ -9,21 +9,24 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from compound.components.engines.chat_format import plain_message, tokens_reported
 from compound.components.engines.credentials import NO_KEY, Connection, isolated_client
 from compound.components.engines.openai.stream_events import StreamedAnswer, error_message
 from compound.components.engines.options import Count, Price, Seconds, Wait, check_settings
 from compound.components.engines.remote import (
     answer_text,
     classify_error,
+    cut_at_stop,
     error_code,
     first_line,
     max_answer_bytes,
     max_prompt_tokens,
 )
+from compound.components.engines.unsupported import Field, Unsupported
 from compound.engine import (
     MAX_IMAGE_TOKENS,
     NO_USAGE,
@@ -66,6 +69,9 @@ class OpenAIEngine:
         timeout: time limit of one attempt in seconds, from connecting to the end of the answer.
         max_wait: maximum total time in seconds that a call waits for a server that limits the rate.
         price: US dollars per million prompt tokens and per million completion tokens.
+        unsupported: fields of requests that the server refuses, which are then sent otherwise or not at all:
+            ``max_tokens`` (sent as ``max_completion_tokens``), ``temperature``, ``seed``, ``stop``,
+            ``system`` (sent as a part of the user's message). By default learned from its refusals.
 
     Raises:
         DeclarationError: a setting is out of range, or the address is not a plain HTTP address.
@@ -75,8 +81,11 @@ class OpenAIEngine:
         'openai:https://api.openai.com/v1:gpt-4o-mini'
     """
 
+    requires: ClassVar[tuple[str, ...]] = ("httpx",)
+
     forwards = True
     takes_format = False  # a request states its format in the prompt only
+    stable_name = True
 
     def __init__(
         self,
@@ -88,8 +97,12 @@ class OpenAIEngine:
         timeout: Seconds = 120.0,
         max_wait: Wait = 600.0,
         price: tuple[Price, Price] | None = None,
+        unsupported: Sequence[Field] = (),
     ) -> None:
-        given = {"concurrency": concurrency, "timeout": timeout, "max_wait": max_wait, "price": price}
+        given = {
+            "concurrency": concurrency, "timeout": timeout, "max_wait": max_wait, "price": price,
+            "unsupported": unsupported,
+        }  # fmt: skip
         check_settings(OpenAIEngine, given)
         self.model, self.timeout, self.max_wait, self.price = model, timeout, max_wait, price
         self.api_base = (api_base or OWN_ADDRESS).rstrip("/")
@@ -97,13 +110,16 @@ class OpenAIEngine:
         # checks the address and reads the key
         self._connection = Connection(f"openai/{model or 'any'}", self.api_base, self.api_key_env)
         self._concurrency = concurrency
+        self._given_unsupported = ",".join(sorted(unsupported))
+        self._unsupported = Unsupported(unsupported, self.name)
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def name(self) -> str:
         """Name used in cache keys."""
-        return f"openai:{self.api_base}:{self.model}"
+        unsupported = f":unsupported={self._given_unsupported}" if self._given_unsupported else ""
+        return f"openai:{self.api_base}:{self.model}{unsupported}"
 
     @property
     def concurrency(self) -> int:
@@ -172,6 +188,18 @@ class OpenAIEngine:
         if forward.route not in ROUTES:
             raise CallError(f"{self.name} has no route {forward.route!r}", charged=NO_USAGE)
         document = json.loads(forward.body)
+        while request.forward is None:
+            sent = self._unsupported.adapt(document)
+            try:
+                return await self._post(request, forward, sent, on_text)
+            except _Refused as refused:
+                if not self._unsupported.learn(refused.status, refused.body, sent):
+                    raise
+        return await self._post(request, forward, document, on_text)
+
+    async def _post(
+        self, request: Request, forward: Forward, document: dict[str, Any], on_text: OnText | None
+    ) -> Completion:
         if self.model:
             document["model"] = self.model
         if forward.stream:
@@ -192,11 +220,18 @@ class OpenAIEngine:
             async for chunk in response.aiter_raw():
                 piece = decoder.decode(chunk)
                 text = answer.feed(piece)
-                if on_text is not None:
+                if on_text is not None and not self._cuts(request):
                     # a forwarded stream is reported as it is; else only its text
                     on_text(piece if request.forward is not None else text)
             self._check_stream(request, answer)
-            return self._completion(request, forward, answer.document())
+            completion = self._completion(request, forward, answer.document())
+            if on_text is not None and self._cuts(request):
+                on_text(completion.text)
+            return completion
+
+    def _cuts(self, request: Request) -> bool:
+        """Return whether the text is cut off at a stop string after it has arrived."""
+        return request.forward is None and bool(request.stop) and "stop" in self._unsupported.fields
 
     def _check_stream(self, request: Request, answer: StreamedAnswer) -> None:
         """Reject a stream that reported an error, or ended before the answer did."""
@@ -221,7 +256,8 @@ class OpenAIEngine:
         if forward.route == CHAT and (problem := _missing_answer(document)):
             raise TransientError(f"{self.name}: {first_line(problem)}", charged=usage)
         if request.forward is None:
-            text = answer_text(message, finish, request, self.name, usage)
+            text = answer_text(plain_message(message), finish, request, self.name, usage)
+            text = cut_at_stop(text, request)
         else:
             text = cast("str", message.get("content")) if isinstance(message.get("content"), str) else ""
         reason: FinishReason = "length" if finish in ("length", "incomplete") else "stop"
@@ -229,16 +265,9 @@ class OpenAIEngine:
         return Completion(text, usage, reason, body=body)
 
     def _usage(self, request: Request, used: object, *, answered: bool = False) -> Usage:
-        """Return the reported usage, with the worst case for missing numbers.
-
-        An ``answered`` request without tokens of an answer counts as one whose number is missing.
-        """
-        worst, found = self.worst_case(request), used if isinstance(used, Mapping) else {}
-        prompt = _first(found, "prompt_tokens", "input_tokens") or worst.prompt_tokens
-        completion = _first(found, "completion_tokens", "output_tokens")
-        if completion is None or (answered and completion == 0):
-            completion = worst.completion_tokens
-        usage = Usage(1, cast("int", prompt), cast("int", completion))  # checked where it is charged
+        """Return the reported usage at this engine's price; see `tokens_reported`."""
+        worst = self.worst_case(request)
+        usage = Usage(1, *tokens_reported(used, worst, answered=answered))
         possible, _ = clip_usage(usage, worst)
         cost = self._cost(possible.prompt_tokens, possible.completion_tokens)
         return replace(usage, cost=cost, unpriced=worst.unpriced)
@@ -271,15 +300,6 @@ class _Refused(Exception):
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"status {status}")
         self.status, self.body = status, body
-
-
-def _first(found: Mapping[str, object], *names: str) -> object:
-    """Return the first of several values that is not null, or None.
-
-    >>> _first({"prompt_tokens": None, "input_tokens": 5}, "prompt_tokens", "input_tokens")
-    5
-    """
-    return next((value for name in names if (value := found.get(name)) is not None), None)
 
 
 def _error_message(body: bytes) -> str:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import cast
 
+from compound.components.engines.chat_format import plain_message
+
 Document = dict[str, object]
 MAX_CALLS = 128  # tool calls of one answer
 LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")  # of the Responses API
@@ -89,7 +91,7 @@ class StreamedAnswer:
                 {"index": index, "message": {"role": "assistant", "content": None}, "finish_reason": None},
             )
             message = cast("Document", known["message"])
-            delta = choice.get("delta") or {}
+            delta = plain_message(choice.get("delta") or {})
             _extend(message, delta)
             if choice.get("finish_reason") is not None:
                 known["finish_reason"] = choice["finish_reason"]

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from compound.components.engines.options import (
@@ -103,6 +104,8 @@ class VLLMEngine:
         ('vllm:smollm2:["--dtype", "bfloat16"]', False)
     """
 
+    requires: ClassVar[tuple[str, ...]] = ("httpx",)
+
     code_settings: ClassVar[tuple[str, ...]] = ("command", "args")  # settings that can execute arbitrary code
 
     def __init__(  # noqa: PLR0913 - settings
@@ -180,6 +183,11 @@ class VLLMEngine:
     @property
     def concurrency(self) -> int:  # noqa: D102
         return self._concurrency
+
+    @property
+    def stable_name(self) -> bool:
+        """Whether the name is that of a published model; the weights in a folder may change."""
+        return not Path(self.model).is_dir()
 
     @property
     def remote(self) -> bool:

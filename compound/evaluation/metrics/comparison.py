@@ -23,6 +23,7 @@ from compound.evaluation.metrics.verdicts import comparable
 from compound.evaluation.rows import ClassName, is_finite, is_missing
 from compound.evaluation.statistics import Bounds
 from compound.example import Example, Score
+from compound.extras import check_installed
 
 MAX_SHOWN = 8  # maximum number of labels and gold values in a message
 
@@ -41,6 +42,7 @@ class Comparison(ABC):
 
     bounds: ClassVar[Bounds | None] = None
     listed: ClassVar[bool] = False
+    requires: ClassVar[tuple[str, ...]] = ()  # modules of optional libraries
 
     name: str
     output: str
@@ -64,7 +66,10 @@ class Comparison(ABC):
         Raises:
             DataError: the output does not exist, an example has no right answer, or the output's fixed set
                 of labels excludes the right answer.
+            MissingExtra: a library of the metric is not installed.
         """
+        for module in self.requires:
+            check_installed(module, f"the metric {self.name}")
         if self.output not in outputs:
             raise DataError(
                 f"{self.name}: no output {self.output!r}", hint=suggest_name(self.output, outputs)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from compound.errors import DataError, DeclarationError, MissingExtra
+from compound.errors import DeclarationError, MissingExtra
 from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.messages import format_value, format_values
 from compound.evaluation.metrics.text import fold
@@ -34,26 +34,12 @@ _WORD = re.compile(r"[^\W_]+")
 class Rouge(Comparison):
     """ROUGE F1 with the best acceptable answer; see `rouge`."""
 
+    requires: ClassVar[tuple[str, ...]] = ("rouge_score",)
+
     bounds: ClassVar[Bounds | None] = UNIT
 
     variant: Variant = "rougeL"
     stem: bool = False
-
-    def check(self, outputs: Collection[str], examples: Iterable[Example]) -> None:
-        """Reject outputs and examples that cannot be compared, and a missing library."""
-        _scorer(self.stem)
-        super().check(outputs, examples)
-
-    def accepted(self, example: Example) -> list[object]:
-        """Return the reference texts, each with at least one word."""
-        found = super().accepted(example)
-        for answer in found:
-            if not _WORD.search(str(answer)):
-                raise DataError(
-                    f"{self.name}, example {example.id!r}: gold field {self.gold!r} holds "
-                    f"{format_value(answer)}, which has no words"
-                )
-        return found
 
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return the best F1, with all variants as parts."""
@@ -98,6 +84,8 @@ class _Words:
 @dataclass(frozen=True)
 class SemanticSimilarity(Comparison):
     """Cosine similarity of embeddings with the best acceptable answer; see `semantic_similarity`."""
+
+    requires: ClassVar[tuple[str, ...]] = ("sentence_transformers",)
 
     bounds: ClassVar[Bounds | None] = UNIT
 

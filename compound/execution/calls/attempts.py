@@ -20,6 +20,7 @@ from compound.execution.throttle import FIRST_WAIT, LONGEST_WAIT
 from compound.execution.trace import Failure
 from compound.extras import raise_missing_extra
 from compound.graph.component import Operation
+from compound.graph.json_values import find_nonfinite
 from compound.graph.types import accepts, format_type
 from compound.registry.user_code import located, short_place
 from compound.security.limits import OUTPUT_DEPTH
@@ -170,6 +171,8 @@ def _check_outputs(component: Operation, address: str, outputs: object) -> None:
             problem = f"{address}.{name} is nested more than {OUTPUT_DEPTH} levels deep"
         elif not accepts(port.type, outputs[name]):
             problem = f"{address}.{name} must be {format_type(port.type)}, but is {outputs[name]!r:.200}"
+        elif (number := find_nonfinite(outputs[name])) is not None:
+            problem = f"{address}.{name} holds {number}, which is not a finite number"
         if problem:
             kept = {n: v for n, v in outputs.items() if n in ports and accepts(ports[n].type, v)}
             raise OutputTypeError(f"{problem}{_place(component)}", outputs=kept)

@@ -14,7 +14,7 @@ from compound.api.stream import TokenEvent
 from compound.engine import Usage
 from compound.execution.trace import Trace
 from compound.graph.system import System
-from compound.serving.ports import parse_body, streamed_call
+from compound.serving.ports import chat_problem, chat_text, parse_body, streamed_call
 from compound.serving.problems import of_failure
 from compound.serving.routes.events import EventResponse, data
 from compound.serving.routes.runs import GONE, Handler
@@ -119,18 +119,21 @@ def prompt_of(messages: list[ChatMessage]) -> str:
     return "\n\n".join(f"{message.role.capitalize()}: {message.text}" for message in messages)
 
 
-def chat_handlers(service: Service, system: System, text_input: str, created: int) -> dict[str, Handler]:
+def chat_handlers(service: Service, system: System, created: int) -> dict[str, Handler]:
     """Return the handlers by path.
 
     Args:
         service: runs the system.
         system: the system, whose name is the name of the model.
-        text_input: the name of its input.
         created: when the server started, in seconds since the epoch.
     """
-    (output,) = system.outputs
+    problem = chat_problem(system)
 
     async def chat(request: Request) -> Response:
+        if problem:
+            message = f"{system.name!r} has no chat: {problem}; POST /v1/run runs it"
+            raise Problem(404, "no_chat", message)
+        ((text_input,), (output,)) = system.inputs, system.outputs
         body: ChatRequest = parse_body(ChatRequest, await request.body())
         check_model(body.model, system)
         ticket = service.ticket(body.seed)
@@ -143,10 +146,10 @@ def chat_handlers(service: Service, system: System, text_input: str, created: in
             trace = await while_connected(request.receive, service.run(ticket, inputs))
         except ClientGone:
             return Response(status_code=GONE)
-        return json_response(_completion(ticket, system, str(trace.outputs[output]), trace.usage))
+        return json_response(_completion(ticket, system, chat_text(trace.outputs[output]), trace.usage))
 
     async def models(request: Request) -> Response:
-        return json_response({"object": "list", "data": [_model(system, created)]})
+        return json_response({"object": "list", "data": [] if problem else [_model(system, created)]})
 
     async def model(request: Request) -> Response:
         check_model(request.path_params["name"], system)
@@ -231,7 +234,7 @@ def _last_chunks(
     """Return the rest of the answer and its end, or the error."""
     if trace.failure is not None:
         return [data(of_failure(trace.failure, ticket.run).document())]
-    rest = text.rest(str(trace.outputs[output]))
+    rest = text.rest(chat_text(trace.outputs[output]))
     if rest is None:
         message = "the call was repeated, and its answer differs from the text that was sent"
         return [data(Problem(502, "transient", message, ticket.run).document())]

@@ -22,12 +22,12 @@ def event(name: str, document: object) -> bytes:
     >>> event("usage", {"calls": 1})
     b'event: usage\ndata: {"calls":1}\n\n'
     """
-    return b"event: " + name.encode() + b"\ndata: " + to_json(document) + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + to_json(document, inf_nan_mode="null") + b"\n\n"
 
 
 def data(document: object) -> bytes:
     """Return an event without a name, as OpenAI's clients read it."""
-    return b"data: " + to_json(document) + b"\n\n"
+    return b"data: " + to_json(document, inf_nan_mode="null") + b"\n\n"
 
 
 class EventResponse(Response):

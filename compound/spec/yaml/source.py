@@ -213,14 +213,17 @@ class _Reading:
         self._document.mark_unreadable(address)
 
     def _is_half(self, text: str, address: Address) -> bool:
-        """Report escapes such as ``\\ud800``, which UTF-8 cannot encode; return whether there are any."""
+        """Report ``\\0``, and halves of characters such as ``\\ud800``; return whether there are any."""
         half = _SURROGATE.search(text) is not None
         if half:
             self._document.report(
                 address, "contains a lone surrogate (half a character)", "write the whole character"
             )
             self._document.mark_unreadable(address)
-        return half
+        if "\0" in text:
+            self._document.report(address, "contains a NUL character", "remove \\0")
+            self._document.mark_unreadable(address)
+        return half or "\0" in text
 
 
 def _explained(error: yaml.MarkedYAMLError) -> tuple[str, str]:

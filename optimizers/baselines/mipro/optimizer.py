@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -102,6 +102,8 @@ class Mipro:
         trials: the number of trials; ``None`` for the formula of the paper's code.
         minibatch: the maximum number of examples of one trial.
     """
+
+    requires: ClassVar[tuple[str, ...]] = ("optuna",)
 
     auto: Auto = "light"
     proposers: tuple[str, ...] = ("llm",)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -10,8 +12,10 @@ from compound.components.engines.litellm import LiteLLMEngine
 from compound.components.engines.local.engine import TransformersEngine
 from compound.components.engines.options import RemoteOptions, VLLMOptions
 from compound.components.engines.vllm.engine import VLLMEngine
+from compound.engine import Message, Request
 from compound.errors import DeclarationError, SpecError
 from compound.spec import loads
+from fake_openai import fake_openai
 
 BYPASSES = [
     "num_retries", "fallbacks", "mock_response", "api_key", "n", "best_of", "api_base", "base_url",
@@ -129,3 +133,27 @@ def test_arguments_of_a_server_that_the_engine_sets_are_refused(argument: str) -
     VLLMEngine(
         "m", args=["--dtype", "bfloat16", "--max-model-len", "8192", "--gpu-memory-utilization", "0.5"]
     )
+
+
+@pytest.mark.filterwarnings("ignore:Item 'summary' on TypedDict:UserWarning")
+def test_ollama_receives_messages_and_its_window(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("litellm")
+    document = {"model": "llama3.2", "message": {"role": "assistant", "content": "Lima"}, "done": True}
+    with fake_openai(lambda path, sent: (200, "application/json", json.dumps(document).encode())) as fake:
+        engine = LiteLLMEngine(
+            "ollama_chat/llama3.2", api_base=fake.url.removesuffix("/v1"), extra={"num_ctx": 16384}
+        )
+
+        async def ask() -> None:
+            await engine.generate(Request((Message("user", "Hi"),)))
+            await engine.aclose()
+
+        asyncio.run(ask())
+    sent = fake.requests[0]  # litellm asks afterwards what the model is
+    assert sent["options"]["num_ctx"] == 16384
+    assert sent["messages"][0]["content"] == "Hi"
+    assert not caplog.records
+    LiteLLMEngine("ollama/llama3.2")
+    assert "use ollama_chat/llama3.2" in caplog.text
+    with pytest.raises(DeclarationError, match="num_ctx is an option of Ollama"):
+        LiteLLMEngine("openai/gpt-4o-mini", extra={"num_ctx": 16384})
