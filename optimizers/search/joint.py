@@ -70,6 +70,7 @@ class JointProgress(State):
         known: the number of examples that the incumbent was scored on.
         before: the incumbent's mean score; ``None`` before the first step.
         variance: variance of the scores of the last step.
+        shown: worked examples for a model that writes prompts, since failed runs are in no cache.
     """
 
     levels: dict[str, list[object]]
@@ -81,6 +82,7 @@ class JointProgress(State):
     known: int = 0
     before: float | None = None
     variance: float = 0.0
+    shown: dict[str, list[str]] | None = None
 
     def note(self, best: float) -> str:
         """Return the progress note of the last step; ``best`` is the highest expected gain."""
@@ -109,12 +111,12 @@ class JointSearch:
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Score combinations of values in steps, and propose the one with the highest expected gain."""
         pool, examples = split(task)
-        resumed = None if task.resume is None else JointProgress.from_json(task.resume)
-        shown = await self.prompts.exemplars(task, pool or examples)
-        if resumed is not None:
-            state = resumed
-        else:
+        state = None if task.resume is None else JointProgress.from_json(task.resume)
+        if (shown := state and state.shown) is None:
+            shown = await self.prompts.exemplars(task, pool or examples)
+        if state is None:
             state = await self._start(task, pool, len(examples), shown)
+            state.shown = {key: list(texts) for key, texts in shown.items()}
             yield Progress(state.to_json(), plural(len(state.candidates), "candidate"))
         while sizes := next_sizes(task, state, len(examples)):
             await score_step(task, state, examples, sizes)
