@@ -34,6 +34,7 @@ class ScriptedLM:
         remote: whether time limits include the wait for an answer.
         native_tools: whether it takes tools; a reply that calls them is a `Completion` with tool calls.
         takes_images: whether it takes images.
+        writes_prompts: whether searches ask it for new prompts by default.
 
     Usage counts words as tokens. ``requests`` records the requests.
 
@@ -57,6 +58,7 @@ class ScriptedLM:
         remote: bool = True,
         native_tools: bool = False,
         takes_images: bool = False,
+        writes_prompts: bool = False,
     ) -> None:
         self._script = script
         self._random = callable(script) and _required_parameters(script) >= 2
@@ -67,6 +69,7 @@ class ScriptedLM:
         self.priced = priced
         self.remote = remote
         self.native_tools, self.takes_images = native_tools, takes_images
+        self.writes_prompts = writes_prompts
         self.requests: list[Request] = []
         self.in_flight = 0
         self.most_in_flight = 0

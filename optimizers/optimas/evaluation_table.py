@@ -369,7 +369,9 @@ class EvaluationTable:
 def _document(trace: Trace) -> dict[str, Any]:
     """Return a trace as JSON types, without durations, costs and messages, which no estimate reads."""
     calls = [
-        Call(c.address, c.node, c.component, c.parents, c.inputs, c.outputs, c.failure, invocation=c.invocation)
+        Call(
+            c.address, c.node, c.component, c.parents, c.inputs, c.outputs, c.failure, invocation=c.invocation
+        )
         for c in trace.calls
     ]
     return dict(to_json(replace(trace, calls=tuple(calls))))

@@ -181,6 +181,8 @@ class VLLMEngine:
     def concurrency(self) -> int:  # noqa: D102
         return self._concurrency
 
+    writes_prompts = True  # also one that this process starts is large enough
+
     @property
     def remote(self) -> bool:
         """Whether the server is independent of the engine; if not, only the engine's time limits apply."""
