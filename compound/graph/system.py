@@ -138,7 +138,7 @@ class System:
 
     @functools.cached_property
     def lms(self) -> tuple[str, ...]:
-        """Models that the system may call: the default, then those of the components, the current one first."""
+        """Models that the system may call: the default, then each component's, the current one first."""
         found: list[object] = [self.lm]
         for name, component in self.components.items():
             setting = component.settings.get("lm")

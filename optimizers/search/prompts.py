@@ -28,7 +28,7 @@ from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.proposers import opro
 from compound.optimizers.search.proposers.demos import WeightedDemo, bootstrap, correct_calls, draw_demos
-from compound.optimizers.search.proposers.edits import GROWTH, bounded_edit
+from compound.optimizers.search.proposers.edits import GROWTH, bounded_edit, clauses_for
 from compound.optimizers.search.proposers.exemplars import exemplars
 from compound.optimizers.search.proposers.opro import propose_prompt
 from compound.optimizers.search.racing import Race, Standing, Track, race
@@ -287,7 +287,7 @@ class PromptSearch:
         if proposer == "edits":
             space = task.system.parameters[key]
             assert isinstance(space, Text)  # `text_keys` returns keys of texts only
-            text = bounded_edit(current, rng, space, self.most_edits)
+            text = bounded_edit(current, rng, space, self.most_edits, clauses_for(task.system, key))
             return {} if text is None or text == current else {key: text}
         shown = known.exemplars.get(key, ())
         order = generator(task.seed, "exemplars", attempt).permutation(len(shown))

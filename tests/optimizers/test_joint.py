@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from compound import LLM, Input, System, optimize
 from compound.benchmarks.simulated.search import world
 from compound.benchmarks.simulated.systems import Simulated
+from compound.evaluation.metrics.custom import custom
+from compound.example import Example
 from compound.graph.space import Choice, Demos, Float, Int, Space, Text
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.search.gain_model import GainModel, Observation, similarities
@@ -252,3 +254,18 @@ class TestWrittenPrompts:
     ) -> None:
         asked = self.requests("search", tmp_path / "run", search, writes_prompts=writes)
         assert bool(asked) == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_edit_without_effect_is_not_proposed(job: Any, seed: int) -> None:
+    """Only the number matters; the texts of the best candidate were edited all the same."""
+    prompt = Text("Answer the question. Think of the reader.")
+    node = LLM("answerer", prompt=prompt, max_tokens=Choice(1, 2, 3))(question=Input("question", str))
+    rows = [Example(f"e{i}", {"question": f"what is {i}"}) for i in range(40)]
+    longer = custom(lambda outputs, example: len(outputs["answer"].split()) / 3, "longer", bounds=(0, 1))
+    made = job(System("qa", {"answer": node}, lm="lm"), longer, rows, lambda: ScriptedLM(lambda _: "a b c"),
+               share=80, seed=seed)  # fmt: skip
+    states, proposal = made.run(JointSearch(PromptSearch(("edits",))))
+    assert proposal.values == {"answerer.max_tokens": 3}
+    edited = [c["values"]["answerer.prompt"] for c in states[-1]["candidates"] if c["n"]]
+    assert any(text != prompt.value for text in edited)
