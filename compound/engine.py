@@ -365,6 +365,7 @@ class Engine(Protocol):
     Two optional attributes declare what an engine takes; without them, it takes neither. With
     ``native_tools`` it receives `Request.tools` and returns `Completion.tool_calls`; others receive a text
     that describes the tools (see `compound.execution.tool_text`). With ``takes_images`` it receives images.
+    A third, ``writes_prompts``, declares whether searches ask it for new prompts; default: ``remote``.
 
     The cache of `cp.evaluate` outlives the process. It holds answers only of an engine whose own class, or
     which itself, sets ``stable_name = True``: equal names then mean equal answers, also in other processes.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from compound.engine import Engine
 from compound.errors import CompoundError, DeclarationError, suggest_name
+from compound.execution.executor import Executor
 from compound.graph.configuration import components_of, load
 from compound.graph.space import Choice, Demos, Float, Int, Text, Weights
 from compound.graph.system import System
@@ -33,6 +35,7 @@ from compound.optimizers.weights.bases import base_model, check_sampling_engine
 from compound.optimizers.weights.methods import LONG_JOB, POLICY_METHODS, NothingToTune
 from compound.optimizers.weights.training import WeightTraining
 from compound.registry.code import find_code
+from compound.registry.engines import Engines, find_engine
 from compound.registry.methods import installed
 from compound.registry.plugins import warn_if_hidden
 from compound.settings.base import NoSettings
@@ -44,13 +47,13 @@ def search(system: System, optimize: OptimizeSettings, settings: PromptSettings)
     """Joint search of all parameters except weights: texts, demonstrations, choices and numbers."""
     keys = keys_of(system, Text, Demos, Choice, Int, Float)
     jobs = [Job("joint", keys)] if keys else []
-    return Method("search", {"joint": JointSearch(PromptSearch.of(settings, system))}, jobs, Uniform())
+    return Method("search", {"joint": JointSearch(PromptSearch.of(settings, "search"))}, jobs, Uniform())
 
 
 def coordinate(system: System, optimize: OptimizeSettings, settings: PromptSettings) -> Method:
     """Coordinate search: one component at a time, with the candidates of `optimas`, by the global reward."""
     optimizers: Mapping[str, Optimizer] = {
-        "prompts": PromptSearch.of(settings, system),
+        "prompts": PromptSearch.of(settings, "coordinate"),
         "numbers": NumberSearch(),
     }
     return Method("coordinate", optimizers, by_component(system, "prompts", "numbers"), Uniform())
@@ -191,7 +194,13 @@ def check_trainable(made: Method, system: System, engine_of: Callable[[str], Eng
                 check_sampling_engine(system, fixed, engine_of)
 
 
-def method(name: str, system: System, settings: OptimizeSettings, folder: Path = Path()) -> Method:
+def method(
+    name: str,
+    system: System,
+    settings: OptimizeSettings,
+    folder: Path = Path(),
+    engines: Engines = find_engine,
+) -> Method:
     """Return a method for a system.
 
     Args:
@@ -199,6 +208,7 @@ def method(name: str, system: System, settings: OptimizeSettings, folder: Path =
         system: the system to optimize.
         settings: the settings of the optimization.
         folder: the folder to search for user-defined methods first.
+        engines: engines by model name, of which searches ask one for new prompts if it writes any.
 
     Raises:
         DeclarationError: there is no such method.
@@ -218,7 +228,21 @@ def method(name: str, system: System, settings: OptimizeSettings, folder: Path =
         for found in references(section):
             if found.kind == "configuration" and found.name:
                 load(folder / found.name)
-    return made
+    return _with_writer(made, system, Executor(engines).engine)
+
+
+def _with_writer(made: Method, system: System, engine_of: Callable[[str], Engine]) -> Method:
+    """Return a method whose searches ask a model of the system for new prompts, if one writes prompts."""
+    tuned = (key for job in made.jobs for key in job.keys)
+    keys = [key for key in tuned if isinstance(system.parameters[key], Text | Demos)]
+    optimizers, told = dict(made.optimizers), dict[str, None]()
+    for name, optimizer in made.optimizers.items():
+        search = optimizer if isinstance(optimizer, PromptSearch) else getattr(optimizer, "prompts", None)
+        if keys and isinstance(search, PromptSearch):
+            found = search.with_writer(system, engine_of)
+            optimizers[name] = found if search is optimizer else replace(optimizer, prompts=found)
+            told[found.describe(system, keys)] = None
+    return replace(made, optimizers=optimizers, proposers=list(told))
 
 
 def agents_without_prompts(system: System) -> list[str]:

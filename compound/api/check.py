@@ -150,7 +150,7 @@ def check_program(program: Program, *, strict: bool = False) -> CheckResult:
         if strict:
             check_no_overlaps(found)
         checked.warnings.extend(map(str, found))
-        checked.notes.extend(_prospects(program))
+        checked.notes.extend(line for line in _prospects(program) if line not in checked.notes)
     return checked
 
 
@@ -196,7 +196,7 @@ def _prospects(program: Program) -> list[str]:
 def _check_method(program: Program) -> Iterator[str]:
     name, system, settings, folder = program.optimize.method, program.system, program.optimize, program.folder
     try:
-        made = methods.method(name, system, settings, folder)
+        made = methods.method(name, system, settings, folder, program.find_engine)
     except NothingToTune:
         if agents := methods.agents_without_prompts(system):
             yield (
@@ -215,6 +215,7 @@ def _check_method(program: Program) -> Iterator[str]:
         if "method" in settings.model_fields_set:
             raise
         return
+    yield from made.proposers
     methods.check_trainable(made, system, program.find_engine)
     try:
         check_runner(settings, system, [made])

@@ -62,7 +62,10 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
         program.system, program.data, program.metric, program.optimize, program.find_engine, program.folder
     )
     settings = problem.settings
-    others = [methods.method(n, problem.system, settings, problem.folder) for n in settings.baselines]
+    others = [
+        methods.method(n, problem.system, settings, problem.folder, problem.engines)
+        for n in settings.baselines
+    ]
     check_runner(settings, problem.system, [problem.method, *others])
     bounds = [bound(problem)]
     for name, method in zip(settings.baselines, others, strict=True):
@@ -84,7 +87,7 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
         "jobs": [f"{job.optimizer}: {', '.join(job.keys)}" for job in problem.method.jobs],
         "plan": {"decisions": plan.decisions, "level": plan.level, "runs_per_decision": plan.cost},
         "methods": [settings.method, *settings.baselines],
-        "notes": list(problem.method.notes),
+        "notes": [*problem.method.notes, *(f"{m.name}: {line}" for m in others for line in m.proposers)],
         "steps": _steps(problem.method.jobs, free, other_limits),
         "prospects": outlook(problem),
         "duplicates": [str(overlap) for overlap in equal],
@@ -145,7 +148,7 @@ def bound(problem: Problem) -> MethodBounds:
     """Return the bounds of a problem's method."""
     settings, find = problem.settings, _Engines(problem)
     name, system = settings.method, problem.system
-    own = (system.lm,) if system.lm else ()
+    own = system.lms[:1]
     plan, free = plan_by_runs(problem)
     allowed = allowance(problem, free, plan.decisions, read_corpora=True, lms=own)
     limit = settings.budget.system_runs

@@ -96,13 +96,12 @@ def optimize(
     equal = find_overlaps(splits, data.id)
     if strict:
         check_no_overlaps(equal)
-    baselines = [methods.method(name, system, settings, folder) for name in settings.baselines]
-    memory = plan_memory(problem, baselines)
+    names = (settings.method, *settings.baselines)
+    used = [methods.method(name, system, settings, folder, problem.engines) for name in names]
+    memory = plan_memory(problem, used[1:])
     memory.check()
     problem = replace(problem, engines=with_gpu_shares(problem.engines, memory.gpu_shares))
     problem = replace(problem, outlook={**outlook(problem), "duplicates": [str(item) for item in equal]})
-    names = (settings.method, *settings.baselines)
-    used = (methods.method(name, system, settings, folder) for name in names)
     problem = replace(problem, open_executor=executor_opener(settings, system, engines, used))
     config = describe(problem)
     new = UntrustedFolder(path).kind("config.json") is None
@@ -253,7 +252,8 @@ def _open_baseline(
 ) -> tuple[Problem, Recorder]:
     """Return the problem of a baseline, and the recorder of its run."""
     settings = problem.settings.model_copy(update={"method": name, "baselines": ()})
-    method = methods.method(name, problem.system, settings, problem.folder)
+    method = methods.method(name, problem.system, settings, problem.folder, problem.engines)
+    method = replace(method, notes=(*method.notes, *method.proposers))  # the outlook is the main method's
     other = with_method(replace(problem, settings=settings), method)
     run = open_run(parent.run.path / "baselines" / name, "", describe(other))
     return other, Recorder(run, parent=parent, listener=_label_events(listener, name))
@@ -342,8 +342,8 @@ def make_problem(
         check_rows(metric, system.outputs, rows)
     check_repeats(metric, settings.repeats)
     check_failure_score(metric, settings.failure_score)
-    method = methods.method(settings.method, system, settings, folder)
-    others = [methods.method(name, system, settings, folder) for name in settings.baselines]
+    method = methods.method(settings.method, system, settings, folder, engines)
+    others = [methods.method(name, system, settings, folder, engines) for name in settings.baselines]
     for each in (method, *others):  # reject impossible methods before anything is spent
         methods.check_trainable(each, system, Executor(engines).engine)
     engines = for_system(engines, system)

@@ -137,6 +137,15 @@ class System:
         return found if isinstance(found, str) else None
 
     @functools.cached_property
+    def lms(self) -> tuple[str, ...]:
+        """Models that the system may call: the default, then each component's, the current one first."""
+        found: list[object] = [self.lm]
+        for name, component in self.components.items():
+            setting = component.settings.get("lm")
+            found += [self.configuration.get(f"{name}.lm"), *getattr(setting, "options", (setting,))]
+        return tuple(dict.fromkeys(lm for lm in found if isinstance(lm, str) and lm))
+
+    @functools.cached_property
     def settings(self) -> Mapping[str, object]:
         """Settings that are not tunable, by ``component.setting``, as JSON types."""
         return {

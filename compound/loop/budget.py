@@ -102,8 +102,7 @@ class RunBudget:
 
     @property
     def _own_lm(self) -> tuple[str, ...]:
-        lm = self._problem.system.lm
-        return (lm,) if lm else ()
+        return self._problem.system.lms[:1]
 
     def runs_left(self) -> float:
         """Return the system runs left in the budget after the outstanding proposal requests."""

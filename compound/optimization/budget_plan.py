@@ -146,9 +146,8 @@ def planning_prices(problem: Problem) -> Prices:
     Calls in loops and maps count as often as `compound.graph.survey` allows; components whose number of calls
     has no finite bound count as one call per node.
     """
-    own = (problem.system.lm,) if problem.system.lm else ()
     examples = [*problem.train, *problem.valid, *problem.test]
-    found = survey(problem.system, RunLimits(examples, own, problem.system.configuration))
+    found = survey(problem.system, RunLimits(examples, problem.system.lms[:1], problem.system.configuration))
     return estimate_prices(problem.system, {name: use.calls for name, use in found.uses.items()})
 
 

@@ -26,8 +26,7 @@ def list_models(problem: Problem) -> list[str]:
 
     Requests that a component does not declare (`compound.graph.component.Component.reach`) are unknown.
     """
-    default = problem.system.lm
-    own = (default,) if default else ()
+    own = problem.system.lms[:1]
     plan, free = plan_by_runs(problem)
     allowed = allowance(problem, free, plan.decisions, lms=own)
     requests: list[CallBound] = []

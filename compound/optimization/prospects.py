@@ -300,6 +300,7 @@ def outlook(problem: Problem) -> ProspectsDocument:
             *_automatic_size(problem),
             *_fewer_decisions(problem, plan),
             *_unknown_bounds(problem),
+            *problem.method.proposers,
             *([JOINT] if problem.method.separate else []),
             *describe_prospects(power, plan, found, problem.settings.budget.system_runs),
             *([str(savings)] if savings else []),

@@ -150,12 +150,12 @@ class JobScorer:
         self._proposals.record_outcome(self._writer(lm), outcome)
 
     def _writer(self, lm: str | None) -> str:
-        chosen = lm or self._incumbent.defaults.get("lm")
+        chosen = lm or next(iter(self._problem.system.lms), None)
         if not chosen:
             raise DeclarationError(
                 "no model is set for proposal requests", hint=_where_to_name(self._problem)
             )
-        return str(chosen)
+        return chosen
 
     def snapshot(self) -> list[ScoredCandidate]:
         """Return the candidates scored so far, for a checkpoint."""

@@ -57,15 +57,6 @@ def find_engine(lm: str) -> Engine:
     )
 
 
-def is_served(lm: str) -> bool:
-    """Return whether the name of a model alone says that a server runs it.
-
-    >>> is_served("openai/gpt-4o-mini"), is_served("vllm/Qwen/Qwen3-8B"), is_served("local/Qwen/Qwen3-8B")
-    (True, True, False)
-    """
-    return "/" in lm and not lm.startswith("local/") and not Path(lm).is_dir()
-
-
 def for_system(engines: Engines, system: System) -> Engines:
     """Return engines that know, before they start anything, what a system's adapters need of them."""
     ranks = [space.rank for space in system.parameters.values() if isinstance(space, Weights)]

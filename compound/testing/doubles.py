@@ -35,6 +35,7 @@ class ScriptedLM:
         native_tools: whether it takes tools; a reply that calls them is a `Completion` with tool calls.
         takes_images: whether it takes images.
         stable_name: whether equal names mean equal scripts, so that `cp.evaluate` may cache the answers.
+        writes_prompts: whether searches ask it for new prompts by default.
 
     Usage counts words as tokens. ``requests`` records the requests.
 
@@ -59,6 +60,7 @@ class ScriptedLM:
         native_tools: bool = False,
         takes_images: bool = False,
         stable_name: bool = False,
+        writes_prompts: bool = False,
     ) -> None:
         self._script = script
         self._random = callable(script) and _required_parameters(script) >= 2
@@ -69,6 +71,7 @@ class ScriptedLM:
         self.priced = priced
         self.remote = remote
         self.native_tools, self.takes_images, self.stable_name = native_tools, takes_images, stable_name
+        self.writes_prompts = writes_prompts
         self.requests: list[Request] = []
         self.in_flight = 0
         self.most_in_flight = 0

@@ -23,7 +23,7 @@ from compound.optimizers.search.prompts import (
     split,
 )
 from compound.optimizers.search.proposers.demos import draw_demos
-from compound.optimizers.search.proposers.edits import GROWTH, bounded_edit
+from compound.optimizers.search.proposers.edits import GROWTH, bounded_edit, clauses_for
 
 EDITS = 2  # maximum number of edits of a text
 
@@ -70,4 +70,5 @@ def _random_value(task: Task, key: str, pools: Pools, rng: np.random.Generator) 
     if isinstance(space, Demos):
         return draw_demos(pools[key], space.max, rng) if pools.get(key) else None
     assert isinstance(space, Text)  # the method passes no weights
-    return bounded_edit(entry(task.system.configuration, key, str), rng, space, EDITS)
+    current, clauses = entry(task.system.configuration, key, str), clauses_for(task.system, key)
+    return bounded_edit(current, rng, space, EDITS, clauses)

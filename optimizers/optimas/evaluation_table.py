@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, combinations
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from compound.example import Example
-from compound.execution.trace import Call, Trace
+from compound.execution.trace import Call, Trace, TraceDocument, from_json, to_json
 from compound.graph.configuration import canonical_json, to_readable_json
 from compound.optimization.method import Task
 from compound.optimizers.optimas.part import Part, run_parts
+from compound.optimizers.search.prompts import is_whole
 from compound.rewards.buffer import Entry
 from compound.rewards.features import Embedder
 from compound.rewards.gains.critic import Critic, fit_critic, read_call
@@ -78,11 +79,13 @@ class StoredEvaluations(State):
         scores: the global scores of each row, by example; ``None`` if a run was lost to a transient failure.
         parts: the examples with local evaluations of each row.
         failed: row and example of the local evaluations that failed.
+        failures: row, example and trace of the local evaluations with a failed call, which no cache holds.
     """
 
     scores: list[dict[int, float | None]] = Field(default_factory=list)
     parts: list[list[int]] = Field(default_factory=list)
     failed: list[tuple[int, int]] = Field(default_factory=list)
+    failures: list[tuple[int, int, dict[str, Any]]] = Field(default_factory=list)
 
 
 class EvaluationTable:
@@ -207,14 +210,16 @@ class EvaluationTable:
                     self._failed.add((row, column))
 
     async def restore(self, stored: StoredEvaluations) -> None:
-        """Fill the table with stored evaluations; local ones run again, from the cache."""
+        """Fill the table with stored evaluations; local ones without failures run again, from the cache."""
         for row, scores in enumerate(stored.scores):
             for column, score in scores.items():
                 self.scored[row, column] = True
                 self.scores[row, column] = math.nan if score is None else score
-        self._failed = set(stored.failed)
+        for row, column, trace in stored.failures:
+            self._parts[row][column] = from_json(cast("TraceDocument", trace))
+        self._failed = {(row, column) for row, column in stored.failed if column in self._parts[row]}
         for row, columns in enumerate(stored.parts):
-            await self._run_parts([row], [c for c in columns if (row, c) not in self._failed])
+            await self._run_parts([row], [c for c in columns if c not in self._parts[row]])
 
     def stored(self) -> StoredEvaluations:
         """Return the evaluations for a checkpoint."""
@@ -225,6 +230,12 @@ class EvaluationTable:
             ],
             parts=[sorted(own) for own in self._parts],
             failed=sorted(self._failed),
+            failures=[
+                (row, column, _document(trace))
+                for row, own in enumerate(self._parts)
+                for column, trace in sorted(own.items())
+                if not is_whole(trace)
+            ],
         )
 
     # -- draws and gains ---------------------------------------------------------------------------------
@@ -353,6 +364,17 @@ class EvaluationTable:
         for (row, column, address), reward in zip(places, rewards, strict=True):
             found[row].setdefault(column, {})[address] = reward
         return found
+
+
+def _document(trace: Trace) -> dict[str, Any]:
+    """Return a trace as JSON types, without durations, costs and messages, which no estimate reads."""
+    calls = [
+        Call(
+            c.address, c.node, c.component, c.parents, c.inputs, c.outputs, c.failure, invocation=c.invocation
+        )
+        for c in trace.calls
+    ]
+    return dict(to_json(replace(trace, calls=tuple(calls))))
 
 
 def _worst(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

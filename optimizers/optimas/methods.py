@@ -115,7 +115,7 @@ class HBCSettings(BaseOptimasSettings):
 def optimas(system: System, optimize: OptimizeSettings, settings: OptimasSettings) -> Method:
     """OPTIMAS: optimizes one component at a time, guided by a local reward learned from its candidates."""
     learning = RewardLearning(settings.pairs, settings.backbone, settings.reward)
-    prompts = PromptSearch.of(settings.prompts, system)
+    prompts = PromptSearch.of(settings.prompts, "optimas.prompts")
     search = GuidedSearch(
         learning, prompts, settings.search.rounds, settings.search.gold,
         estimate=ESTIMATES[settings.search.estimator],
@@ -142,7 +142,7 @@ def hbc(system: System, optimize: OptimizeSettings, settings: HBCSettings) -> Me
     """Hierarchical behaviour cloning: `optimas`, with similarity to preferred outputs as the local score."""
     learning, guide = RewardLearning(settings.pairs, settings.backbone), Cloning()
     prompts, training = (
-        PromptSearch.of(settings.prompts, system),
+        PromptSearch.of(settings.prompts, "hbc.prompts"),
         f"optimize.hbc.training.{settings.training.name}",
     )
     optimizers: Mapping[str, Optimizer] = {

@@ -10,6 +10,7 @@ combinations of values (Thompson sampling). The last part of the budget goes to 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -27,7 +28,15 @@ from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, ScoredCandidate, Task
 from compound.optimizers.search.gain_model import GainModel, Observation
 from compound.optimizers.search.levels import DRAWS, levels_of_each, new_texts, starting_levels
-from compound.optimizers.search.prompts import ATTEMPTS, Exemplars, PromptSearch, bootstrap_pools, split
+from compound.optimizers.search.prompts import (
+    ATTEMPTS,
+    Exemplars,
+    PromptSearch,
+    bootstrap_pools,
+    split,
+    text_keys,
+)
+from compound.optimizers.search.proposers.edits import kind_of, sentences
 from compound.optimizers.search.racing import Track
 from compound.storage.state import State
 
@@ -70,6 +79,7 @@ class JointProgress(State):
         known: the number of examples that the incumbent was scored on.
         before: the incumbent's mean score; ``None`` before the first step.
         variance: variance of the scores of the last step.
+        shown: worked examples for a model that writes prompts, since failed runs are in no cache.
     """
 
     levels: dict[str, list[object]]
@@ -81,6 +91,7 @@ class JointProgress(State):
     known: int = 0
     before: float | None = None
     variance: float = 0.0
+    shown: dict[str, list[str]] | None = None
 
     def note(self, best: float) -> str:
         """Return the progress note of the last step; ``best`` is the highest expected gain."""
@@ -109,12 +120,12 @@ class JointSearch:
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Score combinations of values in steps, and propose the one with the highest expected gain."""
         pool, examples = split(task)
-        resumed = None if task.resume is None else JointProgress.from_json(task.resume)
-        shown = await self.prompts.exemplars(task, pool or examples)
-        if resumed is not None:
-            state = resumed
-        else:
+        state = None if task.resume is None else JointProgress.from_json(task.resume)
+        if (shown := state and state.shown) is None:
+            shown = await self.prompts.exemplars(task, pool or examples)
+        if state is None:
             state = await self._start(task, pool, len(examples), shown)
+            state.shown = {key: list(texts) for key, texts in shown.items()}
             yield Progress(state.to_json(), plural(len(state.candidates), "candidate"))
         while sizes := next_sizes(task, state, len(examples)):
             await score_step(task, state, examples, sizes)
@@ -385,6 +396,39 @@ def proposal_of(task: Task, state: JointProgress) -> Proposal:
     best = int(np.argmax(means))
     if means[best] <= 0:
         return Proposal({}, state.before, state.before, len(scored), "no candidate is expected to gain")
-    before = state.before or 0.0
-    values = changed_values(task, scored[best].values)
-    return Proposal(values, before, before + means[best], len(scored))
+    before, model = state.before or 0.0, model_of(task, state)
+    found = without_idle_edits(task, model, scored[best].values)
+    return Proposal(changed_values(task, found), before, before + model.means([found])[0], len(scored))
+
+
+def without_idle_edits(task: Task, model: GainModel, values: Values) -> Values:
+    """Return values whose texts have no edit that, by the scores so far, has no measurable effect.
+
+    Edits are undone one after another, least effect first, while the expected loss is smaller than its
+    standard deviation, and the rest is still expected to gain: the current text, or one clause less.
+    """
+    current = incumbent_values(task)
+    while True:
+        fewer: list[Values] = []
+        for key in text_keys(task):
+            text, start = str(values[key]), str(current[key])
+            if text != start:
+                fewer.append({**values, key: start})
+                own = [part for part in sentences(text) if part not in start and kind_of(part)]
+                shorter = [re.sub(rf" ?{re.escape(part)} ?", " ", text).strip() for part in own]
+                fewer += [{**values, key: each} for each in shorter if each]
+        ratios = [effect(model, values, each) for each in fewer]
+        allowed = [
+            i for i, each in enumerate(fewer) if changed_values(task, each) and model.means([each])[0] > 0
+        ]
+        least = min(allowed, key=ratios.__getitem__, default=None)
+        if least is None or ratios[least] >= 1:
+            return values
+        values = fewer[least]
+
+
+def effect(model: GainModel, values: Values, fewer: Values) -> float:
+    """Return the expected loss without some edits, in units of its standard deviation."""
+    means, covariance = model.predict([values, fewer])
+    variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
+    return round(float((means[0] - means[1]) / math.sqrt(max(variance, 1e-12))), 6)

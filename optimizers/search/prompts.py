@@ -6,13 +6,15 @@ Examples that provide demonstrations are never used to score candidates.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
+from compound.engine import Engine
+from compound.errors import CompoundError
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.execution.trace import Trace
@@ -26,11 +28,10 @@ from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.proposers import opro
 from compound.optimizers.search.proposers.demos import WeightedDemo, bootstrap, correct_calls, draw_demos
-from compound.optimizers.search.proposers.edits import GROWTH, bounded_edit
+from compound.optimizers.search.proposers.edits import GROWTH, bounded_edit, clauses_for
 from compound.optimizers.search.proposers.exemplars import exemplars
 from compound.optimizers.search.proposers.opro import propose_prompt
 from compound.optimizers.search.racing import Race, Standing, Track, race
-from compound.registry.engines import is_served
 from compound.settings.base import Settings
 from compound.settings.references import ModelName
 from compound.storage.state import State
@@ -57,8 +58,8 @@ class PromptSettings(OPROSettings):
     proposers: tuple[Proposer, ...] | None = None
     """Sources of candidates, used in turn: `demos` (demonstrations from successful traces), `edits` (a
     grammar of edits), `opro` (prompts written by a model). Default: `demos` and `edits`, and `opro` if `lm`
-    is set or the name of the system's model is that of a server (`provider/model`, `vllm/NAME`); models that
-    run in this process are usually too small to write prompts."""
+    is set or a model of the system is behind a server; models that run in this process are usually too
+    small to write prompts."""
     edits_per_candidate: int = Field(default=2, ge=1)
     """Maximum number of edits between the incumbent and a candidate (a trust region)."""
 
@@ -132,20 +133,56 @@ class PromptSearch:
         proposers: the sources of candidates, used in turn: ``demos``, ``edits``, ``opro``.
         most_edits: the maximum number of edits between the incumbent and a candidate.
         lm: the model that writes prompts for ``opro``; ``None`` for the system's own.
+        section: the path of its settings, if ``opro`` is added for a model of the system that writes prompts.
+        unused: why ``opro`` was not added.
     """
 
     proposers: tuple[str, ...] = ("demos", "edits")
     most_edits: int = 2
     lm: str | None = None
+    section: str = field(default="", compare=False)
+    unused: str = field(default="", compare=False)
 
     @classmethod
-    def of(cls, settings: PromptSettings, system: System) -> PromptSearch:
-        """Return the search with the given settings, which has ``opro`` by default if a model can write."""
+    def of(cls, settings: PromptSettings, section: str) -> PromptSearch:
+        """Return the search with the settings of a section of ``optimize:``; see `with_writer`."""
         if settings.proposers is not None:
             return cls(settings.proposers, settings.edits_per_candidate, settings.lm)
-        can_write = settings.lm is not None or (system.lm is not None and is_served(system.lm))
-        proposers = ("demos", "edits", "opro") if can_write else ("demos", "edits")
-        return cls(proposers, settings.edits_per_candidate, settings.lm)
+        proposers, edits = ("demos", "edits"), settings.edits_per_candidate
+        if settings.lm is not None:
+            return cls((*proposers, "opro"), edits, settings.lm)
+        return cls(proposers, edits, section=f"optimize.{section}")
+
+    def with_writer(self, system: System, engine_of: Callable[[str], Engine]) -> PromptSearch:
+        """Return the search with ``opro``, if it is left open and a model of the system writes prompts."""
+        if not self.section:
+            return self
+        reasons = []
+        for lm in system.lms:
+            try:
+                engine = engine_of(lm)
+                if getattr(engine, "writes_prompts", engine.remote):
+                    writer = None if lm == system.lms[0] else lm
+                    return replace(self, proposers=(*self.proposers, "opro"), lm=writer, section="")
+            except CompoundError as error:
+                reasons.append(error.message)
+            else:
+                reasons.append(
+                    f"{lm!r} " + ("writes no prompts" if engine.remote else "runs in this process")
+                )
+        why = ", ".join(reasons) or "the system names no model"
+        return replace(self, unused=f"{why}; set {self.section}.lm to a model that writes prompts")
+
+    def describe(self, system: System, keys: Collection[str]) -> str:
+        """Return the proposers that a search of some parameters uses, and why ``opro`` is not used."""
+        kinds = {"demos": Demos, "edits": Text, "opro": Text}
+        spaces = [system.parameters[key] for key in keys]
+        used = [name for name in self.proposers if any(isinstance(s, kinds[name]) for s in spaces)]
+        told = f"proposers of new prompts and demonstrations: {', '.join(used) or 'none'}"
+        if "opro" in used:
+            told += f" (prompts by {self.lm or next(iter(system.lms), 'no model')})"
+        has_texts = any(isinstance(space, Text) for space in spaces)
+        return f"{told}; opro is not used: {self.unused}" if self.unused and has_texts else told
 
     def bound(self, outlook: Outlook) -> JobBound:
         """Declare the requests of one round of candidates, all from ``opro``."""
@@ -250,7 +287,7 @@ class PromptSearch:
         if proposer == "edits":
             space = task.system.parameters[key]
             assert isinstance(space, Text)  # `text_keys` returns keys of texts only
-            text = bounded_edit(current, rng, space, self.most_edits)
+            text = bounded_edit(current, rng, space, self.most_edits, clauses_for(task.system, key))
             return {} if text is None or text == current else {key: text}
         shown = known.exemplars.get(key, ())
         order = generator(task.seed, "exemplars", attempt).permutation(len(shown))

@@ -18,6 +18,7 @@ import pytest
 
 import compound.optimizers
 from compound.components.llm import LLM
+from compound.errors import CallError
 from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.graph.component import Input
@@ -79,8 +80,9 @@ ADAPTER = Adapter(name="9f", data="77")
 SOURCE = Source(configuration=VALUES, examples=["e1"])
 SCORED = ScoredValues(values=VALUES, gain=0.25)
 EVALUATIONS = StoredEvaluations(
-    scores=[{0: 0.5, 1: None}, {0: 1.0}, {}], parts=[[0, 1], [0], []], failed=[(1, 2)]
-)
+    scores=[{0: 0.5, 1: None}, {0: 1.0}, {}], parts=[[0, 1], [0], []], failed=[(1, 2)],
+    failures=[(1, 2, {"example": "e2", "calls": []})],
+)  # fmt: skip
 GUIDED = GuidedRace(
     alive=[1, 0], rungs=2, done=1, n_global=2, n_local=3, gains=[0.25, None], sds=[0.1, None], slope=0.5,
     noise=0.3, spread=0.1, evaluations=EVALUATIONS, predicted=4.0, spent=3.5,
@@ -119,7 +121,7 @@ STATES: list[State] = [
     COMPARED,
     JointProgress(
         levels={"a.k": [1, 2]}, runs=50.0, candidates=[COMPARED], field=[0], steps=1, price=0.5, known=8,
-        before=0.25, variance=0.1,
+        before=0.25, variance=0.1, shown={"a.prompt": ["Input: x: 1"]},
     ),
     Sources(sources=[SOURCE]),
     FastSlowState(
@@ -382,3 +384,22 @@ def test_a_local_search_passes_through_its_phases(made: Callable[[str], Any]) ->
     states, _ = made("together").run(OPTIMIZERS["together"][0])
     assert {state["phase"] for state in states} == {"searching"}
     assert states[-1]["together"]["race"]
+
+
+def unreliable(message: str, rng: np.random.Generator) -> object:
+    """Answer by `script`, but fail for good in a part of the calls."""
+    if rng.random() < 0.15 and not any(words in message for words in WRITERS):
+        return CallError("the answer cannot be read")
+    return script(message, rng)
+
+
+@pytest.mark.parametrize("name", ["prompts", "joint", "local"])
+def test_a_job_whose_calls_fail_ends_alike_wherever_it_is_interrupted(
+    job: Callable[..., Any], name: str
+) -> None:
+    rows = [Example(f"e{i}", {"question": f"what is {i}"}) for i in range(20)]
+    optimizer, keys, _ = OPTIMIZERS[name]
+    made = job(
+        two_steps(), custom(is_right), rows, lambda: ScriptedLM(unreliable), share=50, keys=keys, candidates=4
+    )
+    assert made.check_resume(lambda: optimizer)

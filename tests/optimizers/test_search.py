@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import hypothesis
 import numpy as np
@@ -21,8 +21,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from compound.benchmarks.simulated.relays import Relay
+from compound.components.agents.agent import Agent
 from compound.components.function import Function
+from compound.components.index import PassageIndex
 from compound.components.llm import LLM
+from compound.components.retriever import Retriever
 from compound.engine import Completion, Request
 from compound.errors import CallError
 from compound.evaluation.evaluate import Evaluation, EvaluationRules, ScoredRun, evaluate
@@ -674,19 +677,45 @@ class TestEdits:
         assert len(" ".join(after)) <= len(" ".join(parts))
         assert any(after)
 
-    @given(PARTS, SEEDS)
-    def test_rephrase_changes_one_word_for_a_synonym(self, parts: list[str], seed: int) -> None:
-        after = edits.rephrase(parts, rng(seed))
-        pairs = [(a, b) for a, b in zip(parts, after, strict=True) if a != b]
-        assert len(pairs) <= 1
-        for before, now in pairs:
-            hits = [
-                word
-                for word, other in edits.SYNONYMS.items()
-                if re.sub(rf"\b{word}\b", other, before, count=1, flags=re.I).lower() == now.lower()
-            ]
-            assert hits
-            assert before[0].isupper() == now[0].isupper()
+    def test_shortening_breaks_no_sentence(self) -> None:
+        kept = ["Do the following: sort.", "Write to please the reader.", "Add the tone you should use.",
+                "List as well as you can.", "Do not write a very long text."]  # fmt: skip
+        assert [edits.shorten([text], rng(0)) for text in kept[:4]] == [[text] for text in kept[:4]]
+        assert edits.shorten(["Please list all of the words."], rng(0)) == ["List all words."]
+
+    @pytest.mark.parametrize(
+        ("output", "passages", "kinds", "never"),
+        [
+            (str, True, {"length", "format", "evidence", "care", "role"}, "option"),
+            (str, False, {"length", "format", "care", "role"}, "passages"),
+            (Literal["a", "b"], False, {"length", "format", "care", "role"}, "result"),
+            (bool, False, {"care", "role"}, "option"),
+            (list[str], False, {"care", "role"}, "result"),
+        ],
+    )
+    def test_clauses_are_true_of_the_task(
+        self, output: Any, passages: bool, kinds: set[str], never: str
+    ) -> None:
+        wires: dict[str, Any] = {"text": Input("text", str)}
+        if passages:
+            wires["context"] = Retriever("search", PassageIndex())(
+                query=wires["text"], passages=Input("docs", list)
+            )
+        made = LLM("c", prompt=Text("Do it."), output=output)(**wires)
+        found = edits.clauses_for(System("s", {"o": made}), "c.prompt")
+        assert set(found) == kinds
+        assert never not in " ".join(clause for clauses in found.values() for clause in clauses)
+
+    def test_the_text_of_a_tool_gets_no_clause(self) -> None:
+        def look_up(word: str) -> str:
+            """Look a word up."""
+            return word
+
+        agent = Agent("agent", [look_up], prompt=Text("Answer."), tune_tools=True)(text=Input("text", str))
+        target = System("s", {"o": agent})
+        assert set(edits.clauses_for(target, "agent.prompt")) == {"care", "role"}
+        (key,) = (key for key in target.parameters if "look_up" in key)
+        assert edits.clauses_for(target, key) == {}
 
     @given(st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip) | PARTS.map(" ".join), SEEDS)
     def test_an_edited_prompt_is_never_empty_and_the_same_for_the_same_seed(

@@ -102,6 +102,8 @@ class FleetEngine:
         """Maximum number of requests in flight, the sum over replicas."""
         return self._mean * len(self._pool.replicas)
 
+    writes_prompts = True
+
     @property
     def remote(self) -> bool:
         """Whether the servers are independent of the engine."""

@@ -184,6 +184,8 @@ class VLLMEngine:
     def concurrency(self) -> int:  # noqa: D102
         return self._concurrency
 
+    writes_prompts = True  # also one that this process starts is large enough
+
     @property
     def stable_name(self) -> bool:
         """Whether the name is that of a published model; the weights in a folder may change."""

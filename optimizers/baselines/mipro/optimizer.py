@@ -28,7 +28,7 @@ from compound.optimizers.baselines.mipro.proposer import Proposer
 from compound.optimizers.baselines.mipro.requests import DEMOS, bounds
 from compound.optimizers.search.prompts import MAX_POOL, bootstrap_pools, demo_keys, split, text_keys
 from compound.optimizers.search.proposers.demos import bootstrap, correct_calls
-from compound.optimizers.search.proposers.edits import GROWTH, bounded_edit
+from compound.optimizers.search.proposers.edits import GROWTH, bounded_edit, clauses_for
 from compound.optimizers.search.proposers.opro import MAX_TOKENS
 from compound.optimizers.search.trials import (
     TrialPlan,
@@ -218,7 +218,7 @@ class Mipro:
         assert isinstance(space, Text)  # `text_keys` returns keys of texts only
         for attempt in range(EDITS_TRIED):
             rng = generator(task.seed, "mipro", "edit", key, number, attempt)
-            text = bounded_edit(current, rng, space, self.most_edits)
+            text = bounded_edit(current, rng, space, self.most_edits, clauses_for(task.system, key))
             if text and text != current and text not in known:
                 return text
         return None

@@ -1,72 +1,101 @@
 """A small grammar of prompt edits, which needs no language model to write prompts.
 
 A prompt is a list of sentences. An edit adds a clause of a missing kind (length, format, evidence, care,
-role), replaces a clause by another one of its kind, or drops, shortens, rephrases or moves a sentence.
+role), replaces a clause by another one of its kind, or drops, shortens or moves a sentence. The ports of a
+component decide which clauses are true of its task.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from typing import Literal, get_origin
 
 import numpy as np
 
+from compound.graph.component import Node, Output
+from compound.graph.configuration import component_of
 from compound.graph.space import Text
+from compound.graph.system import System
 
-CLAUSES: Mapping[str, tuple[str, ...]] = {
-    "length": (
-        "Answer in a few words.",
-        "Give only the answer, nothing else.",
-        "Be brief.",
-        "Reply with one short phrase.",
-    ),
-    "format": (
-        "Do not write a full sentence.",
-        "Write the answer on one line.",
-        "Do not repeat the question.",
-        "Do not explain.",
-    ),
-    "evidence": (
-        "Use only the passages.",
-        "Copy the answer from the passages.",
-        "Find the passage that answers the question first.",
-        "Name the words that support the answer.",
-    ),
+Clauses = Mapping[str, tuple[str, ...]]
+
+ANY_TASK: Clauses = {
     "care": (
-        "Read the question carefully.",
-        "Check every part of the question.",
-        "Think about what is being asked.",
+        "Read the input carefully.",
+        "Check every part of the input.",
+        "Follow every instruction.",
     ),
     "role": (
         "You are an expert.",
-        "You answer trivia questions exactly.",
+        "You work carefully and exactly.",
     ),
+}
+TEXT: Clauses = {
+    "length": (
+        "Be brief.",
+        "Keep the output as short as possible.",
+        "Write only the result, nothing else.",
+    ),
+    "format": (
+        "Start with the result itself.",
+        "Add no introduction and no comment.",
+    ),
+}  # where the output is one text
+OPTIONS: Clauses = {
+    "length": ("Give only the option, nothing else.",),
+    "format": ("Choose the option that fits best.", "Compare the options before you choose."),
+}  # where the output is one of several options
+PASSAGES: Clauses = {
+    "evidence": (
+        "Use only the passages.",
+        "Find the passages that matter first.",
+        "Do not use anything that is not in the passages.",
+    ),
+}  # where an input holds passages
+CLAUSES: Clauses = {
+    kind: tuple(clause for group in (TEXT, OPTIONS, PASSAGES, ANY_TASK) for clause in group.get(kind, ()))
+    for kind in ("length", "format", "evidence", "care", "role")
 }
 
 # Maximum bytes that edits add to the declared prompt. A clause of each kind takes about 200.
 GROWTH = 300
 
 SHORTER: Mapping[str, str] = {
-    r"\bplease\b\s*": "",
+    r"^please,?\s+": "",
     r"\bin order to\b": "to",
-    r"\bmake sure (?:that )?you\b": "",
-    r"\byou should\b\s*": "",
-    r"\bthe following\b": "the",
-    r"\bvery\b\s*": "",
+    r"^make sure (?:that )?you\b\s*": "",
+    r"^you should\b\s*": "",
+    r"(?<!not )\bvery\b\s*": "",
     r"\ball of the\b": "all",
-    r"\bas well as\b": "and",
 }
 
-SYNONYMS: Mapping[str, str] = {
-    "answer": "reply to",
-    "use": "rely on",
-    "question": "query",
-    "passages": "texts",
-    "write": "give",
-    "short": "brief",
-    "list": "name",
-    "summarize": "sum up",
-}
+
+def clauses_for(system: System, key: str) -> Clauses:
+    """Return the clauses that are true of the task of a text, by the ports of its component.
+
+    Texts other than prompts, such as those of tools, get none.
+    """
+    component = system.components[component_of(key)]
+    if component.kind == "external_agent":
+        return ANY_TASK
+    if key != f"{component.name}.prompt":
+        return {}
+    outputs = [port.type for port in component.outputs.values()]
+    found = dict(ANY_TASK)
+    if len(outputs) == 1 and outputs[0] is str and component.kind != "agent":  # whose output may be a call
+        found |= TEXT
+    elif len(outputs) == 1 and get_origin(outputs[0]) is Literal:
+        found |= OPTIONS
+    if any(holds_passages(node) for node in system.all_nodes() if node.component is component):
+        found |= PASSAGES
+    return found
+
+
+def holds_passages(node: Node) -> bool:
+    """Return whether an input of a node is called passages, or comes from a retriever."""
+    sources = [source for source in node.wires.values() if isinstance(source, Output)]
+    return "passages" in node.inputs or any(s.node.component.kind == "retriever" for s in sources)
 
 
 def sentences(prompt: str) -> list[str]:
@@ -83,18 +112,18 @@ def kind_of(sentence: str) -> str | None:
     return next((kind for kind, clauses in CLAUSES.items() if sentence in clauses), None)
 
 
-def add(parts: list[str], rng: np.random.Generator) -> list[str]:
+def add(parts: list[str], rng: np.random.Generator, clauses: Clauses = CLAUSES) -> list[str]:
     """Add a clause of a missing kind: a role at the beginning, any other kind at the end."""
     present = {kind_of(part) for part in parts}
-    kinds = [kind for kind in CLAUSES if kind not in present]
+    kinds = [kind for kind in clauses if kind not in present]
     if not kinds:
         return parts
     kind = kinds[rng.integers(len(kinds))]
-    clause = CLAUSES[kind][rng.integers(len(CLAUSES[kind]))]
+    clause = clauses[kind][rng.integers(len(clauses[kind]))]
     return [clause, *parts] if kind == "role" else [*parts, clause]
 
 
-def drop(parts: list[str], rng: np.random.Generator) -> list[str]:
+def drop(parts: list[str], rng: np.random.Generator, clauses: Clauses = CLAUSES) -> list[str]:
     """Drop a random sentence, unless it is the only one."""
     if len(parts) < 2:
         return parts
@@ -102,18 +131,17 @@ def drop(parts: list[str], rng: np.random.Generator) -> list[str]:
     return parts[:index] + parts[index + 1 :]
 
 
-def swap(parts: list[str], rng: np.random.Generator) -> list[str]:
+def swap(parts: list[str], rng: np.random.Generator, clauses: Clauses = CLAUSES) -> list[str]:
     """Replace a clause by one of the same kind."""
-    clauses = [i for i, part in enumerate(parts) if kind_of(part)]
-    if not clauses:
+    known = [(i, kind) for i, part in enumerate(parts) if (kind := kind_of(part)) in clauses]
+    if not known:
         return parts
-    i = clauses[rng.integers(len(clauses))]
-    kind = kind_of(parts[i])
-    assert kind is not None  # `clauses` has indices of clauses only
-    return [*parts[:i], CLAUSES[kind][rng.integers(len(CLAUSES[kind]))], *parts[i + 1 :]]
+    i, kind = known[rng.integers(len(known))]
+    assert kind is not None  # which is in no set of clauses
+    return [*parts[:i], clauses[kind][rng.integers(len(clauses[kind]))], *parts[i + 1 :]]
 
 
-def reorder(parts: list[str], rng: np.random.Generator) -> list[str]:
+def reorder(parts: list[str], rng: np.random.Generator, clauses: Clauses = CLAUSES) -> list[str]:
     """Move a random sentence to a random position."""
     if len(parts) < 2:
         return parts
@@ -123,7 +151,7 @@ def reorder(parts: list[str], rng: np.random.Generator) -> list[str]:
     return rest
 
 
-def shorten(parts: list[str], rng: np.random.Generator) -> list[str]:
+def shorten(parts: list[str], rng: np.random.Generator, clauses: Clauses = CLAUSES) -> list[str]:
     """Remove filler words from all sentences; a prompt of filler words only is unchanged."""
     shorter = []
     for part in parts:
@@ -135,26 +163,9 @@ def shorten(parts: list[str], rng: np.random.Generator) -> list[str]:
     return [part for part in shorter if part] or parts
 
 
-def rephrase(parts: list[str], rng: np.random.Generator) -> list[str]:
-    """Replace one word by a near-synonym."""
-    places = [
-        (i, word)
-        for i, part in enumerate(parts)
-        for word in SYNONYMS
-        if re.search(rf"\b{word}\b", part, re.I)
-    ]
-    if not places:
-        return parts
-    i, word = places[rng.integers(len(places))]
-    other = SYNONYMS[word]
-
-    def keep_case(match: re.Match[str]) -> str:
-        return other[:1].upper() + other[1:] if match.group()[0].isupper() else other
-
-    return [*parts[:i], re.sub(rf"\b{word}\b", keep_case, parts[i], count=1, flags=re.I), *parts[i + 1 :]]
-
-
-def bounded_edit(prompt: str, rng: np.random.Generator, space: Text, most: int = 2) -> str | None:
+def bounded_edit(
+    prompt: str, rng: np.random.Generator, space: Text, most: int = 2, clauses: Clauses = CLAUSES
+) -> str | None:
     """Return an edited prompt; ``None`` if it is invalid for the parameter or too long.
 
     The limit prevents prompts from growing without bound over many jobs: an edited prompt is at most `GROWTH`
@@ -163,23 +174,22 @@ def bounded_edit(prompt: str, rng: np.random.Generator, space: Text, most: int =
     >>> bounded_edit("Be brief.", np.random.default_rng(1), Text("Be brief."), most=1) is not None
     True
     """
-    text = edit_prompt(prompt, rng, most)
+    text = edit_prompt(prompt, rng, most, clauses)
     longest = max(len(space.value.encode()) + GROWTH, len(prompt.encode()))
     return None if len(text.encode()) > longest or space.problem(text) else text
 
 
-Edit = Callable[[list[str], np.random.Generator], list[str]]
+Edit = Callable[[list[str], np.random.Generator, Clauses], list[str]]
 EDITS: tuple[tuple[Edit, float], ...] = (
     (add, 4.0),
     (drop, 1.0),
     (swap, 2.0),
     (reorder, 1.0),
     (shorten, 0.5),
-    (rephrase, 1.0),
 )
 
 
-def edit_prompt(prompt: str, rng: np.random.Generator, most: int = 2) -> str:
+def edit_prompt(prompt: str, rng: np.random.Generator, most: int = 2, clauses: Clauses = CLAUSES) -> str:
     """Return a prompt with 1 to ``most`` random edits; edits that do not apply change nothing.
 
     Each edit changes one line and keeps the other lines and the layout.
@@ -194,5 +204,5 @@ def edit_prompt(prompt: str, rng: np.random.Generator, most: int = 2) -> str:
         filled = [i for i, line in enumerate(lines) if line.strip()] or [0]
         i = filled[rng.integers(len(filled))] if len(filled) > 1 else filled[0]
         indent = lines[i][: len(lines[i]) - len(lines[i].lstrip())]
-        lines[i] = indent + " ".join(edit(sentences(lines[i]), rng))
+        lines[i] = indent + " ".join(edit(sentences(lines[i]), rng, clauses))
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +13,17 @@ import pytest
 from numpy.typing import NDArray
 
 from compound.benchmarks.simulated.ablations import FitToShuffled
-from compound.benchmarks.simulated.relays import Relay
+from compound.benchmarks.simulated.relays import Relay, RelayStep
 from compound.benchmarks.simulated.systems import Simulated
 from compound.example import Example
 from compound.optimization.prices import estimate_prices
-from compound.optimizers.optimas.evaluation_table import Cell, Conditions, EvaluationTable, FitCritic
+from compound.optimizers.optimas.evaluation_table import (
+    Cell,
+    Conditions,
+    EvaluationTable,
+    FitCritic,
+    StoredEvaluations,
+)
 from compound.optimizers.optimas.part import part_of
 from compound.rewards.buffer import Entry
 from compound.rewards.features import NoBackbone
@@ -110,6 +117,37 @@ def test_the_cost_is_what_evaluations_take_if_all_outputs_differ(job: Any) -> No
         asyncio.run(table.evaluate(alive, cells, n_local))
         assert meter.system_runs - before == pytest.approx(expected)
         assert table.cost(alive, [], n_local) == 0
+
+
+@pytest.mark.parametrize("candidate", [0, 1])  # the first is the incumbent's own option
+def test_failed_local_runs_are_restored_without_running_again(
+    job: Any, monkeypatch: pytest.MonkeyPatch, candidate: int
+) -> None:
+    original = RelayStep.run
+
+    async def run(self: RelayStep, inputs: Any, values: Any, call: Any) -> Any:
+        if self.name == "a" and values["option"] == candidate and inputs["question"][-1] in "0369":
+            raise ValueError("the answer cannot be read")
+        return await original(self, inputs, values, call)
+
+    monkeypatch.setattr(RelayStep, "run", run)
+    world = Relay(4, 1, options=4, skill=(0.05, 0.95), seed=8)
+    first = table_of(job, world, "a", world.examples(40))
+    asyncio.run(first.evaluate([0, 1, 2], first.missing([0, 1, 2], 20), 40))
+    stored = StoredEvaluations.from_json(json.loads(json.dumps(first.stored().to_json())))
+    assert stored.failed
+    second = EvaluationTable(first._task, first._given, first._values[1:], first._examples)
+    meter = first._task.context.executor.meter
+    before = meter.system_runs
+    asyncio.run(second.restore(stored))
+    assert meter.system_runs == before
+    assert second.stored() == stored
+    entries = [Entry(draw, 1) for draw in first.draws()]
+    critic = fit_critic(entries, first._given.template, NoBackbone(), certain=True)
+    assert critic is not None
+    one, other = first.gains(critic), second.gains(critic)
+    assert np.array_equal(one.locally, other.locally, equal_nan=True)
+    assert second.gap(other, 0.5) == first.gap(one, 0.5) is not None
 
 
 Matrix = NDArray[np.float64]
