@@ -168,7 +168,7 @@ def test_a_file_names_a_metric_of_dspy(tmp_path: Path) -> None:
     (tmp_path / "scores.py").write_text(
         textwrap.dedent("""
         import compound as cp
-        def raw(example: Any, pred: Any, trace: Any = None) -> Any:
+        def raw(example, pred, trace=None):
             return example.label == pred.label
         adapted = cp.from_dspy_metric(raw)
         """)
