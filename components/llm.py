@@ -223,6 +223,10 @@ class LLM(Operation):
         head = (Message("system", self.system),) if self.system else ()
         return (*head, Message("user", (text, *images) if images else text))
 
+    def request(self, inputs: Mapping[str, object], values: Mapping[str, object]) -> Request:
+        """Return the first request for inputs, of which some may be missing, and values; its seed is 0."""
+        return self._request(self.messages(inputs, values), values, 0)
+
     async def run(  # noqa: D102
         self, inputs: Mapping[str, object], values: Mapping[str, object], call: CallContext
     ) -> Mapping[str, object]:

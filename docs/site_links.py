@@ -33,15 +33,19 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if inspect.isclass(value) or inspect.isfunction(value):
             return f"[{text}][{value.__module__}.{value.__qualname__}]"
         source = os.path.normpath(os.path.join(os.path.dirname(page.file.src_uri), target))
-        if files.get_file_from_path(source) is not None and not source.endswith(".py"):
+        known = files.get_file_from_path(source)
+        if known is not None and known.inclusion.is_included() and not source.endswith(".py"):
             return match[0]
         as_page = source.removesuffix(".py") + ".md"
         if source.endswith(".py") and files.get_file_from_path(as_page) is not None:
             return f"[{text}]({target.removesuffix('.py')}.md)"
-        if not (folder / source).exists():
+        place = folder / source
+        if not place.exists() and "/" not in page.file.src_uri:  # a page from the root of the repository
+            place = folder.parent / source
+        if not place.exists():
             return match[0]
         if config.repo_url:
-            path = os.path.relpath((folder / source).resolve(), folder.parent)
+            path = os.path.relpath(place.resolve(), folder.parent)
             return f"[{text}]({config.repo_url.rstrip('/')}/blob/main/{path})"
         return text
 

@@ -34,7 +34,8 @@ API = {
     "engines": (
         "Engines",
         "compound.engine compound.image compound.components.engines compound.components.engines.local "
-        "compound.components.engines.vllm",
+        "compound.components.engines.vllm compound.components.engines.openai "
+        "compound.components.engines.fleet",
     ),
     "evaluation": (
         "Data, metrics and evaluation",

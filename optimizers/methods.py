@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 from compound.engine import Engine
 from compound.errors import CompoundError, DeclarationError, suggest_name
@@ -240,7 +241,9 @@ def _with_writer(made: Method, system: System, engine_of: Callable[[str], Engine
         search = optimizer if isinstance(optimizer, PromptSearch) else getattr(optimizer, "prompts", None)
         if keys and isinstance(search, PromptSearch):
             found = search.with_writer(system, engine_of)
-            optimizers[name] = found if search is optimizer else replace(optimizer, prompts=found)
+            optimizers[name] = (
+                found if search is optimizer else replace(cast("Any", optimizer), prompts=found)
+            )
             told[found.describe(system, keys)] = None
     return replace(made, optimizers=optimizers, proposers=list(told))
 

@@ -171,11 +171,7 @@ def is_local(data: Dataset) -> bool:
 def _prospects(program: Program) -> list[str]:
     """Return what a run could detect and try, if the file says how it is optimized."""
     named = "method" in program.optimize.model_fields_set
-    if (
-        program.data is None
-        or program.metric is None
-        or not (named or program.optimize.budget.cost is not None)
-    ):
+    if program.data is None or program.metric is None or not (named or program.optimize.budget.limits()):
         return []
     try:
         problem = make_problem(

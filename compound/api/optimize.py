@@ -27,7 +27,7 @@ from compound.loop.loop import OptimizationLoop, final_configuration
 from compound.loop.retry import retry_failed as retry_rows
 from compound.optimization.adaptation import with_method
 from compound.optimization.budget_plan import check_budget, check_decidable
-from compound.optimization.preflight import check_libraries, check_prices
+from compound.optimization.preflight import check_libraries, check_prices, check_spending
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import outlook
 from compound.optimizers import methods
@@ -355,6 +355,7 @@ def make_problem(
     for checked in (problem, *(with_method(problem, other) for other in others)):
         check_libraries(checked)
         check_prices(checked)
+    check_spending(problem)
     return problem
 
 

@@ -15,6 +15,9 @@ from compound.security.sanitize import sanitized_output
 
 # Each module registers its commands; `--help` lists them in this order.
 # isort: split
+from compound.cli import init  # noqa: F401
+
+# isort: split
 from compound.cli import optimize  # noqa: F401
 
 # isort: split

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from compound.engine import Engine
-from compound.errors import CompoundError, MissingExtra, SeveralErrors
+from compound.components.llm import LLM
+from compound.engine import NO_USAGE, Engine, Usage
+from compound.errors import CompoundError, DeclarationError, MissingExtra, SeveralErrors
 from compound.evaluation.metrics.models import metric_lms
 from compound.execution.schedule import setting_values
 from compound.execution.sender import Sender, unpriced
 from compound.extras import libraries_of, missing_libraries
+from compound.formatting import plural
 from compound.graph.bounds import CallBound
+from compound.graph.component import Input
 from compound.graph.space import Choice
 from compound.graph.system import System
+from compound.graph.types import as_declared
 from compound.optimization.allowance import allowance
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import plan_by_runs
+from compound.registry.engine_checks import worst_case
 from compound.security.sanitize import sanitize_text
 from compound.settings.references import references
 
@@ -115,6 +121,57 @@ def system_parts(system: System) -> Iterator[tuple[str, Sequence[str]]]:
     for name, component in system.components.items():
         index = getattr(component, "index", None)
         yield f"component {name!r}", [*libraries_of(component), *libraries_of(index)]
+
+
+def check_spending(problem: Problem) -> None:
+    """Reject a limit of calls, tokens or cost below what the requests of the initial evaluation reserve.
+
+    Only requests that are known in advance count: those of LLM components outside of conditions, loops and
+    maps, each without the outputs of others among its inputs.
+
+    Raises:
+        DeclarationError: a limit is too small; the hint states a sufficient one for these requests.
+    """
+    budget, n = problem.settings.budget, len(problem.valid)
+    if budget.calls is budget.tokens is budget.cost is None:
+        return
+    least = _initial_reservations(problem)
+    for name, form in (("calls", "{:,}"), ("tokens", "{:,}"), ("cost", "${:.3g}")):
+        limit, share, needed = getattr(budget, name), getattr(budget.search(), name), getattr(least, name)
+        if limit is not None and share < needed:
+            enough = needed / (1 - budget.test_share)
+            unit = (
+                1 if name != "cost" else 10 ** (math.floor(math.log10(enough)) - 2)
+            )  # three digits, rounded up
+            raise DeclarationError(
+                f"optimize.budget.{name}={limit:g} is too small to try anything: the initial evaluation of "
+                f"{plural(n, 'validation example')} reserves {form.format(needed)}, but the search has "
+                f"{form.format(share)} (optimize.budget.test_share is for the test split)",
+                hint=f"set at least {math.ceil(enough / unit) * unit:.10g}, or lower optimize.valid_size or "
+                "max_tokens",
+            )
+
+
+def _initial_reservations(problem: Problem) -> Usage:
+    """Return what the known requests of the initial evaluation reserve; equal ones count once."""
+    system, total = problem.system, NO_USAGE
+    sender, seen = Sender(problem.engines), set[str]()
+    for node in system.nodes.values():
+        if node.when is not None or not isinstance(node.component, LLM):
+            continue
+        values = setting_values(node.component, system)
+        for example in problem.valid:
+            inputs = {
+                port: as_declared(system.inputs[source.name], example.inputs[source.name])
+                for port, source in node.wires.items()
+                if isinstance(source, Input)
+            }
+            with suppress(CompoundError):  # reported by the run
+                request = node.component.request(inputs, values)
+                if repr(request) not in seen:
+                    seen.add(repr(request))
+                    total += worst_case(sender.engine(str(values["lm"])), request)
+    return total
 
 
 def missing_keys(problem: Problem) -> list[str]:

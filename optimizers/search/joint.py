@@ -121,7 +121,8 @@ class JointSearch:
         """Score combinations of values in steps, and propose the one with the highest expected gain."""
         pool, examples = split(task)
         state = None if task.resume is None else JointProgress.from_json(task.resume)
-        if (shown := state and state.shown) is None:
+        shown: Exemplars | None = None if state is None else state.shown
+        if shown is None:
             shown = await self.prompts.exemplars(task, pool or examples)
         if state is None:
             state = await self._start(task, pool, len(examples), shown)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -20,11 +22,34 @@ ROOT = Path(__file__).parents[2]
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a strict build, in which a broken link or an unknown parameter is an error."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "DISABLE_MKDOCS_2_WARNING": "true"}
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     return folder
+
+
+def test_every_link_leads_to_a_page_and_an_anchor_of_the_site(site: Path) -> None:
+    pages = {page: page.read_text("utf-8") for page in site.rglob("*.html") if page.name != "404.html"}
+    anchors = {page: set(re.findall(r'\s(?:id|name)="([^"]+)"', text)) for page, text in pages.items()}
+    assert len(pages) > 100
+    dead = set()
+    for page, text in pages.items():
+        for link in map(
+            html.unescape, re.findall(r'<(?:a|link|img|script)\s[^>]*?(?:href|src)="([^"]*)"', text)
+        ):
+            address = urlsplit(link)
+            if address.scheme or address.netloc:
+                continue
+            start = site if address.path.startswith("/") else page.parent
+            target = (
+                Path(os.path.normpath(start / unquote(address.path).lstrip("/"))) if address.path else page
+            )
+            target = target / "index.html" if target.is_dir() else target
+            found = target.is_file() and target.is_relative_to(site)
+            if not found or (address.fragment and unquote(address.fragment) not in anchors.get(target, ())):
+                dead.add((str(page.relative_to(site)), link))
+    assert not dead
 
 
 def test_every_public_name_has_an_entry(site: Path) -> None:

@@ -92,9 +92,15 @@ def p_value(p: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """Format a count with a thousands separator; fractions of runs keep one decimal."""
+    """Format a count with a thousands separator; fractions of runs keep one decimal, small ones three digits.
+
+    >>> count(12_000), count(2.25), count(0.004), count(0)
+    ('12,000', '2.2', '0.004', '0')
+    """
     if value is None:
         return "–"
+    if 0 < abs(value) < 0.1:
+        return f"{value:.3g}"
     return f"{value:,.0f}" if abs(value - round(value)) < 0.05 else f"{value:,.1f}"
 
 
@@ -108,7 +114,15 @@ def money(value: float | None, unpriced: float | None = 0) -> str:
         return "–"
     if unpriced:
         return f"at least {money(value)}" if value else "unknown cost"
-    return "$0" if not value else f"${value:,.2f}" if value >= 1 else f"${value:.4f}"
+    return (
+        "$0"
+        if not value
+        else f"${value:,.2f}"
+        if value >= 1
+        else f"${value:.4f}"
+        if value >= 0.001
+        else f"${value:.3g}"
+    )
 
 
 def seconds(value: float | None) -> str:

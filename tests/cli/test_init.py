@@ -1,0 +1,126 @@
+"""``compound init`` writes a file that passes ``check``, whatever the header, or says why it cannot."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from compound.components.llm import LLM
+from compound.spec import load
+from compound.spec.kinds.llm import LLMSettings
+
+LABELS = ["bug", "billing", "how to"]
+HOSTILE = [
+    "Ticket text", "prompt", "temperature", "lm", "name", "2nd", "class", "a.b", "on", "null", "日本", "$x", "a: b",
+    "'q\"", "output", "{x}", "#c", "demos", "max_tokens", "a,b", "*", "in",
+]  # fmt: skip
+
+
+def table(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]], bom: str = "") -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        file.write(bom)
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def tickets(path: Path, header: Sequence[str] = ("id", "text", "label"), **options: Any) -> Path:
+    return table(path, header, [(f"t{i}", f"ticket {i}", LABELS[i % 3]) for i in range(90)], **options)
+
+
+@pytest.fixture
+def init(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: cli("init", *map(str, arguments))
+
+
+def test_labels_ids_and_inputs_are_found_and_the_file_runs(init: Any, cli: Any, tmp_path: Path) -> None:
+    ran = init(tickets(tmp_path / "tickets.csv", bom="\ufeff"))
+    assert ran.code == 0, ran.err
+    program = load(tmp_path / "system.yaml")
+    system = program.system
+    assert (system.lm, dict(system.inputs), list(system.outputs)) == ("smollm2", {"text": str}, ["label"])
+    node = system.components["answerer"]
+    assert isinstance(node, LLM)
+    assert node.outputs["output"].type == Literal["billing", "bug", "how to"]
+    assert program.data is not None
+    assert program.data.examples("train", ["text"])[0].id.startswith("t")
+    assert cli("check", "system.yaml").code == 0
+    assert cli("optimize", "system.yaml", "--dry-run", "--set", "lm=openai/gpt-4o-mini").code == 0
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("is_gold", [False, True])
+def test_any_header_gives_a_valid_file(init: Any, tmp_path: Path, name: str, is_gold: bool) -> None:
+    header = ("id", "some text", name) if is_gold else ("id", name, "label")
+    ran = init(tickets(tmp_path / "data.csv", header), "--lm", "openai/gpt-4o-mini")
+    assert ran.code == 0, ran.err
+    program = load(tmp_path / "system.yaml")
+    assert program.data is not None
+    names = set(program.system.inputs)
+    assert not names & set(LLMSettings.model_fields)
+    example = program.data.examples("valid", list(names))[0]
+    column = "label" if not is_gold else name
+    assert example.gold[next(iter(program.system.outputs))] == example.gold[column] in LABELS
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "problem"),
+    [
+        ([], [], "has no rows"),
+        (["text", "label"], [], "has no rows"),
+        (["text", "label"], [["a", "b"]] * 3, "has 3 rows"),
+        (["text"], [["a"]] * 20, "an input and an answer need two columns"),
+        (["", "label"], [["a", "b"]] * 20, "an input and an answer need two columns"),
+        (["text", "text", "label"], [["a", "b", "c"]], "two columns have the same name"),
+        (["text", "label"], [["a", ""], ["b", ""]] * 10, "an input and an answer need two columns"),
+    ],
+)
+def test_what_cannot_be_used_is_said(
+    init: Any, tmp_path: Path, header: list[str], rows: list[list[str]], problem: str
+) -> None:
+    ran = init(table(tmp_path / "data.csv", header, rows))
+    assert ran.code == 2
+    assert problem in ran.err
+    assert not (tmp_path / "system.yaml").exists()
+
+
+def test_a_file_is_replaced_only_if_asked(init: Any, tmp_path: Path) -> None:
+    (tmp_path / "system.yaml").write_text("mine")
+    ran = init(tickets(tmp_path / "tickets.csv"))
+    assert ran.code != 0
+    assert "--force" in ran.err
+    assert (tmp_path / "system.yaml").read_text() == "mine"
+    assert init(tmp_path / "tickets.csv", "--force").code == 0
+
+
+ROW: Mapping[str, object] = {"question": "2 + 2?", "context": ["a"], "n": 3, "answer": "It is four, I think."}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "folder", "column"])
+def test_other_formats_and_splits(init: Any, tmp_path: Path, kind: str) -> None:
+    rows = [{**ROW, "answer": f"It is {i}.", "split": ("train", "val", "test")[i % 3]} for i in range(90)]
+    for row in rows if kind != "column" else ():
+        del row["split"]
+    path = tmp_path / f"data.{kind}"
+    if kind == "json":
+        path.write_text(json.dumps(rows))
+    elif kind == "folder":
+        path.mkdir()
+        for name in ("train", "dev"):
+            (path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    else:
+        path = path.with_suffix(".jsonl")
+        path.write_text("\n".join(map(json.dumps, rows)))
+    ran = init(path)
+    assert ran.code == 0, ran.err
+    program = load(tmp_path / "system.yaml")
+    assert program.system.inputs == {"question": str, "context": list, "n": int}
+    assert program.system.outputs["answer"]
+    assert program.data is not None
+    assert len(program.data.examples("train", ["n"])) >= 30
+    assert program.data.has("test") == (kind != "folder")
