@@ -1185,8 +1185,8 @@ class TestPromptSearch:
         }
 
     def test_a_text_longer_than_allowed_is_not_proposed(self) -> None:
-        tight = system(prompt=Text("Answer the question.", max_length=30), demos=())
-        scorer = Simulated(lambda _: 0.5, written=["<prompt>" + "x" * 31 + "</prompt>"])
+        tight = system(prompt=Text("Answer the question.", max_length=40), demos=())
+        scorer = Simulated(lambda _: 0.5, written=["<prompt>" + "x" * 41 + "</prompt>"])
         searches: list[Optimizer] = [PromptSearch(("opro", "edits")), RandomSearch()]
         for search in searches:
             progress, _ = proposed(search, task(tight, scorer))

@@ -42,7 +42,7 @@ PROMPTS_WEIGHT = 3.0  # prompt jobs spend system runs on bootstrapping before sc
 def separate(system: System, optimize: OptimizeSettings) -> Method:
     """One job for all texts and demonstrations, and one for all choices and numbers."""
     optimizers: Mapping[str, Optimizer] = {
-        "prompts": PromptSearch.of(PromptSettings(), system),
+        "prompts": PromptSearch.of(PromptSettings(), "search"),
         "numbers": NumberSearch(),
     }
     prompts, numbers = keys_of(system, Text, Demos), keys_of(system, Choice, Int, Float)
