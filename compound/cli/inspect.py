@@ -61,7 +61,8 @@ def check(
             for warning in getattr(error, "__notes__", ()):
                 print(f"{file}: warning: {warning}", file=sys.stderr)
             problems = problems_of(error, file)
-            print(f"{file}: {plural(len(problems), 'error')}", file=sys.stderr)
+            if not as_json:
+                print(f"{file}: {plural(len(problems), 'error')}")
             found.append({"file": str(file), "problems": problems})
             continue
         found.append(checked.to_json())

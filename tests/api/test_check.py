@@ -233,7 +233,7 @@ def dirty(tmp_path: Path, changes: Mapping[str, str]) -> Path:
 
 def test_check_reports_mistakes_of_the_file_and_of_the_data_in_one_pass(tmp_path: Path, cli: Any) -> None:
     changes = {"max_tokens": "max_tokns", "value: 1": "value: 4", "gold: y": "gold: anser"}
-    code, _, said = cli("check", str(dirty(tmp_path, changes)))
+    code, out, said = cli("check", str(dirty(tmp_path, changes)))
     assert code == 2
     assert "unknown key; did you mean 'max_tokens'?" in said
     assert "Choice must be one of 0, 1, but got 4" in said
@@ -242,11 +242,11 @@ def test_check_reports_mistakes_of_the_file_and_of_the_data_in_one_pass(tmp_path
         "data/train.jsonl:1: exact_match, example 'a': no gold field 'anser'\nhint: fields: id, q, y; 6 more rows like this\n"
         in said
     )
-    assert said.endswith("s.yaml: 8 errors\n")
+    assert out.endswith("s.yaml: 8 errors\n")
 
 
 def test_check_reports_each_mistake_of_the_data_once_with_its_place(tmp_path: Path, cli: Any) -> None:
-    code, _, said = cli("check", str(dirty(tmp_path, {})))
+    code, out, said = cli("check", str(dirty(tmp_path, {})))
     assert code == 2
     for text in (
         "data/train.jsonl:2: id 'a' is already used on line 1\n",
@@ -261,7 +261,7 @@ def test_check_reports_each_mistake_of_the_data_once_with_its_place(tmp_path: Pa
         "warning: input 'q' is empty in 1 dev row: ".replace("dev", "valid"),
     ):
         assert said.count(text) == 1, text
-    assert said.endswith("s.yaml: 6 errors\n")
+    assert out.endswith("s.yaml: 6 errors\n")
     code, out, _ = cli("check", str(tmp_path / "s.yaml"), "--json")
     problems = json.loads(out)["problems"]
     places = [(Path(each["file"]).name, each["line"]) for each in problems]
@@ -274,7 +274,7 @@ def test_a_mistake_in_a_single_file_is_told_once_for_all_splits(tmp_path: Path, 
     file = dirty(tmp_path, {"data: {path: data}": shares})
     rows = "".join(f"{i},x,1\n" for i in range(40))
     (tmp_path / "data" / "all.csv").write_text(f"id,q,y\n{rows}0,x,1\n41,x\n")
-    code, _, said = cli("check", str(file))
+    code, out, said = cli("check", str(file))
     assert code == 2
     assert said.count("already used") == said.count("2 cells") == 1
-    assert said.endswith("s.yaml: 2 errors\n")
+    assert out.endswith("s.yaml: 2 errors\n")
