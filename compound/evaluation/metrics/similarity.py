@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from compound.errors import DeclarationError, MissingExtra
+from compound.errors import DataError, DeclarationError, MissingExtra
 from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.messages import format_value, format_values
 from compound.evaluation.metrics.text import fold
@@ -40,6 +40,17 @@ class Rouge(Comparison):
 
     variant: Variant = "rougeL"
     stem: bool = False
+
+    def accepted(self, example: Example) -> list[object]:
+        """Return the reference texts, each with at least one word."""
+        found = super().accepted(example)
+        for answer in found:
+            if not _WORD.search(str(answer)):
+                raise DataError(
+                    f"{self.name}, example {example.id!r}: gold field {self.gold!r} holds "
+                    f"{format_value(answer)}, which has no words"
+                )
+        return found
 
     def compare(self, found: object, accepted: list[object], where: str) -> Score:
         """Return the best F1, with all variants as parts."""
