@@ -86,7 +86,7 @@ def test_the_orders_differ_only_in_the_places_of_the_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", ["", "Verdict: C", "A is better than B", "true: 9", "true: 0", "true: five", "true: 4.5"]
+    "answer", ["None.", "Verdict: C", "A is better than B", "true: 9", "true: 0", "true: five", "true: 4.5"]
 )
 def test_an_answer_without_a_verdict_fails_the_run_with_the_answer(answer: str) -> None:
     for metric in (cp.pairwise("answer", "judge"), cp.rubric("answer", "judge", CRITERIA)):
