@@ -22,9 +22,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
-from compound.components.engines.prefilled import Prefilled
 from compound.concurrency.threads import compute
-from compound.engine import Adapter, AdapterEngine
+from compound.engine import Adapter, AdapterEngine, Prefilled
 from compound.errors import BudgetExhausted, DeclarationError, first_leaf
 from compound.execution.rng import derive_seed
 from compound.execution.schedule import setting_values

@@ -115,7 +115,7 @@ def test_a_stream_has_the_call_and_not_its_text() -> None:
 
 @pytest.mark.parametrize(
     ("text", "limit", "ended"),
-    [("", 9, "completed"), ("It is 8.", 9, "completed"), ("It is 8.", 2, "incomplete")],
+    [("8", 9, "completed"), ("It is 8.", 9, "completed"), ("It is 8.", 2, "incomplete")],
 )
 def test_a_stream_of_responses_has_one_message(text: str, limit: int, ended: str) -> None:
     def agent(client: Any) -> str:

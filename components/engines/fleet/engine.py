@@ -21,11 +21,10 @@ from compound.components.engines.fleet.routing import start_of
 from compound.components.engines.fleet.settings import make_replicas, name_without_address
 from compound.components.engines.openai.engine import OpenAIEngine
 from compound.components.engines.options import Count, check_settings
-from compound.components.engines.prefilled import Prefilled
 from compound.components.engines.vllm.engine import VLLMEngine
 from compound.components.engines.vllm.link import ServerEnded
 from compound.concurrency.background import run_in_background
-from compound.engine import NO_USAGE, Adapter, Completion, OnText, Request, Usage
+from compound.engine import NO_USAGE, Adapter, Completion, OnText, Prefilled, Request, Usage
 from compound.errors import (
     CallError,
     CompoundError,

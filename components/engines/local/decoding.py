@@ -21,8 +21,7 @@ from compound.components.engines.local.constraints import (
 )
 from compound.components.engines.local.prefill import Prefill
 from compound.components.engines.local.sampling import Row, SampleTokens, StopWhenDone
-from compound.components.engines.prefilled import Prefilled
-from compound.engine import Adapter, FinishReason
+from compound.engine import Adapter, FinishReason, Prefilled
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase

@@ -24,11 +24,11 @@ from compound.components.engines.local.chat_tokens import ChatTokenizer
 from compound.components.engines.local.devices import Attention, DeviceName, DType, Placement, Quantization
 from compound.components.engines.local.out_of_memory import is_out_of_memory, naming_settings
 from compound.components.engines.options import Count, Plain, Wait, check_settings
-from compound.components.engines.prefilled import Prefilled
 from compound.engine import (
     Completion,
     Message,
     OnText,
+    Prefilled,
     Request,
     TokenRecord,
     ToolCall,

@@ -21,7 +21,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from compound.components.engines.local.layers import layer_kinds
-from compound.components.engines.prefilled import Prefilled
+from compound.engine import Prefilled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -26,7 +26,6 @@ from compound.components.engines.options import (
     check_settings,
     validate_options,
 )
-from compound.components.engines.prefilled import Prefilled
 from compound.components.engines.probe import TEXT, check_probe_model
 from compound.components.engines.remote import max_answer_bytes, max_prompt_tokens
 from compound.components.engines.vllm import arguments
@@ -37,7 +36,7 @@ from compound.components.engines.vllm.gpus import gpu_name
 from compound.components.engines.vllm.link import Link, ServerEnded
 from compound.concurrency.background import run_in_background
 from compound.concurrency.rwlock import RWLock
-from compound.engine import NO_USAGE, Adapter, Completion, Request, Usage
+from compound.engine import NO_USAGE, Adapter, Completion, Prefilled, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, TransientError
 from compound.execution.budget import clip_usage
 from compound.security.trust import Origin

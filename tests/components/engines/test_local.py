@@ -30,8 +30,13 @@ from compound.components.engines.local import decoding, loading, prefill  # noqa
 from compound.components.engines.local.engine import TransformersEngine  # noqa: E402
 from compound.components.engines.local.kernels import packing  # noqa: E402
 from compound.components.engines.local.sampling import Row  # noqa: E402
-from compound.components.engines.prefilled import Prefilled  # noqa: E402
-from compound.engine import Completion, Engine, Message, Request  # noqa: E402
+from compound.engine import (  # noqa: E402
+    Completion,
+    Engine,
+    Message,
+    Prefilled,
+    Request,
+)
 from compound.errors import CallError, CompoundError, DeclarationError, ModelNotFound, TransientError  # noqa: E402
 
 HALF = rounding(4.0, dtype="bfloat16")

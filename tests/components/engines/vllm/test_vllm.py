@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fake_vllm as fake
-from compound.components.engines.prefilled import Prefilled
 from compound.components.engines.probe import (
     APART,
     NOISE,
@@ -33,6 +32,7 @@ from compound.engine import (
     Completion,
     Engine,
     Message,
+    Prefilled,
     Request,
     TokenRecord,
     ToolSpec,
