@@ -45,6 +45,7 @@ MOST_STEPS = 64  # candidates that cost less than predicted leave runs for furth
 EXPLORATION = 0.85  # of the runs, after which no new candidates are added
 COMBINATIONS = 256  # of values, from which new candidates are chosen
 NEW_TEXTS = 0.25  # of the candidates of a step: new texts per step
+KEPT_GAIN = 0.9  # of the expected gain, which a proposal keeps without its idle edits
 FEWEST_CHANGED = 0.5  # expected share of the texts and demonstrations that a first candidate changes
 
 Values = dict[str, object]
@@ -403,12 +404,13 @@ def proposal_of(task: Task, state: JointProgress) -> Proposal:
 
 
 def without_idle_edits(task: Task, model: GainModel, values: Values) -> Values:
-    """Return values whose texts have no edit that, by the scores so far, has no measurable effect.
+    """Return values whose texts have no edit without a measurable effect, by the scores so far.
 
-    Edits are undone one after another, least effect first, while the expected loss is smaller than its
-    standard deviation, and the rest is still expected to gain: the current text, or one clause less.
+    Edits are undone one after another, the one with the least effect first, as long as `KEPT_GAIN` of the
+    expected gain remains: the current text takes the place of a text, or one clause is left out.
     """
     current = incumbent_values(task)
+    least = KEPT_GAIN * model.means([values])[0]
     while True:
         fewer: list[Values] = []
         for key in text_keys(task):
@@ -418,18 +420,8 @@ def without_idle_edits(task: Task, model: GainModel, values: Values) -> Values:
                 own = [part for part in sentences(text) if part not in start and kind_of(part)]
                 shorter = [re.sub(rf" ?{re.escape(part)} ?", " ", text).strip() for part in own]
                 fewer += [{**values, key: each} for each in shorter if each]
-        ratios = [effect(model, values, each) for each in fewer]
-        allowed = [
-            i for i, each in enumerate(fewer) if changed_values(task, each) and model.means([each])[0] > 0
-        ]
-        least = min(allowed, key=ratios.__getitem__, default=None)
-        if least is None or ratios[least] >= 1:
+        fewer = [each for each in fewer if changed_values(task, each)]
+        gains = model.means(fewer)
+        if not fewer or max(gains) < least:
             return values
-        values = fewer[least]
-
-
-def effect(model: GainModel, values: Values, fewer: Values) -> float:
-    """Return the expected loss without some edits, in units of its standard deviation."""
-    means, covariance = model.predict([values, fewer])
-    variance = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
-    return round(float((means[0] - means[1]) / math.sqrt(max(variance, 1e-12))), 6)
+        values = fewer[int(np.argmax(gains))]
