@@ -92,7 +92,7 @@ def test_the_answer_follows_from_what_the_models_write(program: Program) -> None
 
 
 def test_models_that_say_nothing_are_wrong_but_no_failure(program: Program) -> None:
-    assert run(program, ROWS[0], ScriptedLM(lambda message: "")).outputs["answer"] == 0
+    assert run(program, ROWS[0], ScriptedLM(lambda message: ".")).outputs["answer"] == 0
 
 
 # --- functions -----------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ def test_the_judge_is_asked_in_both_orders() -> None:
 
 @pytest.mark.parametrize(
     ("said", "quality"),
-    [("A", 0.5), ("B", 0.5), ("equal", 1.0), ("Equal.", 1.0), ("", 0.5), ("A and B are fine", 0.5)],
+    [("A", 0.5), ("B", 0.5), ("equal", 1.0), ("Equal.", 1.0), ("?", 0.5), ("A and B are fine", 0.5)],
 )
 def test_a_constant_judge_scores_a_tie(said: str, quality: float) -> None:
     assert judge(lambda message: said)[0] == quality

@@ -110,7 +110,7 @@ def test_the_score_is_the_reciprocal_rank_of_the_answer(program: Program) -> Non
 
 
 def test_writers_without_output_leave_the_ranking_by_the_question(program: Program) -> None:
-    assert ranked(program, ScriptedLM(lambda message: "")) == ["0"]
+    assert ranked(program, ScriptedLM(lambda message: ".")) == ["0"]
 
 
 # --- steps -------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class Verdict:
 
 
 def judge(text: str) -> Verdict:
-    return Verdict(text.split()[0], len(text))
+    return Verdict(text.strip("-").split()[0], len(text))
 
 
 def shorten(verdict: Verdict) -> str:
@@ -57,7 +57,7 @@ def answer(message, rng):
     if "Name the kind" in message:  # at temperature 0, the seed selects nothing
         return f"sort{message.count('1')}"
     if "poor" in message and rng.random() < 0.4:
-        return ""
+        return "-"
     return f"word{int(rng.integers(5))} {len(message) % 7}"
 
 
