@@ -84,6 +84,7 @@ def init(
     values become the labels of the output. All other columns are inputs, except ids and splits.
     """
     from compound.api.check import check_program
+    from compound.exports.export import write as write_file
     from compound.spec import loads
 
     if out.exists() and not force:
@@ -91,7 +92,7 @@ def init(
     folder = Path(os.path.relpath(data, out.parent)).as_posix()
     text = system_file(data, folder, lm)
     program = loads(text, path=out)
-    out.write_text(text, encoding="utf-8")
+    write_file(out, text)
     checked = check_program(program)  # reports what is wrong with the rows
     print(f"{checked}\nedit the prompt in {out}, then run: compound optimize {out} --dry-run")
 

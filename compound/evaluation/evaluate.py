@@ -449,7 +449,8 @@ class _Collector:
 
 
 def _retrievers(system: System) -> frozenset[str]:
-    return frozenset(n.component.name for n in system.all_nodes() if n.component.kind == "retriever")
+    components = (node.component for node in system.all_nodes())
+    return frozenset(c.name for c in components if c.kind == "retriever" and "passages" in c.outputs)
 
 
 def raise_too_many_failures(

@@ -58,9 +58,9 @@ def declare() -> cp.System:
     question = cp.Selector("question", *QUESTIONS)
     labeller = cp.LLM("labeller", output=Literal["positive", "negative"], max_tokens=4)
     review = cp.Input("review", str)
-    body = cp.System("label", outputs={"label": labeller(review=review, prompt=cp.Input("prompt", str))})
+    body = cp.System("label", outputs={"label": labeller(review=review, prompt=question())})
     mapped = cp.Map("labels", body, over="review")
-    labels = mapped(review=cp.Input("reviews", list[str]), prompt=question())
+    labels = mapped(review=cp.Input("reviews", list[str]))
     recommender = cp.Function("recommender", recommend, share=cp.Choice(0.3, 0.6, 0.9, value=0.3))
     return cp.System("cafes", outputs={"recommended": recommender(labels=labels)}, lm="smollm2")
 

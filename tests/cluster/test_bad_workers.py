@@ -415,7 +415,7 @@ def test_values_that_cannot_travel_are_refused_by_name(tmp_path: Path) -> None:
     code = code.replace("-> Verdict:\n    return", "-> tuple:\n    return").replace(
         "verdict: Verdict) -> str", "verdict: tuple) -> str"
     )
-    code = code.replace("Verdict(text.split()[0], len(text))", "({1, 2}, text)").replace(
+    code = code.replace('Verdict(text.strip("-").split()[0], len(text))', "({1, 2}, text)").replace(
         'f"{verdict.word}{verdict.length}"', "str(len(verdict))"
     )
     (tmp_path / "parts.py").write_text(code)

@@ -23,11 +23,11 @@ PLANNER = "You are a planner. Say in one sentence what the question asks for."
 CAPITALS = {"Peru": "Lima", "Chile": "Santiago", "Ecuador": "Quito", "Bolivia": "Sucre", "Cuba": "Havana",
             "Italy": "Rome", "Spain": "Madrid", "Kenya": "Nairobi", "Japan": "Tokyo", "Egypt": "Cairo",
             "Norway": "Oslo", "Greece": "Athens"}  # fmt: skip
-BRIEF = ("few words", "only the answer", "Be brief", "one short phrase")
+EXACT = ("carefully", "Check every part", "Follow every instruction")
 
 
 class Geographer(ScriptedLM):
-    """A model that knows capitals, and answers with the name alone only if it is asked to be brief."""
+    """A model that knows capitals, and answers with the name alone only if it is asked to be exact."""
 
     def __init__(self) -> None:
         super().__init__([], name="geographer")
@@ -39,7 +39,7 @@ class Geographer(ScriptedLM):
         if "planner" in system:
             return "It asks for a city."
         return (
-            capital if any(clause in system for clause in BRIEF) else f"The capital is the city of {capital}."
+            capital if any(clause in system for clause in EXACT) else f"The capital is the city of {capital}."
         )
 
 
@@ -104,7 +104,7 @@ def test_prompts_are_discovered_then_optimized_to_the_known_optimum(kind: str, t
         run_dir=tmp_path / "run", progress=False,
     )  # fmt: skip
     name = prompts[GEOGRAPHER].name
-    assert any(clause in str(result.best[f"{name}.system"]) for clause in BRIEF)
+    assert any(clause in str(result.best[f"{name}.system"]) for clause in EXACT)
     best = cp.evaluate(system_of(made).bind(result.best), rows(), "exact_match", engines={"lm": lm})
     assert best.mean == 1.0  # the start scores 0: it answers in sentences
 

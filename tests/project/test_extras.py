@@ -83,6 +83,8 @@ ACTIONS = [
     ("httpx", "optimize(llm(), 'random', engines={'lm': cp.OpenAI('m')})"),
     ("bm25s", "optimize(searching(), 'random', engines=lm)"),
     ("bm25s", "retrieve(cp.BM25('corpus.jsonl'))"),
+    ("regex", "retrieve(cp.BM25('corpus.jsonl'))"),
+    ("snowballstemmer", "retrieve(cp.BM25('corpus.jsonl', language='spanish'))"),
     ("sentence_transformers", "retrieve(cp.Dense('corpus.jsonl', model=str(folder)))"),
     (
         "rouge_score",
