@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from compound.benchmarks.simulated.relays import Relay
+from compound.components.agent_prompt import AgentPrompt
 from compound.components.agents.agent import Agent
+from compound.components.external_agent import ExternalAgent
 from compound.components.function import Function
 from compound.components.index import PassageIndex
 from compound.components.llm import LLM
@@ -716,6 +718,13 @@ class TestEdits:
         assert set(edits.clauses_for(target, "agent.prompt")) == {"care", "role"}
         (key,) = (key for key in target.parameters if "look_up" in key)
         assert edits.clauses_for(target, key) == {}
+
+    def test_prompts_of_an_agent_of_ones_own_get_the_clauses_of_any_task(self) -> None:
+        prompt = AgentPrompt("planner", system=Text("You plan."), prompt=Text("Plan {{text}}."))
+        agent = ExternalAgent("agent", call="module:function", prompts=[prompt])(text=Input("text", str))
+        target = System("s", {"o": agent})
+        for key in ("planner.system", "planner.prompt"):
+            assert set(edits.clauses_for(target, key)) == {"care", "role"}
 
     @given(st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip) | PARTS.map(" ".join), SEEDS)
     def test_an_edited_prompt_is_never_empty_and_the_same_for_the_same_seed(

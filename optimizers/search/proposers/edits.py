@@ -77,7 +77,7 @@ def clauses_for(system: System, key: str) -> Clauses:
     Texts other than prompts, such as those of tools, get none.
     """
     component = system.components[component_of(key)]
-    if component.kind == "external_agent":
+    if component.kind == "agent_prompt":
         return ANY_TASK
     if key != f"{component.name}.prompt":
         return {}
