@@ -229,6 +229,11 @@ FOUND = {
     "Arabic vowels": ("هٰذَا كِتَابٌ", "هذا بيت", "كتاب"),
     "Arabic tatweel": ("كتـــاب", "بيت", "كتاب"),
     "Hebrew points": ("שָׁלוֹם", "בית", "שלום"),
+    "Bopomofo": ("ㄅㄆㄇㄈ", "ㄉㄊㄋㄌ", "ㄅㄆ"),
+    "Yi": ("ꆈꌠꉙ", "ꉬꂷ", "ꆈꌠ"),
+    "Tangut": ("𗼇𗟲𗢳", "𗋽𗾧", "𗼇𗟲"),
+    "Javanese": ("ꦧꦱꦗꦮ", "ꦏꦸꦛ", "ꦧꦱ"),
+    "Ukrainian apostrophe": ("пʼять", "шість", "п'ять"),
     "Persian joiner": ("کتاب‌ها", "خانه", "کتاب‌ها"),
     "NFC query": (NFD, "Cafe Muller", "Café"),
     "NFD query": ("Café Müller", "Cafe Muller", NFD),
@@ -263,6 +268,12 @@ def test_a_text_finds_itself_in_every_normal_form(text: str) -> None:
     for form in ("NFC", "NFD", "NFKC", "NFKD"):
         (passage,) = PassageIndex().rank(unicodedata.normalize(form, text), [text], 1)
         assert (passage["score"] > 0) == has_words
+
+
+def test_a_long_list_of_numbers_is_divided_in_linear_time() -> None:
+    assert (
+        module.split_words("12," * 100_000, "any") == ["12"] * 100_000
+    )  # hours, if each comma read the rest
 
 
 @given(st.text(alphabet="abcXYZ .;:!?'-_\n", max_size=60))
