@@ -565,6 +565,15 @@ def test_passages_longer_than_the_model_reads_are_counted_and_windows_read_them(
     assert windows.digest != Dense(corpus).digest
 
 
+def test_a_prompt_as_long_as_the_model_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, Model(limit=6, document="b b b b "))
+    for windows in (False, True):
+        with pytest.raises(
+            DeclarationError, match="the prompt 'b b b b ' leaves none of the 6 tokens that 'fake'"
+        ):
+            PassageIndex("any", windows=windows).rank("a", ["", "a"], 1)
+
+
 def test_rankings_and_metrics_warn_once_of_texts_that_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, Model(limit=6))
     long = "x x x x x x a"
