@@ -274,9 +274,17 @@ class LiteLLMEngine:
         if request.tools:
             arguments |= {"tools": tools_to_json(request.tools), "tool_choice": request.tool_choice}
         adapted = self._unsupported.adapt(arguments)
-        if "max_completion_tokens" in adapted:  # litellm would drop it for some providers
-            adapted["allowed_openai_params"] = ["max_completion_tokens"]
-        return adapted | self.extra | self._connection.arguments()
+        known = _litellm().get_supported_openai_params(self.model) or ()
+        kept = [name for name in self.extra if name not in known]  # litellm drops what it does not know
+        if "max_completion_tokens" in adapted:
+            kept.append("max_completion_tokens")
+        if kept:
+            adapted["allowed_openai_params"] = kept
+        adapted |= self.extra | self._connection.arguments()
+        if "thinking" in kept and _speaks_openai(self.model):  # a field that OpenAI's client does not have
+            kept.remove("thinking")
+            adapted["extra_body"] = {"thinking": adapted.pop("thinking")}
+        return adapted
 
     def _sent_format(self, request: Request) -> AnswerFormat | None:
         """Return the format that is sent as the response format, or None if the model does not take it."""
@@ -532,6 +540,15 @@ def _imported() -> ModuleType:
 def _supports(model: str, capability: str) -> bool:
     """Return whether litellm says that a model supports a capability, such as ``vision``."""
     return bool(getattr(_litellm(), f"supports_{capability}")(model))
+
+
+@functools.cache
+def _speaks_openai(model: str) -> bool:
+    """Return whether litellm sends the requests of a model by OpenAI's client."""
+    try:
+        return _litellm().get_llm_provider(model)[1] in ("openai", "azure")
+    except Exception:  # noqa: BLE001 - the call itself reports an unknown provider
+        return False
 
 
 @functools.cache
