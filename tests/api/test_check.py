@@ -295,7 +295,7 @@ def test_a_mistake_in_a_single_file_is_told_once_for_all_splits(tmp_path: Path, 
     ],
 )
 def test_check_counts_queries_that_find_no_passage(
-    game: Path, cli: Any, retriever: str, data: Mapping[str, Any], message: str | None
+    game: Path, cli: Any, retriever: str, data: dict[str, Any], message: str | None
 ) -> None:
     (game / "c.jsonl").write_text('{"text": "Lima liegt am Rimac."}\n')
     (game / "data").mkdir()
