@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard, cast
@@ -251,15 +251,15 @@ def _models(program: Program, component: Component) -> list[str]:
     return [str(model) for model in models if model]
 
 
-def _missing_parts(program: Program) -> list[MissingExtra]:
-    """Return an error for each library of the system and its models that is not installed."""
+def _missing_parts(program: Program) -> list[CompoundError]:
+    """Return an error for each wrong engine, and each library of the system and its models that is missing."""
     components = program.system.components.values()
     names = dict.fromkeys(lm for component in components for lm in _models(program, component))
-    needed = list(system_parts(program.system))
+    needed, wrong = list(system_parts(program.system)), list[CompoundError]()
     for lm in [*names, *(metric_lms(program.metric) if program.metric is not None else ())]:
-        with suppress(CompoundError):  # reported elsewhere
+        with _collecting_errors(wrong):
             needed.append((f"the engine of {lm!r}", libraries_of(program.find_engine(lm))))
-    return missing_libraries(needed)
+    return [*wrong, *missing_libraries(needed)]
 
 
 def _check_takes_images(program: Program, node: str, model: str) -> None:

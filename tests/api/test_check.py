@@ -281,6 +281,23 @@ def test_a_mistake_in_a_single_file_is_told_once_for_all_splits(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ("litellm: {model: openai/m, extra: {num_ctx: 5}}", "extra.num_ctx is an option of Ollama"),
+        ("transformers: {chat_template_kwargs: {tools: x}}", "chat_template_kwargs must not set 'tools'"),
+        ("litellm: {model: ollama_chat/m, extra: {num_ctx: 5}}", ""),
+    ],
+)
+def test_check_makes_the_engines_of_the_system(game: Path, cli: Any, engine: str, message: str) -> None:
+    (game / "s.yaml").write_text(
+        f"system: demo\nlm: mine\nengines: {{mine: {{{engine}}}}}\ninputs: {{q: str}}\ncomponents:\n"
+        "  a: {llm: {prompt: Answer.}, in: {q: $q}}\noutputs: {y: $a}\n"
+    )
+    code, _, said = cli("check", "s.yaml")
+    assert (code, message in said) == (2 if message else 0, True)
+
+
+@pytest.mark.parametrize(
     ("retriever", "data", "message"),
     [
         (
