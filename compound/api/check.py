@@ -252,7 +252,7 @@ def _models(program: Program, component: Component) -> list[str]:
 
 
 def _missing_parts(program: Program) -> list[CompoundError]:
-    """Return an error for each wrong engine, and each library of the system and its models that is missing."""
+    """Return an error for each wrong engine, and each missing library of the system and its models."""
     components = program.system.components.values()
     names = dict.fromkeys(lm for component in components for lm in _models(program, component))
     needed, wrong = list(system_parts(program.system)), list[CompoundError]()
