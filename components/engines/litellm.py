@@ -172,6 +172,11 @@ class LiteLLMEngine:
         return _supports(self.model, "vision") if self._takes_images is None else self._takes_images
 
     @property
+    def unsupported(self) -> frozenset[str]:
+        """Fields that its requests do not have, as far as litellm or a refusal says so."""
+        return frozenset(self._unsupported.fields) | _unlisted(self.model)
+
+    @property
     def concurrency(self) -> int:  # noqa: D102
         return self._concurrency
 
@@ -549,6 +554,17 @@ def _speaks_openai(model: str) -> bool:
         return _litellm().get_llm_provider(model)[1] in ("openai", "azure")
     except Exception:  # noqa: BLE001 - the call itself reports an unknown provider
         return False
+
+
+@functools.cache
+def _unlisted(model: str) -> frozenset[str]:
+    """Return the fields that litellm leaves out or renames in requests to a model behind OpenAI's client."""
+    if not _speaks_openai(model):
+        return frozenset()
+    name, provider, *_ = _litellm().get_llm_provider(model)
+    given = {"max_tokens": 1, "temperature": 0.0, "stop": ["x"]}
+    sent = _litellm().get_optional_params(model=name, custom_llm_provider=provider, drop_params=True, **given)
+    return frozenset(given.keys() - sent.keys())
 
 
 @functools.cache
