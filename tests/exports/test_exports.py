@@ -790,3 +790,11 @@ def test_the_command_exports_a_run(cli: Any, tmp_path: Path) -> None:
         "openai",
     )
     assert "Best." in ran.out
+
+
+def test_a_field_of_a_dspy_program_may_be_named_like_a_method_of_predictions(tmp_path: Path) -> None:
+    dspy = pytest.importorskip("dspy")
+    cp.export(single(), "dspy", tmp_path / "program.py")
+    run = loaded(tmp_path / "program.py")["run_predictor"]
+    node = {"component": "a", "outputs": ["items"]}
+    assert run(node, {}, lambda _: dspy.Prediction(items=["x"])) == {"items": ["x"]}
