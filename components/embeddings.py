@@ -100,10 +100,16 @@ class Encoder:
             return
         names = prompts or ("document", "passage", "corpus")  # as in `encode_document`
         prompt = next((self._model.prompts[name] for name in names if name in self._model.prompts), "")
+        with self._lock:
+            room = limit - len(tokenizer(prompt).input_ids)
+        if room < 1:
+            raise DeclarationError(
+                f"the prompt {prompt!r:.60} leaves none of the {limit} tokens that {self._name!r} reads",
+                hint="shorten the prompt of the model, or raise its max_seq_length",
+            )
         for start in range(0, len(texts), 1000):
             some = list(texts[start : start + 1000])
             with self._lock:
-                room = limit - len(tokenizer(prompt).input_ids)
                 found = tokenizer(some, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
             for text, spans in zip(some, found["offset_mapping"], strict=True):
                 yield _windows(text, spans, room)
@@ -117,10 +123,9 @@ def _windows(text: str, spans: Sequence[tuple[int, int]], room: int) -> list[str
     """
     if len(spans) <= room:
         return [text]
-    size = max(room, 1)
-    step = max(size * 3 // 4, 1)
-    starts = range(0, len(spans) - size + step, step)
-    return [text[spans[i][0] : spans[min(i + size, len(spans)) - 1][1]] for i in starts]
+    step = max(room * 3 // 4, 1)
+    starts = range(0, len(spans) - room + step, step)
+    return [text[spans[i][0] : spans[min(i + room, len(spans)) - 1][1]] for i in starts]
 
 
 @cache

@@ -44,9 +44,10 @@ from compound.security.untrusted import UntrustedFolder, os_errors_as
 from compound.storage.paths import cache_folder
 
 ANY = "any"  # the language of which all words are kept as they are written
-PAIRED = r"[[\p{scx=Han}\p{scx=Hira}\p{scx=Kana}\p{Hangul}\p{LB=SA}]&&[\p{L}\p{N}\p{M}]]"
-LETTER = rf"[[\p{{L}}\p{{N}}\p{{M}}_]--{PAIRED}]"
-NUMBER = rf"(?<=\d)(?:\.(?=\d)|,(?=(?:\d{{2}},)*\d{{3}}(?!\d))){LETTER}+"  # 3.14, 1,200
+UNSPACED = r"\p{Ideo}\p{scx=Han}\p{scx=Hira}\p{scx=Kana}\p{Bopo}\p{Hangul}\p{Yiii}\p{Java}\p{Bali}\p{LB=SA}"
+PAIRED = rf"[[{UNSPACED}]&&[\p{{L}}\p{{N}}\p{{M}}]]"
+LETTER = rf"[[\p{{L}}\p{{N}}\p{{M}}_]--{PAIRED}--[ʻʼ]]"  # to Unicode, these apostrophes are letters
+NUMBER = rf"(?<=\d)(?:\.(?=\d)|,(?=(?:\d{{2}},){{0,6}}\d{{3}}(?!\d))){LETTER}+"  # 3.14, 1,200
 WORD = rf"({PAIRED}+)|((?!\p{{M}}){LETTER}+(?:{NUMBER})*)(\+\++|\#+|\+(?!\w))?"
 # Cf without the zero-width space, which divides words; vowel points of Arabic and Hebrew; the dot of İ
 IGNORED = r"[\p{Cf}--\u200b]|\p{Variation_Selector}|[[\p{scx=Arab}\p{scx=Hebr}]&&\p{Mn}]|\u0640|(?<=i)\u0307"

@@ -172,6 +172,11 @@ class LiteLLMEngine:
         return _supports(self.model, "vision") if self._takes_images is None else self._takes_images
 
     @property
+    def unsupported(self) -> frozenset[str]:
+        """Fields that its requests do not have, as far as litellm or a refusal says so."""
+        return frozenset(self._unsupported.fields) | _unlisted(self.model)
+
+    @property
     def concurrency(self) -> int:  # noqa: D102
         return self._concurrency
 
@@ -274,9 +279,17 @@ class LiteLLMEngine:
         if request.tools:
             arguments |= {"tools": tools_to_json(request.tools), "tool_choice": request.tool_choice}
         adapted = self._unsupported.adapt(arguments)
-        if "max_completion_tokens" in adapted:  # litellm would drop it for some providers
-            adapted["allowed_openai_params"] = ["max_completion_tokens"]
-        return adapted | self.extra | self._connection.arguments()
+        known = _litellm().get_supported_openai_params(self.model) or ()
+        kept = [name for name in self.extra if name not in known]  # litellm drops what it does not know
+        if "max_completion_tokens" in adapted:
+            kept.append("max_completion_tokens")
+        if kept:
+            adapted["allowed_openai_params"] = kept
+        adapted |= self.extra | self._connection.arguments()
+        if "thinking" in kept and _speaks_openai(self.model):  # a field that OpenAI's client does not have
+            kept.remove("thinking")
+            adapted["extra_body"] = {"thinking": adapted.pop("thinking")}
+        return adapted
 
     def _sent_format(self, request: Request) -> AnswerFormat | None:
         """Return the format that is sent as the response format, or None if the model does not take it."""
@@ -532,6 +545,26 @@ def _imported() -> ModuleType:
 def _supports(model: str, capability: str) -> bool:
     """Return whether litellm says that a model supports a capability, such as ``vision``."""
     return bool(getattr(_litellm(), f"supports_{capability}")(model))
+
+
+@functools.cache
+def _speaks_openai(model: str) -> bool:
+    """Return whether litellm sends the requests of a model by OpenAI's client."""
+    try:
+        return _litellm().get_llm_provider(model)[1] in ("openai", "azure")
+    except Exception:  # noqa: BLE001 - the call itself reports an unknown provider
+        return False
+
+
+@functools.cache
+def _unlisted(model: str) -> frozenset[str]:
+    """Return the fields that litellm leaves out or renames in requests to a model behind OpenAI's client."""
+    if not _speaks_openai(model):
+        return frozenset()
+    name, provider, *_ = _litellm().get_llm_provider(model)
+    given = {"max_tokens": 1, "temperature": 0.0, "stop": ["x"]}
+    sent = _litellm().get_optional_params(model=name, custom_llm_provider=provider, drop_params=True, **given)
+    return frozenset(given.keys() - sent.keys())
 
 
 @functools.cache

@@ -13,16 +13,21 @@ STATUSES = (400, 422)
 CODES = {"unsupported_parameter", "unsupported_value", "unknown_parameter", "extra_forbidden"}
 OTHER_CODES = {"context_length_exceeded", "content_filter", "model_not_found"}
 REFUSAL = re.compile(
-    r"unsupported|(?:not|n't|n’t|no) (?:currently )?(?:be )?support|not (?:permitted|allowed|accepted)"
-    r"|not available|unrecognized|unknown|unexpected|extra[_ ](?:forbidden|inputs|fields)|deprecated"
-    r"|only (?:the )?(?:default|\S+ is (?:allowed|supported))",
+    r"unsupported|(?:not|n't|n’t|no)(?: longer)? (?:currently )?(?:be )?support"
+    r"|(?:not|only) (?:both )?(?:be )?(?:permitted|allowed|accepted|set|used|specified|configurable|enabled)"
+    r"|(?:not |un)available|unrecognized|unknown|unexpected|extra[_ ](?:forbidden|inputs|fields)|deprecated"
+    r"|use ['`\"]?max_completion_tokens|replaced by|must be 1(?:\.0)?(?!\.?\d)|fixed at|must alternate"
+    r"|roles are supported|only (?:the )?(?:default|\S+ is (?:allowed|supported))",
     re.IGNORECASE,
 )
 # the server takes the field, but not this value
 RANGE = re.compile(
     r"\b(?:between|range|(?:less|greater) than|at (?:least|most)|maximum|minimum)\b|[<>≤≥]=?", re.I
 )
-SYSTEM = r"system['\"]? (?:role|message|prompt|instruction)|role.{0,60}\bsystem\b"
+SYSTEM = (
+    r"(?:system|developer)['\"]? (?:role|message|prompt|instruction)|role.{0,60}\bsystem\b"
+    r"|user and assistant roles|roles must alternate"
+)
 EFFECTS: Mapping[str, str] = {
     "temperature": "{value} is not sent, the server samples at its own, and tuning it has no effect",
     "seed": "seeds are not sent: equal requests may have different answers",

@@ -38,6 +38,28 @@ def check_modules(program: dspy.Module) -> None:
             )
 
 
+def own_adapter() -> dspy.Adapter:
+    """Return the adapter that is set in DSPy.
+
+    Raises:
+        DeclarationError: it does more than to write messages and to read answers.
+    """
+    import dspy
+
+    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    kind = type(adapter)
+    if isinstance(adapter, dspy.TwoStepAdapter):
+        why = "reads answers by a model of its own"
+    elif not kind.__call__.__module__.startswith("dspy."):
+        why = "calls the model itself, in __call__"
+    else:
+        return adapter
+    raise DeclarationError(
+        f"programs cannot be imported with the adapter {kind.__name__}: it {why}",
+        hint="import the module as one component with cp.from_dspy_module, or set another adapter",
+    )
+
+
 def sampled_predictors(program: dspy.Module) -> set[int]:
     """Return the identities of the predictors that a `dspy.BestOfN` samples."""
     import dspy

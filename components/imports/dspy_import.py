@@ -17,6 +17,7 @@ from compound.components.imports.dspy_best_of_n import (
     TEMPERATURE,
     bind_attempts,
     check_modules,
+    own_adapter,
     sampled_predictors,
 )
 from compound.components.imports.dspy_models import DSPyModels, options
@@ -204,7 +205,7 @@ def _predictor(
         enforce=False,
         format="fields" if len(predictor.signature.output_fields) > 1 else "auto",
         signature=predictor.signature,
-        adapter=dspy.settings.adapter or dspy.ChatAdapter(),
+        adapter=own_adapter(),
     )
 
 
@@ -292,13 +293,9 @@ def _arguments(module: dspy.Module, own: Any, signatures: Sequence[Any]) -> dict
         for field, info in signature.input_fields.items():
             known.setdefault(field, info.annotation)
     forward = getattr(type(module), "forward", None) or type(module).aforward
-    parameters = [p for p in inspect.signature(forward).parameters.values() if p.name != "self"]
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    required = [
-        name
-        for name in named
-        if inspect.signature(forward).parameters[name].default is inspect.Parameter.empty
-    ]
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = [*inspect.signature(forward).parameters.values()][1:]
+    required = [p.name for p in parameters if p.kind in named and p.default is p.empty]
     if required:
         try:
             hints = typing.get_type_hints(forward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -124,10 +125,18 @@ def _check_kind(place: str, lm: Any) -> None:  # noqa: ANN401
         "an engine of its own": not isinstance(getattr(lm, "engine", "auto"), str),
         "use_developer_role": getattr(lm, "use_developer_role", False),
         "callbacks": lm.callbacks,
+        "a provider that is registered in DSPy": _is_registered(lm),
     }
     for option, given in unusual.items():
         if given:
             raise _refusal(place, option, REMEDY)
+
+
+def _is_registered(lm: Any) -> bool:  # noqa: ANN401
+    """Return whether the address of a model is that of `dspy.lm15.register_provider`."""
+    provider = re.split("[/:]", lm.model)[0].replace("_", "-")
+    known = [each.definition for each in getattr(lm, "_providers", ())]
+    return any(provider in (definition.id, *definition.aliases) for definition in known)
 
 
 def _refusal(place: str, option: str, hint: str) -> DeclarationError:

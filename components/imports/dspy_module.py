@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from compound.components.imports.black_box import BlackBox, Price, Report, counted
 from compound.components.imports.dspy_import import GivenOutputs, module_ports
 from compound.components.imports.dspy_models import describe_model
+from compound.components.imports.dspy_program import field_of
 from compound.concurrency.own_thread import run_in_own_thread
 from compound.engine import Usage
 from compound.errors import CallError, DeclarationError
@@ -31,9 +32,13 @@ class DSPyModule(BlackBox):
     async def invoke(self, arguments: Mapping[str, object], reports: list[Report]) -> Mapping[str, object]:  # noqa: D102
         returned = await run_in_own_thread(lambda: self._call(arguments, reports), f"dspy {self.name}")
         try:
-            return {name: getattr(returned, name) for name in self.outputs}
-        except AttributeError as error:
-            raise CallError(f"the module's prediction has no {error.name!r}") from None
+            return {name: field_of(returned, name) for name in self.outputs}
+        except (AttributeError, KeyError):
+            given = ", ".join(map(str, getattr(returned, "keys", tuple)()))
+            wanted = ", ".join(self.outputs)
+            raise CallError(
+                f"the module returned no {wanted}, but {given or type(returned).__name__}"
+            ) from None
 
     def _call(self, arguments: Mapping[str, object], reports: list[Report]) -> object:
         import dspy

@@ -166,7 +166,7 @@ class DSPyProgram(Composite):
 
     def _read(self, returned: object, name: str) -> object:
         try:
-            value = returned[name] if isinstance(returned, Mapping) else getattr(returned, name)
+            value = field_of(returned, name)
         except (AttributeError, KeyError):
             keys = getattr(returned, "keys", None)
             found = ", ".join(map(str, keys())) if callable(keys) else type(returned).__name__
@@ -250,6 +250,13 @@ class ProgramRun:
             message = f"the predictor {predictor!r} failed; the trace records why"
             raise _failure(failed[0] if failed else "")(message)
         return fields
+
+
+def field_of(returned: object, name: str) -> object:
+    """Return a field of what a module returned; `dspy.Prediction` has methods named ``items`` or ``get``."""
+    import dspy
+
+    return returned[name] if isinstance(returned, Mapping | dspy.Example) else getattr(returned, name)
 
 
 def bind_predictors(program: Any, names: Mapping[int, str]) -> None:  # noqa: ANN401

@@ -65,7 +65,17 @@ class LangChainRunnable(BlackBox):
         ):
             return {SINGLE_OUTPUT: _as_output(returned, self.outputs[SINGLE_OUTPUT].type)}
         if not isinstance(returned, Mapping):
-            returned = returned.model_dump() if hasattr(returned, "model_dump") else vars(returned)
+            members = (
+                returned.model_dump()
+                if isinstance(returned, BaseModel)
+                else getattr(returned, "__dict__", None)
+            )
+            if members is None:
+                raise CallError(
+                    f"the runnable returned {type(returned).__name__}, and no {', '.join(self.outputs)}",
+                    hint=f"name a single output {SINGLE_OUTPUT!r}, or return a mapping",
+                )
+            returned = members
         missing = [field for field in self.outputs if field not in returned]
         if missing:
             raise CallError(f"the runnable returned no {missing[0]!r}, but {', '.join(map(str, returned))}")

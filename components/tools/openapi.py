@@ -167,7 +167,7 @@ def declare_operation(
     _check_server(server, hosts, operation)
     _check_path(path, operation)
     try:
-        schema, places = reader.arguments(entry, item.get("parameters", ()), auth_header)
+        schema, places = reader.arguments(entry, item.get("parameters") or (), auth_header)
     except RecursionError:
         raise DeclarationError(f"operation {operation!r}: the schema is nested too deeply") from None
     missing = [part for part in _placeholders(path) if Place(part, "path") not in places.values()]
@@ -251,7 +251,7 @@ class _Reader:
         properties: dict[str, Any] = {}
         required: list[str] = []
         places: dict[str, Place] = {}
-        for each in (*shared, *entry.get("parameters", ())):
+        for each in (*shared, *(entry.get("parameters") or ())):
             parameter = self._document.resolved(each)
             name, where = str(parameter.get("name")), str(parameter.get("in"))
             if where not in ("path", "query", "header"):
@@ -323,7 +323,7 @@ class _Reader:
         for name, part in members.items():
             properties[name], places[name] = part, Place(name, "body")
         if needed:
-            required += [name for name in schema.get("required", ()) if name not in required]
+            required += [name for name in schema.get("required") or () if name not in required]
 
 
 def _json_schema(part: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON

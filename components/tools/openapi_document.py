@@ -80,11 +80,15 @@ class OpenAPIDocument:
         ]
 
     def resolved(self, part: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON
-        """Return a part of the document, following a reference to another that says no more."""
+        """Return a part of the document, following a reference to another, which it may describe."""
         for _ in range(MAX_REFERENCES):
-            if not isinstance(part, Mapping) or not isinstance(part.get("$ref"), str) or len(part) > 1:
+            if not isinstance(part, Mapping) or not isinstance(part.get("$ref"), str):
                 return part if isinstance(part, Mapping) else {}
-            part = self.target(part["$ref"])
+            own = {key: value for key, value in part.items() if key != "$ref"}
+            if own.keys() - {"summary", "description"}:
+                return part
+            target = self.target(part["$ref"])
+            part = {**target, **own} if isinstance(target, Mapping) else target
         raise DeclarationError(f"the OpenAPI document has more than {MAX_REFERENCES} references in a row")
 
     def target(self, reference: str) -> Any:  # noqa: ANN401 - JSON

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeGuard, cast
 
 from compound.api.optimize import make_problem
 from compound.api.runners import check_runner
+from compound.components.index import BM25, PassageIndex
 from compound.errors import (
     CompoundError,
+    DataError,
     DeclarationError,
+    InvalidRow,
     MissingExtra,
     SeveralErrors,
     SpecError,
@@ -25,6 +28,7 @@ from compound.errors import (
 )
 from compound.evaluation.dataset import ROLES, Dataset
 from compound.evaluation.duplicates import check_no_overlaps, find_in_data
+from compound.evaluation.evaluate import ONE_LANGUAGE
 from compound.evaluation.examples import read_examples
 from compound.evaluation.hub import HUB
 from compound.evaluation.metrics.models import metric_lms
@@ -32,7 +36,7 @@ from compound.evaluation.metrics.scoring import check_rows
 from compound.example import Example, Metric
 from compound.extras import check_installed, libraries_of, missing_libraries
 from compound.formatting import plural
-from compound.graph.component import Component
+from compound.graph.component import Component, Input, Node
 from compound.graph.types import holds_images
 from compound.optimization.preflight import system_parts
 from compound.optimization.prospects import outlook
@@ -41,6 +45,9 @@ from compound.optimizers.weights.methods import NothingToTune
 from compound.registry.engine_checks import no_images
 from compound.settings.optimize import OptimizeSettings
 from compound.spec import Program
+
+LARGEST_CORPUS = 8_000_000  # bytes of a corpus that a check indexes
+MOST_QUERIES = 1000  # of a split that a check searches for
 
 _PLACED = re.compile(r"(?P<file>[^\n]+?):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<rest>.*)", re.DOTALL)
 _WHERE = re.compile(r"(?P<where>(?:[\w-]+|'[^']*')(?:\.(?:[\w-]+|'[^']*'))*): ")
@@ -52,7 +59,7 @@ class CheckResult:
 
     Attributes:
         program: the checked program.
-        warnings: examples that occur in several splits, and empty texts.
+        warnings: examples that occur in several splits, empty texts, and queries that find no passage.
         notes: valid but noteworthy facts.
         not_checked: parts that are missing on this machine, each with the reason.
     """
@@ -140,9 +147,10 @@ def check_program(program: Program, *, strict: bool = False) -> CheckResult:
         _check_images(program)
     problems.extend(_missing_parts(program))
     checked.notes.extend(_missing_libraries(program.optimize))
-    readable = _Readable(program.data, program.metric, system.inputs, system.outputs)
+    nodes = tuple(system.nodes.values())
+    readable = _Readable(program.data, program.metric, system.inputs, system.outputs, nodes)
     checked.not_checked.extend([*_missing_corpora(program), *_check_data(readable, problems)])
-    checked.warnings.extend(readable.empty)
+    checked.warnings.extend(readable.warnings)
     if problems:
         raise _all(problems, readable)
     if program.data is not None and is_local(program.data):
@@ -243,15 +251,15 @@ def _models(program: Program, component: Component) -> list[str]:
     return [str(model) for model in models if model]
 
 
-def _missing_parts(program: Program) -> list[MissingExtra]:
-    """Return an error for each library of the system and its models that is not installed."""
+def _missing_parts(program: Program) -> list[CompoundError]:
+    """Return an error for each wrong engine, and each missing library of the system and its models."""
     components = program.system.components.values()
     names = dict.fromkeys(lm for component in components for lm in _models(program, component))
-    needed = list(system_parts(program.system))
+    needed, wrong = list(system_parts(program.system)), list[CompoundError]()
     for lm in [*names, *(metric_lms(program.metric) if program.metric is not None else ())]:
-        with suppress(CompoundError):  # reported elsewhere
+        with _collecting_errors(wrong):
             needed.append((f"the engine of {lm!r}", libraries_of(program.find_engine(lm))))
-    return missing_libraries(needed)
+    return [*wrong, *missing_libraries(needed)]
 
 
 def _check_takes_images(program: Program, node: str, model: str) -> None:
@@ -285,13 +293,14 @@ def _missing_corpora(program: Program) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Readable:
-    """What can be checked of the data; ``empty`` collects warnings of rows with empty texts."""
+    """What can be checked of the data; ``warnings`` collects those of rows."""
 
     data: Dataset | None
     metric: Metric | None
     inputs: Mapping[str, object]
     outputs: Collection[str]
-    empty: list[str] = field(default_factory=list)
+    nodes: Sequence[Node] = ()
+    warnings: list[str] = field(default_factory=list)
 
 
 def with_data_errors(error: SpecError) -> CompoundError:
@@ -309,7 +318,7 @@ def _all(problems: Sequence[CompoundError], readable: _Readable) -> CompoundErro
     """Return one error for all, with the warnings as notes."""
     found = merge_rows(problems)
     error = found[0] if len(found) == 1 else SeveralErrors(found)
-    for warning in readable.empty:
+    for warning in readable.warnings:
         error.add_note(warning)
     return error
 
@@ -328,7 +337,10 @@ def _check_data(readable: _Readable, problems: list[CompoundError]) -> Iterator[
         if data.has(role):
             with _collecting_errors(problems):
                 examples = read_examples(data, role, readable.inputs, report=problems.append)
-                readable.empty.extend(_empty_texts(role, examples, readable))
+                readable.warnings.extend(_empty_texts(role, examples, readable))
+                for node in readable.nodes:
+                    with _collecting_errors(problems):
+                        readable.warnings.extend(_vain_searches(role, examples, node))
                 if readable.metric is not None:
                     check_rows(readable.metric, readable.outputs, examples)
 
@@ -344,5 +356,51 @@ def _empty_texts(role: str, examples: Sequence[Example], readable: _Readable) ->
             if isinstance(value, str) and not value.strip()
         ]
         if places:
-            shown = ", ".join(places[:3]) + (", …" if len(places) > 3 else "")
-            yield f"{kind} {name!r} is empty in {plural(len(places), f'{role} row')}: {shown}"
+            yield f"{kind} {name!r} is empty in {plural(len(places), f'{role} row')}: {_first(places)}"
+
+
+def _vain_searches(role: str, examples: Sequence[Example], node: Node) -> Iterator[str]:
+    """Yield a warning if a node that searches by words for columns finds no passage for some rows."""
+    index = getattr(node.component, "index", None)
+    columns = {port: wire.name for port, wire in node.wires.items() if isinstance(wire, Input)}
+    if node.when is not None or not _is_searched(index, columns):
+        return
+    searched, places = examples[:MOST_QUERIES], []
+    for example in searched:
+        place = example.place or example.id
+        try:
+            if not _finds(
+                index, **{port: example.inputs[columns[port]] for port in node.component.inputs or ()}
+            ):
+                places.append(place)
+        except MissingExtra:  # reported elsewhere
+            return
+        except DataError as error:
+            raise (
+                error if isinstance(index, BM25) else InvalidRow(place, error.message, hint=error.hint)
+            ) from error
+    if places:
+        yield (
+            f"{node.name!r} finds no passage for {len(places)} of {len(searched)} {role} queries: "
+            f"{_first(places)}; {ONE_LANGUAGE}"
+        )
+
+
+def _is_searched(index: object, columns: Collection[str]) -> TypeGuard[BM25 | PassageIndex]:
+    if isinstance(index, PassageIndex):
+        return index.model is None and {"query", "passages"} <= set(columns)
+    file = Path(index.corpus) if isinstance(index, BM25) else None
+    return (
+        file is not None and "query" in columns and file.is_file() and file.stat().st_size <= LARGEST_CORPUS
+    )
+
+
+def _finds(index: BM25 | PassageIndex, query: Any, passages: Any = ()) -> bool:  # noqa: ANN401 - checked values
+    found = (
+        index.rank(query, passages, 1) if isinstance(index, PassageIndex) else index.open().search(query, 1)
+    )
+    return any(passage["score"] for passage in found)
+
+
+def _first(places: Sequence[str]) -> str:
+    return ", ".join(places[:3]) + (", …" if len(places) > 3 else "")

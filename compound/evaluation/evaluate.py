@@ -11,9 +11,9 @@ import functools
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NoReturn, NotRequired, TypedDict
+from typing import NoReturn, NotRequired, TypedDict, cast
 from weakref import WeakKeyDictionary
 
 from compound import notebook
@@ -48,6 +48,7 @@ from compound.graph.system import System
 from compound.registry.user_code import located, place_in
 
 _WARNED: WeakKeyDictionary[Executor, set[str]] = WeakKeyDictionary()  # components with searches in vain
+ONE_LANGUAGE = "check that the corpus and the queries are in one language, and the setting language"
 WINDOW = 4  # times the concurrency: maximum lead over the slowest run
 
 
@@ -426,7 +427,9 @@ class _Collector:
         self.system_runs += trace.equivalents
         for call in trace.calls:
             if call.component in self._retrievers and call.failure is None:
-                self._searches[call.component, bool(call.outputs["passages"])] += 1
+                passages = cast("Sequence[Mapping[str, object]]", call.outputs["passages"])
+                found = any(passage.get("score") != 0 for passage in passages)
+                self._searches[call.component, found] += 1
         if self._on_trace is not None:
             self._on_trace(example, trace)
         if trace.failure is not None:
@@ -443,7 +446,7 @@ class _Collector:
                 warned.add(name)
                 warnings.warn(
                     f"{name!r} found no passage in {empty} of {empty + self._searches[name, True]} searches; "
-                    "check that the corpus and the queries are in one language, and the setting language",
+                    f"{ONE_LANGUAGE}",
                     stacklevel=2,
                 )
 

@@ -58,7 +58,7 @@ def run_predictor(
 ) -> dict[str, Any]:
     """Call a predictor."""
     prediction = predict({"component": node["component"], "inputs": dict(given)})
-    return {name: getattr(prediction, name) for name in node["outputs"]}
+    return {name: prediction[name] for name in node["outputs"]}  # it has methods named items, get …
 
 
 KINDS["predict"] = run_predictor

@@ -15,11 +15,5 @@ PROMPTS: dict[str, ChatPromptTemplate] = {
 TOOLS: dict[str, list[dict[str, Any]]] = {name: prompt["tools"] for name, prompt in PROGRAM.items()}
 """Tools of agents in OpenAI's format, for ``model.bind_tools(TOOLS[name])``."""
 MODELS: dict[str, dict[str, Any]] = {
-    name: {
-        "model": prompt["lm"],
-        "temperature": prompt["temperature"],
-        "max_tokens": prompt["max_tokens"],
-        **prompt["options"],
-    }
-    for name, prompt in PROGRAM.items()
+    name: {"model": prompt["lm"], **prompt["options"]} for name, prompt in PROGRAM.items()
 }

@@ -46,7 +46,7 @@ def langchain_module(system: System) -> str:
     title = f"Prompts of the system {system.name!r}, exported from compound. Needs langchain-core."
     data = {
         prompt.node: {
-            **prompt.settings,
+            "lm": prompt.lm,
             "options": prompt.options,
             "messages": [list(message) for message in langchain_messages(prompt)],
             "tools": prompt.tools,

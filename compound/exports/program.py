@@ -20,6 +20,7 @@ from compound.components.answers.answer_types import (
 from compound.components.engines.litellm import LiteLLMEngine
 from compound.components.engines.openai.engine import OpenAIEngine
 from compound.components.engines.response_format import is_wrapped, response_format
+from compound.components.engines.unsupported import Unsupported
 from compound.components.fields import answer_cue, render
 from compound.components.flow import Loop, Map
 from compound.components.function import FirstOf, Function
@@ -111,30 +112,37 @@ class Sent:
         options: sampling and reasoning options of each request.
         takes_format: whether it receives the format of answers.
         takes_tools: whether it receives declarations of tools, and not a description in the prompt.
+        unsupported: fields of requests that are left out or sent otherwise.
     """
 
     model: object
     options: Data = field(default_factory=dict)
     takes_format: bool = True
     takes_tools: bool = True
+    unsupported: frozenset[str] = frozenset()
 
     def with_stop(self, component: LLM) -> Data:
         """Return the options with a component's stop strings."""
         return {**({"stop": list(component.stop)} if component.stop else {}), **self.options}
+
+    def adapt(self, document: Data) -> Data:
+        """Return a request in the form in which it is sent."""
+        return Unsupported(self.unsupported, "").adapt(document)
 
 
 def sent_by(system: System, lm: object) -> Sent:
     """Return what the engine of a model sends; of an unknown engine, what one with all capabilities would."""
     try:
         engine = (system.engines or find_engine)(str(lm))
-        takes_format = bool(getattr(engine, "takes_format", True))
+        unsupported = frozenset(getattr(engine, "unsupported", ()))
+        takes_format = getattr(engine, "takes_format", True) and "response_format" not in unsupported
         takes_tools = bool(getattr(engine, "native_tools", False))
     except (CompoundError, ImportError, OSError):
         return Sent(lm)
     if isinstance(engine, LiteLLMEngine):
-        return Sent(engine.model, engine.extra, takes_format, takes_tools)
+        return Sent(engine.model, engine.extra, takes_format, takes_tools, unsupported)
     name = engine.model if isinstance(engine, OpenAIEngine) else ""
-    return Sent(f"openai/{name}" if name else lm, {}, takes_format, takes_tools)
+    return Sent(f"openai/{name}" if name else lm, {}, takes_format, takes_tools, unsupported)
 
 
 def _graph(system: System, bound: System) -> Data:
@@ -200,15 +208,17 @@ def _llm(component: LLM, node: Node, values: Mapping[str, object], bound: System
     head = render(str(values["prompt"] or ""), demos, shown, component.outputs, component.layout)
     blocks = head.removesuffix("\n\n")  # of the inputs, which are empty here
     answer, engine = component.answer_format, sent_by(bound, values["lm"])
+    apart = "system" not in engine.unsupported
     sent = response_format(answer) if answer and engine.takes_format else None
     return {
-        "system": component.system,
-        "blocks": [blocks] if blocks else [],
+        "system": component.system if apart else "",
+        "blocks": [text for text in ("" if apart else component.system, blocks) if text],
         "cue": answer_cue(component.outputs, component.layout),
         "layout": component.layout,
         "fields": {name: describe_type(port.type) for name, port in component.outputs.items()},
         "settings": model_settings(component, node, values, bound),
         "options": engine.with_stop(component),
+        "unsupported": sorted(engine.unsupported - {"system"}),
         "reasks": component.most_reasks,
         "corrected": "the corrected JSON" if answer and answer.schema else "the corrected answer",
         "response_format": sent,

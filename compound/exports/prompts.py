@@ -19,7 +19,7 @@ from compound.engine import AnswerFormat, Message, Request
 from compound.errors import ExportError
 from compound.execution.schedule import setting_values
 from compound.execution.tool_text import to_text
-from compound.exports.program import RENDERED, Data, model_settings, sent_by
+from compound.exports.program import RENDERED, Data, Sent, model_settings, sent_by
 from compound.graph.component import Node
 from compound.graph.system import System
 from compound.graph.types import format_type
@@ -39,10 +39,10 @@ class Prompt:
             ``tool_calls`` and their results, too.
         inputs: types of the inputs by name.
         outputs: types of the output fields by name.
-        settings: model, temperature and maximum number of tokens.
+        lm: the model.
         tools: the declarations of an agent's tools as JSON; empty if the messages describe them.
         format: the format of answers, if the engine receives it.
-        options: stop strings, and options of the engine.
+        options: temperature, maximum number of tokens, stop strings, and options of the engine.
         tool_names: the names under which the tools were declared, by their tuned names.
     """
 
@@ -50,7 +50,7 @@ class Prompt:
     messages: tuple[Data, ...]
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
-    settings: Data
+    lm: object
     tools: list[Data] = field(default_factory=list)
     format: AnswerFormat | None = None
     options: Data = field(default_factory=dict)
@@ -85,10 +85,10 @@ def _prompt(node: Node, system: System) -> Prompt:
     marks = {name: MARK.format(number) for number, name in enumerate(shown)}
     messages = _with_cue(component, component.messages(marks, values))
     settings = model_settings(component, node, values, system)
-    found = _filled(node, component, messages, marks, settings)
+    found = _filled(node, component, messages, marks, settings, sent_by(system, values["lm"]))
     answer = None if isinstance(component, DSPyPredictor) else component.answer_format
     sent = sent_by(system, values["lm"])
-    return replace(found, format=answer if sent.takes_format else None, options=sent.with_stop(component))
+    return replace(found, format=answer if sent.takes_format else None)
 
 
 def _agent_prompt(node: Node, system: System) -> Prompt:
@@ -110,12 +110,11 @@ def _agent_prompt(node: Node, system: System) -> Prompt:
         request = to_text(request)
     settings = model_settings(agent.model, turn_node, values, system)
     return replace(
-        _filled(node, agent.model, request.messages, marks, settings),
+        _filled(node, agent.model, request.messages, marks, settings, sent),
         tools=tools_to_json(request.tools),
         tool_names={name: tool.name for name, (_, tool) in declared.items()} if request.tools else {},
         # a format would exclude calls of declared tools
         format=request.format if sent.takes_format and not request.tools else None,
-        options=sent.with_stop(agent.model),
     )
 
 
@@ -140,17 +139,21 @@ def _filled(
     messages: tuple[Message, ...],
     marks: Mapping[str, str],
     settings: Data,
+    sent: Sent,
 ) -> Prompt:
     contents = [_template(message.text, marks) for message in messages]
+    shown = [
+        {**document, "content": content}
+        for document, content in zip(messages_to_json(messages), contents, strict=True)
+    ]
+    options = sent.adapt({"messages": shown, **settings, **sent.with_stop(component)})
     return Prompt(
         node.name,
-        tuple(
-            {**document, "content": content}
-            for document, content in zip(messages_to_json(messages), contents, strict=True)
-        ),
+        tuple(options.pop("messages")),
         {name: format_type(node.inputs[name].type) for name in marks},
         {name: format_type(port.type) for name, port in component.outputs.items()},
-        settings,
+        options.pop("lm"),
+        options=options,
     )
 
 
@@ -179,7 +182,7 @@ def messages_document(system: System) -> Data:
         "prompts": [
             {
                 "name": prompt.node,
-                **prompt.settings,
+                "lm": prompt.lm,
                 **prompt.options,
                 "messages": list(prompt.messages),
                 **({"tools": prompt.tools, "tool_names": prompt.tool_names} if prompt.tools else {}),
@@ -197,12 +200,9 @@ def openai_document(system: System) -> Data:
 
 
 def _body(prompt: Prompt) -> Data:
-    settings = prompt.settings
     body: dict[str, Any] = {
-        "model": str(settings["lm"]).removeprefix("openai/"),
+        "model": str(prompt.lm).removeprefix("openai/"),
         "messages": list(prompt.messages),
-        "temperature": settings["temperature"],
-        "max_tokens": settings["max_tokens"],
     }
     if prompt.tools:
         body["tools"] = prompt.tools

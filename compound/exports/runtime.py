@@ -214,6 +214,9 @@ def run_llm(node: Mapping[str, Any], given: Mapping[str, Any], complete: Complet
             **({"response_format": node["response_format"]} if node["response_format"] else {}),
             **node["options"],
         }
+        if "max_tokens" in node["unsupported"]:
+            body["max_completion_tokens"] = body["max_tokens"]
+        body = {name: value for name, value in body.items() if name not in node["unsupported"]}
         answer, is_cut = complete(body)
         text = unwrap(answer) if node["wrapped"] else answer
         try:

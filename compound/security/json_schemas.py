@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
@@ -192,7 +193,7 @@ def _targets(reference: str, schema: Document) -> list[object]:
     found: object = schema
     start, *names = reference.split("/")
     for name in names:
-        key = name.replace("~1", "/").replace("~0", "~")
+        key = unquote(name).replace("~1", "/").replace("~0", "~")
         if not isinstance(found, Mapping) or key not in found:
             return []
         found = found[key]

@@ -278,3 +278,73 @@ def test_a_mistake_in_a_single_file_is_told_once_for_all_splits(tmp_path: Path, 
     assert code == 2
     assert said.count("already used") == said.count("2 cells") == 1
     assert out.endswith("s.yaml: 2 errors\n")
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ("litellm: {model: openai/m, extra: {num_ctx: 5}}", "extra.num_ctx is an option of Ollama"),
+        ("transformers: {chat_template_kwargs: {tools: x}}", "chat_template_kwargs must not set 'tools'"),
+        ("litellm: {model: ollama_chat/m, extra: {num_ctx: 5}}", ""),
+    ],
+)
+def test_check_makes_the_engines_of_the_system(game: Path, cli: Any, engine: str, message: str) -> None:
+    (game / "s.yaml").write_text(
+        f"system: demo\nlm: mine\nengines: {{mine: {{{engine}}}}}\ninputs: {{q: str}}\ncomponents:\n"
+        "  a: {llm: {prompt: Answer.}, in: {q: $q}}\noutputs: {y: $a}\n"
+    )
+    code, _, said = cli("check", "s.yaml")
+    assert (code, message in said) == (2 if message else 0, True)
+
+
+@pytest.mark.parametrize(
+    ("retriever", "data", "message"),
+    [
+        (
+            "{index: bm25, corpus: c.jsonl}",
+            {},
+            "2 of 3 train queries: data/train.jsonl:1, data/train.jsonl:2;",
+        ),
+        ("{index: bm25, corpus: c.jsonl, k: {choice: [1, 2]}}", {"q": "Lima"}, None),
+        ("{index: passages}", {"ps": ["大阪は町です"]}, "3 of 3 train queries"),
+        ("{index: passages}", {"ps": [{"text": "who is Quito"}, "Lima"]}, "1 of 3 train queries"),
+        ("{index: passages}", {"ps": []}, "3 of 3 train queries"),
+    ],
+)
+def test_check_counts_queries_that_find_no_passage(
+    game: Path, cli: Any, retriever: str, data: dict[str, Any], message: str | None
+) -> None:
+    (game / "c.jsonl").write_text('{"text": "Lima liegt am Rimac."}\n')
+    (game / "data").mkdir()
+    queries = "東京の首都", "¿Dónde está Quito?", "Lima"
+    rows = [{"q": q, "ps": [], "y": "1", "id": str(i)} | data for i, q in enumerate(queries)]
+    (game / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = "{query: $q, passages: $ps}" if "passages" in retriever else "{query: $q}"
+    (game / "s.yaml").write_text(
+        "system: demo\nlm: smollm2\ninputs: {q: str, ps: list}\ncomponents:\n"
+        f"  search: {{retriever: {retriever}, in: {given}}}\n"
+        "  a: {llm: {prompt: Answer.}, in: {passages: $search, ps: $ps}}\n"
+        "outputs: {y: $a}\ndata: {path: data, valid: train, test: null}\n"
+        "metric: {exact_match: {output: y, gold: y}}\n"
+    )
+    code, _, said = cli("check", "s.yaml")
+    assert code == 0, said
+    assert ("'search' finds no passage for" in said) == (message is not None)
+    assert (message or "") in said
+
+
+def test_check_reports_mistakes_of_a_corpus_and_of_passages(game: Path, cli: Any) -> None:
+    (game / "c.jsonl").write_text('{"txt": "Lima"}\n')
+    (game / "data").mkdir()
+    (game / "data" / "train.jsonl").write_text('{"q": "Lima", "ps": [{"txt": "Lima"}], "y": "1"}\n')
+    (game / "s.yaml").write_text(
+        "system: demo\nlm: smollm2\ninputs: {q: str, ps: list}\ncomponents:\n"
+        "  search: {retriever: {index: bm25, corpus: c.jsonl}, in: {query: $q}}\n"
+        "  rank: {retriever: {index: passages}, in: {query: $q, passages: $ps}}\n"
+        "  a: {llm: {prompt: Answer.}, in: {passages: $search, ranked: $rank}}\n"
+        "outputs: {y: $a}\ndata: {path: data, valid: train, test: null}\n"
+    )
+    code, _, said = cli("check", "s.yaml")
+    assert code == 2
+    for place in ("c.jsonl:1", "train.jsonl:1: passage 1"):
+        assert re.search(rf"{place}: a passage needs text in 'text'\n *hint: did you mean 'txt'", said)

@@ -229,6 +229,11 @@ FOUND = {
     "Arabic vowels": ("هٰذَا كِتَابٌ", "هذا بيت", "كتاب"),
     "Arabic tatweel": ("كتـــاب", "بيت", "كتاب"),
     "Hebrew points": ("שָׁלוֹם", "בית", "שלום"),
+    "Bopomofo": ("ㄅㄆㄇㄈ", "ㄉㄊㄋㄌ", "ㄅㄆ"),
+    "Yi": ("ꆈꌠꉙ", "ꉬꂷ", "ꆈꌠ"),
+    "Tangut": ("𗼇𗟲𗢳", "𗋽𗾧", "𗼇𗟲"),
+    "Javanese": ("ꦧꦱꦗꦮ", "ꦏꦸꦛ", "ꦧꦱ"),
+    "Ukrainian apostrophe": ("пʼять", "шість", "п'ять"),
     "Persian joiner": ("کتاب‌ها", "خانه", "کتاب‌ها"),
     "NFC query": (NFD, "Cafe Muller", "Café"),
     "NFD query": ("Café Müller", "Cafe Muller", NFD),
@@ -263,6 +268,12 @@ def test_a_text_finds_itself_in_every_normal_form(text: str) -> None:
     for form in ("NFC", "NFD", "NFKC", "NFKD"):
         (passage,) = PassageIndex().rank(unicodedata.normalize(form, text), [text], 1)
         assert (passage["score"] > 0) == has_words
+
+
+def test_a_long_list_of_numbers_is_divided_in_linear_time() -> None:
+    assert (
+        module.split_words("12," * 100_000, "any") == ["12"] * 100_000
+    )  # hours, if each comma read the rest
 
 
 @given(st.text(alphabet="abcXYZ .;:!?'-_\n", max_size=60))
@@ -552,6 +563,15 @@ def test_passages_longer_than_the_model_reads_are_counted_and_windows_read_them(
     module._OPEN.clear()
     assert windows.open().search("a", 1)[0]["id"] == "1"
     assert windows.digest != Dense(corpus).digest
+
+
+def test_a_prompt_as_long_as_the_model_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, Model(limit=6, document="b b b b "))
+    for windows in (False, True):
+        with pytest.raises(
+            DeclarationError, match="the prompt 'b b b b ' leaves none of the 6 tokens that 'fake'"
+        ):
+            PassageIndex("any", windows=windows).rank("a", ["", "a"], 1)
 
 
 def test_rankings_and_metrics_warn_once_of_texts_that_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -751,3 +751,15 @@ def test_searches_without_passages_are_counted_once(tmp_path: Path) -> None:
     assert found.mean == 1.0
     assert len(caught) == 1
     cp.evaluate(system, rows[:1], "accuracy", cache=False)  # a warning would be an error
+
+
+def test_rankings_without_a_common_word_count_as_searches_without_passages() -> None:
+    rank = cp.Retriever("rank", cp.PassageIndex())
+    ranked = rank(query=cp.Input("question"), passages=cp.Input("context", list))
+    system = cp.System("s", {"answer": cp.Function("join", _count)(passages=ranked)})
+    rows = [
+        {"question": q, "context": ["Lima lies on the Rimac.", "Quito"], "answer": 2}
+        for q in ("Lima", "利马")
+    ]
+    with pytest.warns(UserWarning, match="'rank' found no passage in 1 of 2 searches"):
+        assert cp.evaluate(system, rows, "accuracy", cache=False).mean == 1.0

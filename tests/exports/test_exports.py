@@ -425,6 +425,10 @@ SERVERS: dict[str, Any] = {
     "openai": lambda url: cp.OpenAI("small-1", api_base=url),
     "litellm": lambda url: cp.LiteLLM("openai/gpt-4o-mini", api_base=url),
     "unknown model": lambda url: cp.LiteLLM("openai/small-1", api_base=url, extra={"top_p": 0.5}),
+    "listed fields": lambda url: cp.LiteLLM("openai/gpt-5-mini", api_base=url),
+    "named fields": lambda url: cp.OpenAI(
+        "small-1", api_base=url, unsupported=("max_tokens", "temperature", "stop", "system")
+    ),
     "with formats": lambda url: cp.LiteLLM("openai/small-1", api_base=url, response_schema=True),
 }
 
@@ -432,7 +436,7 @@ SERVERS: dict[str, Any] = {
 @pytest.mark.parametrize("kind", SERVERS)
 def test_requests_are_those_that_the_engine_sent(kind: str, tmp_path: Path) -> None:
     """The name of the model, its options, the format of answers and the place of tools depend on the engine."""
-    choice = cp.LLM("choice", output=Literal["yes", "no"], stop=("END",), lm="small")
+    choice = cp.LLM("choice", system="Be brief.", output=Literal["yes", "no"], stop=("END",), lm="small")
     made = cp.Agent("made", [population], output=int, max_turns=2, lm="small")
     for component in (choice, made):
         system = cp.System("s", {"y": component(x=cp.Input("x"))})
@@ -454,9 +458,9 @@ def test_requests_are_those_that_the_engine_sent(kind: str, tmp_path: Path) -> N
                 assert server.requests[0] == measured
                 cp.export(system, "langchain", tmp_path / "l.py", engines=engines)
                 model = loaded(tmp_path / "l.py")["MODELS"]["choice"]
-                expected = {key: measured[key] for key in ("temperature", "max_tokens", "stop")}
-                top_p = {"top_p": 0.5} if "top_p" in measured else {}
-                assert model == {"model": f"openai/{measured['model']}", **expected, **top_p}
+                kept = measured.keys() - {"model", "messages", "response_format"}
+                expected = {key: measured[key] for key in kept}
+                assert model == {"model": f"openai/{measured['model']}", **expected}
 
 
 @cp.tool
@@ -786,3 +790,11 @@ def test_the_command_exports_a_run(cli: Any, tmp_path: Path) -> None:
         "openai",
     )
     assert "Best." in ran.out
+
+
+def test_a_field_of_a_dspy_program_may_be_named_like_a_method_of_predictions(tmp_path: Path) -> None:
+    dspy = pytest.importorskip("dspy")
+    cp.export(single(), "dspy", tmp_path / "program.py")
+    run = loaded(tmp_path / "program.py")["run_predictor"]
+    node = {"component": "a", "outputs": ["items"]}
+    assert run(node, {}, lambda _: dspy.Prediction(items=["x"])) == {"items": ["x"]}

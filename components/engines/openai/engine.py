@@ -122,6 +122,11 @@ class OpenAIEngine:
         return f"openai:{self.api_base}:{self.model}{unsupported}"
 
     @property
+    def unsupported(self) -> frozenset[str]:
+        """Fields that its requests do not have, as far as a setting or a refusal says so."""
+        return frozenset(self._unsupported.fields)
+
+    @property
     def concurrency(self) -> int:
         """Maximum number of requests in flight."""
         return self._concurrency

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from compound.components.engines.chat_format import tools_to_json
-from compound.components.engines.local.tool_template import turns, write_calls
+from compound.components.engines.local.chat_tokens import ChatTokenizer
+from compound.components.engines.local.tool_template import write_calls
 from compound.engine import Completion, Request, TokenRecord
 from compound.example import Example
 from compound.execution.schedule import setting_values
@@ -174,11 +174,8 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, request: Request, completion: Co
     They are the teacher's own, with their log-probabilities, if both models tokenize prompt and answer alike.
     Otherwise the text is tokenized, and has no log-probabilities.
     """
-    declared = {"tools": tools_to_json(request.tools)} if request.tools else {}
-    shown = tokenizer.apply_chat_template(
-        turns(request.messages), add_generation_prompt=True, tokenize=False, **declared
-    )
-    prompt = token_ids(tokenizer(f"{shown}{request.cue}", add_special_tokens=False).input_ids)
+    chats = ChatTokenizer(tokenizer, "the trained model")
+    prompt = chats.encode(request.messages, request.cue, request.tools)
     own, text = completion.tokens, write_calls(completion.text, completion.tool_calls)
     if own is not None and own.prompt == prompt and len(own.logprobs) == len(own.sampled):
         decoded = str(tokenizer.decode(own.sampled, skip_special_tokens=True))

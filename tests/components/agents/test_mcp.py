@@ -135,6 +135,14 @@ class TestServers:
             with pytest.raises(CompoundError, match=r"tools/list.*inputSchema|'go'.*schema"):
                 cp.Tool.from_mcp(MCPServer(url=f"{listing.url}/mcp"))
 
+    def test_references_of_schemas_may_be_escaped(self) -> None:
+        names = {"a/b c": {"type": "integer"}}
+        schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a~1b%20c"}}, "$defs": names}
+        with Listing.running() as listing:
+            listing.tool = {"inputSchema": schema}
+            (tool,) = cp.Tool.from_mcp(MCPServer(url=f"{listing.url}/mcp"))
+        assert "is not of type 'integer'" in asyncio.run(tool.answer('{"a": "x"}', Sessions()))
+
     def test_an_invalid_answer_of_a_tool_is_reported(self) -> None:
         with Listing.running() as listing:
             listing.tool = {"inputSchema": {"type": "object"}}

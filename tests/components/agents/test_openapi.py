@@ -551,6 +551,21 @@ def test_an_item_of_paths_may_be_a_reference() -> None:
         cp.Tool.all_from_openapi(document, base_url="http://127.0.0.1:1")
 
 
+def test_references_may_be_described_and_lists_be_empty() -> None:
+    document = operation([{"$ref": "#/components/parameters/P", "description": "own"}])
+    (item,) = document["paths"].values()
+    item["parameters"] = None
+    (entry,) = (value for value in item.values() if value)
+    entry["requestBody"] = {"$ref": "#/components/requestBodies/B", "description": "a body"}
+    given = {"application/json": {"schema": {"properties": {"a": A}, "required": None}}}
+    document["components"] = {
+        "parameters": {"P": {"name": "at", "in": "path", "required": True, "schema": A}},
+        "requestBodies": {"B": {"content": given, "required": True}},
+    }
+    tool = cp.Tool.from_openapi(document, "find", base_url="http://127.0.0.1:1")
+    assert tool.parameters["properties"] == {"at": {**A, "description": "own"}, "a": A}
+
+
 def parameter(where: str, name: str = "p", **more: Any) -> dict[str, Any]:
     return {"name": name, "in": where, "schema": A, **more}
 

@@ -132,11 +132,42 @@ def test_a_server_that_refuses_everything_is_asked_a_bounded_number_of_times(mak
         (400, {"message": "Unsupported value: temperature must be between 0 and 2"}),
         (400, {"message": "the prompt and max_tokens are not supported", "code": "context_length_exceeded"}),
         (400, {"message": "unknown error"}),
+        (400, {"message": "max_tokens must be less than or equal to 8192"}),
+        (400, {"message": "temperature must be 1.5 or less"}),
         (500, {"message": "unsupported parameter: temperature"}),
     ],
 )
 def test_other_errors_change_no_request(status: int, error: dict[str, Any]) -> None:
     assert refused_field(status, json.dumps({"error": error}).encode(), ["max_tokens", "temperature"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("max_tokens", "`max_tokens` is no longer supported; please use `max_completion_tokens`"),
+        ("max_tokens", "max_tokens has been replaced by max_completion_tokens"),
+        ("max_tokens", "Please use max_completion_tokens instead of max_tokens"),
+        ("temperature", "`temperature` may only be set to 1 when thinking is enabled"),
+        ("temperature", "`temperature` and `top_p` cannot both be specified for this model."),
+        ("temperature", "temperature must be 1 for this model"),
+        ("temperature", "Temperature is not configurable for reasoning models"),
+        ("temperature", "This model has beta-limitations: temperature, top_p and n are fixed at 1"),
+        ("temperature", "invalid temperature: only 1 is allowed for this model"),
+        ("seed", "Malformed input request: extraneous key [seed] is not permitted"),
+        ("seed", "Additional properties are not allowed ('seed' was unexpected)"),
+        ("stop", "Argument not supported on this model: stop"),
+        ("response_format", "This response_format type is unavailable now"),
+        ("system", "Developer instruction is not enabled for models/gemma-3-27b-it"),
+        ("system", "Only user and assistant roles are supported!"),
+        ("system", "Conversation roles must alternate user/assistant/user/assistant/..."),
+    ],
+)
+def test_refusals_of_providers_are_recognized(field: str, message: str) -> None:
+    body = json.dumps({"error": {"message": message}}).encode()
+    assert (
+        refused_field(400, body, ["max_tokens", "temperature", "seed", "stop", "response_format", "system"])
+        == field
+    )
 
 
 def test_an_option_that_the_user_has_set_is_not_given_up() -> None:

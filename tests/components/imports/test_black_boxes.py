@@ -182,6 +182,12 @@ def test_the_messages_of_a_graph_become_the_text_of_the_last_one() -> None:
     assert (trace.usage.calls, trace.usage.prompt_tokens) == (1, 7)
 
 
+def test_a_value_without_the_declared_fields_is_named() -> None:
+    component = cp.from_langchain(RunnableLambda(abs), inputs={"input": int}, outputs={"twice": int})
+    with pytest.raises(RunFailed, match="the runnable returned int, and no twice"):
+        cp.run(one_node(component, "input"), {"input": 2})
+
+
 def test_a_function_takes_one_value() -> None:
     def double(number: int) -> int:
         return 2 * number

@@ -566,13 +566,14 @@ def test_a_key_of_a_model_is_not_sent_to_the_address_of_a_predictor() -> None:
 
 
 def test_options_of_models_and_predictors_are_sent(server: ChatServer) -> None:
-    options = {"temperature": 0.3, "max_tokens": 77, "stop": "END", "presence_penalty": 0.5}
+    kept = {"presence_penalty": 0.5, "user": "u", "verbosity": "low", "thinking": {"type": "enabled"}}
+    options = {"temperature": 0.3, "max_tokens": 77, "stop": "END", **kept}
     with dspy.context(lm=dspy.LM("openai/m", api_base=server.url, reasoning_effort="low", **options)):
         system = cp.from_dspy(dspy.Predict(ONE, temperature=0.6, stop=["X"]))
         cp.run(system, {"question": "?"})
     sent = server.requests[0]
     assert (sent["temperature"], sent["max_tokens"], sent["stop"]) == (0.6, 77, ["X"])
-    assert sent["presence_penalty"] == 0.5
+    assert {name: sent[name] for name in kept} == kept
     reasoning = cp.from_dspy(dspy.Predict(ONE), lm="lm")
     with dspy.context(lm=dspy.LM("openai/gpt-5", max_tokens=20_000)):
         reasoning = cp.from_dspy(dspy.Predict(ONE))
@@ -602,6 +603,54 @@ def test_options_that_another_model_would_lose_are_refused() -> None:
         cp.from_dspy(dspy.Predict(ONE), lm="lm")
     with dspy.context(lm=dspy.utils.DummyLM([])), pytest.raises(DeclarationError, match="no plain dspy.LM"):
         cp.from_dspy(dspy.Predict(ONE))
+
+
+def test_a_model_of_a_provider_that_is_registered_in_dspy_is_refused() -> None:
+    from dspy import lm15
+    from dspy._vendor.lm15.registry import _DIALECTS
+
+    access = lm15.AccessPolicy("nebius", base_url="http://127.0.0.1:9/v1", env_keys=("MINE",))
+    provider = lm15.ProviderDefinition.chat(access, compat=_DIALECTS["openai-chat"][0](), aliases=("my-ai",))
+    lm15.register_provider(provider, replace=True)
+    try:
+        for name in ("nebius/m", "my_ai/m"):
+            with (
+                dspy.context(lm=dspy.LM(name)),
+                pytest.raises(DeclarationError, match="is registered in DSPy"),
+            ):
+                cp.from_dspy(dspy.Predict(ONE))
+        with dspy.context(lm=dspy.LM("openai/m")):
+            cp.from_dspy(dspy.Predict(ONE))
+    finally:
+        lm15.unregister_provider("nebius")
+
+
+class CallingAdapter(dspy.ChatAdapter):  # type: ignore[misc]
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        return super().__call__(*args, **settings)
+
+
+@pytest.mark.parametrize("kind", [CallingAdapter, lambda: dspy.TwoStepAdapter(dspy.LM("openai/small"))])
+def test_an_adapter_that_calls_models_is_refused(kind: Any) -> None:
+    with (
+        dspy.context(adapter=kind()),
+        pytest.raises(DeclarationError, match="cannot be imported with the adap"),
+    ):
+        cp.from_dspy(dspy.Predict(ONE), lm="lm")
+
+
+@pytest.mark.parametrize("make", [cp.from_dspy, cp.from_dspy_module])
+def test_fields_may_have_the_names_of_methods_of_a_prediction(make: Any) -> None:
+    program = dspy.Predict("question -> items: list[str], keys: str")
+    with (
+        ChatServer(lambda _: fields(items='["a"]', keys="k")) as running,
+        dspy.context(lm=dspy.LM("openai/m", api_base=running.url, api_key="k", cache=False)),
+    ):
+        made = make(program)
+        if not isinstance(made, cp.System):
+            node = made(question=cp.Input("question"))
+            made = cp.System("s", {"items": node["items"], "keys": node["keys"]})
+        assert cp.run(made, {"question": "?"}).outputs == {"items": ["a"], "keys": "k"}
 
 
 class Changing(dspy.Module):  # type: ignore[misc]
