@@ -138,7 +138,13 @@ def _wrong_use(function: Callable[..., object], first: str, second: str) -> str:
                 return ast.unparse(node)
         elif isinstance(node, ast.Subscript) and owner == second:
             return ast.unparse(node)
+        elif isinstance(node, ast.Compare) and {first, second} == _compared(node):
+            return ast.unparse(node)
     return ""
+
+
+def _compared(node: ast.Compare) -> set[object]:
+    return {getattr(side, "id", None) for side in (node.left, *node.comparators)}
 
 
 def _misread(function: Callable[..., object], name: str, problem: str = "") -> UserCodeError:
