@@ -213,7 +213,9 @@ def read_union(raw: str, options: Sequence[tuple[str, Callable[[str], object]]])
     raise ValueError(f"{raw!r:.100} is {'several' if found else 'none'} of {', '.join(names)}")
 
 
-def check_cut(raw: str, form: str, value: object, read: Callable[[str], object]) -> None:
+def check_cut(
+    raw: str, form: str, value: object, read: Callable[[str], object], labels: Sequence[str] = ()
+) -> None:
     """Check that a text cut at the maximum length certainly holds the whole value.
 
     Args:
@@ -221,11 +223,15 @@ def check_cut(raw: str, form: str, value: object, read: Callable[[str], object])
         form: how the value is written: ``json``, a ``list`` of lines, or in ``words``.
         value: the value that was read from the whole text.
         read: the function that reads a value.
+        labels: the only values, if they are finitely many; one that begins no other is complete.
 
     Raises:
         ValueError: the value may be incomplete.
     """
     text, found = raw.strip(), json_values(raw)
+    bare_text = text.strip("\"'`.*").lower()
+    if [label.lower() for label in labels if label.lower().startswith(bare_text)] == [bare_text]:
+        return
     if form == "list":
         certain = is_array(raw) or _reads(text.rpartition("\n")[0], value, read)
     elif (form == "json" or text.startswith(("{", "`"))) and found:

@@ -392,7 +392,19 @@ def check_last(raw: str, kind: Mapping[str, Any], value: Any, layout: str) -> No
     else:
         name = (kind["item"] if kind["type"] == "optional" else kind)["type"]
         form = {"json": "json", "list": "list"}.get(name, "words")
-        check_cut(raw, form, value, partial(parse_value, kind=kind))
+        check_cut(raw, form, value, partial(parse_value, kind=kind), labels_of(kind))
+
+
+def labels_of(kind: Mapping[str, Any]) -> list[str]:
+    """Return the texts of the values of a type with finitely many, else an empty list."""
+    if kind["type"] == "bool":
+        return ["yes", "no", "true", "false"]
+    if kind["type"] == "labels":
+        return [str(option) for option in kind["options"]]
+    parts = [kind["item"]] if kind["type"] == "optional" else kind.get("items", [])
+    found = [labels_of(part) for part in parts]
+    none = ["none"] if kind["type"] == "optional" else []
+    return [*(label for labels in found for label in labels), *none] if found and all(found) else []
 
 
 def parse_value(raw: Any, kind: Mapping[str, Any]) -> Any:  # noqa: ANN401

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import enum
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
@@ -37,6 +38,11 @@ class Cat(BaseModel):
 class Dog(BaseModel):
     kind: Literal["dog"] = "dog"
     name: str = ""
+
+
+class Level(enum.Enum):
+    LOW = 1
+    HIGH = 2
 
 
 class Message(TypedDict):
@@ -172,8 +178,11 @@ def test_an_answer_is_read_exactly_or_refused(answer: str, kind: Any, value: obj
     [
         ("12", int, False), ("12 m", int, False), ("I first get 12. Then I must subtract the", int, False),
         ("12\n\nBecause of the", int, True), ("12 is the answer because", int, True), ("12", int | str, False),
-        ("yes", YES, False), ("no", Literal["no", "not sure"], False), ("no\n\nThe", YES, True),
-        ("Yes. The reason is", bool, True), ("Yes", bool, False), ("12", int | None, False),
+        ("yes", YES, True), ("no", Literal["no", "not sure"], False), ("not sure", Literal["no", "not sure"], True),
+        ("No", bool | None, False), ("Yes.", YES | None, True), ("TRUE", bool, True), ("1", Literal[1, 10], False),
+        ("2", Literal[1, 10, 2], True), ("no ide", YES, False), ("n: 1\nl: no", {"n": int, "l": YES}, True),
+        ("2", Level, True), ("I say yes", YES, False), ("yes", list[YES], False), ("neu", Literal["neg", "neu", "pos"], True), ("no\n\nThe", YES, True),
+        ("Yes. The reason is", bool, True), ("Yes", bool, True), ("12", int | None, False),
         ("- a\n- b\n- verylo", list[str], False), ("- a\n- b\n\nThese are all", list[str], True),
         ('["a", "b"]', list[str], True), ('["a", "b', list[str], False), ("[1] a\n[2] b", list[str], False),
         ('{"text": "a"}', Answer, True), ('```json\n{"text": "a"}\n```', Answer, True),
