@@ -89,16 +89,18 @@ CASES: list[tuple[str, Any, object]] = [
     ("about 5", int, 5), ("-5", int, -5), ("–5", int, -5), ("5%", int, 5), ("1.5e3", int, 1500), ("٣", int, 3),
     ("4 people in 2 groups", int, 4), ("It adds up to 5", int, 5), ("4 may be", int, 4), ("1,200", int, 1200),
     ("Four (4)", int, 4), ('{"answer": 4}', int, 4), ("12345678901234567890.0", int, 12345678901234567890),
-    ("1e23", int, 10**23), ("5 milliseconds", int, 5), ("12, because of 3", int, 12),
+    ("1e23", int, 10**23), ("5 milliseconds", int, 5), ("12, because of 3", int, 12), ("<answer>4</answer>", int, 4), ("4 mm", int, 4), ("5 миллиметров", int, 5),
+    ("4 or so, with no doubt", int, 4),
     # multiples, bounds, ranges, dates, times and several numbers
     *((text, int, REFUSED) for text in (
         "4 million", "4-million", "4k", "4K", "$4M", "4 thousand", "4 dozen", "4万", "5²", "5 or 6", "five or 6",
         "5 and 6", "5~6", "5...6", "1,200, or 1,300", "3 apples, 4 pears", "3 apples and 4 pears",
         "5 hours 30 minutes", "5\n6", "5 January 2024", "January 5", "10 am", "10:30", "1990s", "minus 5", "- 5",
-        "more than 5", ">5", "at least 5", "up to 5", "5+", "not 5", "1.200", '{"n": 1, "m": 2}',
+        "more than 5", ">5", "4 and a half", "4;5", "1.000", "4 mil", "4 millones", "4 миллиона", "5만", "4h30", "twice 4", "half of 4",
+        "4 squared", "√4", "-(4)", "1) 4", "3, no wait: 4", "3... actually 4", "x>5", "at least 5", "up to 5", "5+", "not 5", "1.200", '{"n": 1, "m": 2}',
         '{"name": "add", "arguments": {"a": 1}}',
     )),
-    *((text, float, REFUSED) for text in ("1.200,50", "5½", "5 ½", "5±1", "٣٫٥", "5%", "45 percent")),
+    *((text, float, REFUSED) for text in ("1.200,50", "5½", "5 ½", "5±1", "٣٫٥", "5%", "45 percent", "50 pct")),
     ("4 million", int | None, REFUSED), ("4 million", list[int], REFUSED),
     # decimals are exact
     ("12345678901234567.89", Decimal, Decimal("12345678901234567.89")),
@@ -110,10 +112,12 @@ CASES: list[tuple[str, Any, object]] = [
     ("no it isn't", bool, False), ("The answer is no.", bool, False), ("**Answer:** yes", bool, True),
     *((text, bool, REFUSED) for text in (
         "No idea.", "No one knows", "true story", "not sure", "yes and no", "yes, and no", "No. 5", "no-brainer",
-        "1 apple", "No information", "false alarm",
+        "1 apple", "No information", "false alarm", "No answer", "true, but false", "yes-and-no",
     )),
     ("No idea.", YES, REFUSED), ("true story", Literal["true", "false"], REFUSED),
-    ("The label is no", YES, "no"), ("There is no evidence, so yes", YES, "yes"),
+    ("The label is no", YES, "no"), ("1.5", Literal[1, 2], REFUSED), ("-1", Literal[1, 2], REFUSED), ("2%", Literal[1, 2], REFUSED),
+    ("1.0", Literal[1, 2], 1), ("A+", Literal["A", "B"], REFUSED), ("C#", Literal["C", "Java"], REFUSED), ("It is A+.", Literal["A", "A+"], "A+"),
+    ("Option 2: yes", Literal[1, 2], 2), ("A*", Literal["A", "A*"], "A*"), ("**A**", Literal["A", "A*"], "A"), ("There is no evidence, so yes", YES, "yes"),
     # lists
     ("Washington, D.C.", list[str], REFUSED), ("a; b", list[str], REFUSED), ("1. a, 2. b", list[str], REFUSED),
     ("1. Lima 2. Quito", list[str], REFUSED), ("Washington, D.C.\nLima", list[str], ["Washington, D.C.", "Lima"]),

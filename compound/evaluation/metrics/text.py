@@ -12,6 +12,8 @@ import unicodedata
 from collections.abc import Sequence
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 
+from compound.execution.calls.answer_text import label_pattern
+
 _TYPOGRAPHY = str.maketrans(
     {
         **dict.fromkeys("‘’‚‛ʻʼ´`՚׳", "'"), **dict.fromkeys("“”„‟״", '"'), **dict.fromkeys("‐‑‒–—―−⁃﹘", "-"),
@@ -264,9 +266,9 @@ def find_label(text: str, choices: Sequence[str]) -> str | None:
     if plain.lower() in by_name or len(same) == 1:
         return by_name.get(plain.lower()) or same[0]
     longest_first = sorted(choices, key=len, reverse=True)
-    any_case = "|".join(map(_label_pattern, longest_first))
+    any_case = "|".join(map(label_pattern, longest_first))
     own_case = "|".join(
-        _label_pattern(c) if len(c) > 1 else f"(?-i:{_label_pattern(c)})" for c in longest_first
+        label_pattern(c) if len(c) > 1 else f"(?-i:{label_pattern(c)})" for c in longest_first
     )
     first = re.compile(rf"\W*?({any_case})", re.IGNORECASE)
     word = re.compile(f"({own_case})", re.IGNORECASE)
@@ -278,13 +280,6 @@ def find_label(text: str, choices: Sequence[str]) -> str | None:
         return by_name[behind[-1].lower()]
     mentioned = {label.lower() for label in _find_affirmed(word, plain)}
     return by_name[mentioned.pop()] if len(mentioned) == 1 else None
-
-
-def _label_pattern(label: str) -> str:
-    """Return the pattern of a label that is not part of a longer word or number."""
-    before = r"(?<![\w.<>-])(?<!\d,)" if label[0].isdecimal() else r"(?<!\w)(?<!\w-)"
-    after = r"(?![\w+#])(?!-(?!-))(?<!\d(?=[.,]\d))(?<!\d(?=%))"
-    return before + re.escape(label) + after
 
 
 def _find_affirmed(label: re.Pattern[str], text: str) -> list[str]:

@@ -98,6 +98,17 @@ def _is_quoted(text: str, mark: re.Match[str]) -> bool:
     return before in ("'", '"', "`") and text.startswith(before, mark.end())
 
 
+def label_pattern(label: str) -> str:
+    """Return the pattern of a label that is no part of a longer word or number, and has no other suffix.
+
+    >>> [word for word in ("C", "C++", "C-", "(C)") if re.search(label_pattern("C"), word)]
+    ['C', '(C)']
+    """
+    before = r"(?<![\w.<>-])(?<!\d,)" if label[0].isdecimal() else r"(?<!\w)(?<!\w-)"
+    after = r"(?![\w+#])(?!-(?!-))(?<!\d(?=,\d))(?!(?<=\d)\.(?!0+(?!\d))\d)(?<!\d(?=%))"
+    return before + re.escape(label) + after
+
+
 def json_values(
     text: str, begin: str = r"[{\[]", parse_float: Callable[[str], float] = float
 ) -> list[tuple[object, int, int]]:
