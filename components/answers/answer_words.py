@@ -28,14 +28,14 @@ MONTH = (
 # What makes a number before it a part of something longer: a decimal comma, a fraction, a date, a range, an
 # equation, a power, a multiple, a time, or one of several numbers.
 CONTINUATION = re.compile(
-    r"""(?:[.:_'’٫٬…h]|[,;]\s?|\)[ \t]*|[ \t]*[-/⁄^*×÷·+=–—±~～〜xX][-^*/]?[ \t]*|[ \t\u00a0\u202f]+
+    r"""(?:[.:_'’٫٬…h|]|[,;]\s?|\)[ \t]*|[ \t]*[-/⁄^*×÷·+=–—±~～〜xX|][-^*/]?[ \t]*|[ \t\u00a0\u202f]+
         |[ \t,;]+(?:or|to|and|&|bis|oder|und|y|et|ou)[ \t]+
         |(?:[ \t]+(?!(?:because|since|as|so|is|are|was|were|of|out|from|in|for|with|by|on|at|per|which|that|if
             |when|given|equals|plus|minus|times)\b)[^\W\d_]+){1,2}[ \t]*[,;&]?[ \t]*(?:(?:and|or|to)[ \t]+)?
         )[-+]?[$€£]?\.?\d
     |\+(?!\w)|\s*\n\s*[-+$€£]?\d[\d.,]*\s*(?:\n|\Z)
-    |[ \t\u00a0-]*(?:hundred|thousand|mil\b|mill?i?[oó]n|milliard|milh|mln\b|bn\b|bill?i|trill?i|dozen|lakh|crore
-        |mio\b|mrd\b|tausend|тыс|млн|млрд|милли[оа]|[천만억]|लाख|करोड़)
+    |[ \t\u00a0-]*(?:hundred|thousand|mil\b|mill?i?[oó]n|milliard|milh|mln\b|bn\b|bill?i|trill?i|dozen|lakh
+        |crore|mio\b|mrd\b|tausend|тыс|млн|млрд|милли[оа]|[천만억]|लाख|करोड़)
     |[ \t]+(?:(?:and|&)[ \t]+(?:a[ \t]+)?(?:half|third|quarter)|squared|cubed|factorial)
     |[ \t]?(?-i:[kKMBT]|(?<=\d)[mb])(?!\w)
     |(?:st|nd|rd|th)?[ \t]*(?:of[ \t]+)?(?:"""

@@ -479,7 +479,7 @@ def _from_json_value(raw: Any, kind: Mapping[str, Any]) -> Any:  # noqa: ANN401
         return [parse_value(item, kind["item"]) for item in raw]
     if name in ("str", "labels") and isinstance(raw, (int, float)):
         return parse_value(json.dumps(raw), kind)
-    fits: Any = {"int": int, "float": (int, float), "bool": bool}.get(name)
+    fits: Any = {"str": str, "int": int, "float": (int, float), "bool": bool}.get(name)
     if fits is None or (isinstance(raw, fits) and (name == "bool") == isinstance(raw, bool)):
         return raw
     if name == "int" and isinstance(raw, float) and raw.is_integer():

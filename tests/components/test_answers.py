@@ -122,6 +122,10 @@ CASES: list[tuple[str, Any, object]] = [
     ("Washington, D.C.", list[str], REFUSED), ("a; b", list[str], REFUSED), ("1. a, 2. b", list[str], REFUSED),
     ("1. Lima 2. Quito", list[str], REFUSED), ("Washington, D.C.\nLima", list[str], ["Washington, D.C.", "Lima"]),
     ("- Washington, D.C.", list[str], ["Washington, D.C."]), ("Lima", list[str], ["Lima"]),
+    ("北京、上海", list[str], REFUSED), ("a | b", list[str], REFUSED), ("None.", list[str], REFUSED),
+    ("(1) a\n(2) b", list[str], ["a", "b"]), ("– a\n– b", list[str], ["a", "b"]), ("+ a\n+ b", list[str], ["a", "b"]),
+    ('{"items": ["a, b", "c"]}', list[str], ["a, b", "c"]), ('{"a": 1}', list[str], REFUSED), ('["a", ["b"]]', list[str], REFUSED),
+    ('["a", null]', list[str], REFUSED), ("1|2", list[int], REFUSED), ("+1\n+2", list[int], [1, 2]),
     ("1,200", list[int], REFUSED), ("1,5", list[float], REFUSED), ("1, 2, 3", list[int], [1, 2, 3]),
     ("1,2,3", list[int], [1, 2, 3]), ("yes, no", list[YES], ["yes", "no"]), ("1,200\n3", list[int], [1200, 3]),
     # unions
