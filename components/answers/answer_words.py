@@ -247,7 +247,7 @@ def check_cut(
         certain = is_array(raw) or _reads(text.rpartition("\n")[0], value, read)
     elif (form == "json" or text.startswith(("{", "`"))) and found:
         certain = re.search(r"[{\[]", raw[found[-1][2] :]) is None
-    elif form == "json" and text.startswith('"'):
+    elif text.startswith('"') and (form == "json" or isinstance(value, str)):
         certain = _is_json(text)
     else:
         # the value must come first, and not depend on the last words, which may be incomplete
@@ -280,7 +280,8 @@ def labelled_fields(text: str, names: Sequence[str]) -> dict[str, str]:
     Case, markdown and line breaks within values are tolerated.
     """
     options = "|".join(re.escape(name).replace("_", "[_ ]") for name in sorted(names, key=len, reverse=True))
-    pattern = re.compile(rf"^[ \t#>*\-`]*({options})[ \t*`]*[:=]\**", re.IGNORECASE | re.MULTILINE)
+    pattern = re.compile(rf"^[ \t#>*\-`]*({options})[ \t*`]*[:：=]\**", re.IGNORECASE | re.MULTILINE)
+    text = re.sub(r"\A\s*```\w*\n(.*)```\s*\Z", r"\1", text, flags=re.DOTALL)
     last: dict[str, re.Match[str]] = {}
     for mark in pattern.finditer(text):
         key = mark.group(1).lower().replace(" ", "_")

@@ -147,17 +147,19 @@ CASES: list[tuple[str, Any, object]] = [
     ('{"tag": "</think>", "n": {}}', {"tag": str, "n": dict[str, int]}, {"tag": "</think>", "n": {}}),
     *((f"{begin}4 or 6?{end}5", int, 5) for begin, end in (
         ("<thinking>", "</thinking>"), ("<thought>", "</thought>"), ("<reasoning>", "</reasoning>"),
-        ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"),
+        ("<seed:think>", "</seed:think>"), ("<longcat_think>", "</longcat_think>"), ("<|think|>", "<|/think|>"), ("<reason>", "</reason>"),
+        ("<think >", "</think >"), ("<|begin_of_thought|>", "<|end_of_thought|>\n<|begin_of_solution|>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"),
         ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
         ("<|channel>thought\n", "<channel|>"), ("<unused94>thought\n", "<unused95>"), ("", "</think>"),
         ("analysis", "assistantfinal"), ("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>"),
     )),
-    ("Sure.\n<think>There are 7", int, REFUSED), ("4 </think>", int, REFUSED), ("[THINK]7", int, REFUSED),
+    ("Sure.\n<think>There are 7", int, REFUSED), ("4 </think>", int, REFUSED), ("[THINK]7", int, REFUSED), ("<longcat_think>yes", YES, REFUSED), ("<think >yes", YES, REFUSED),
     ("<think>Is it Lima?", str, REFUSED), ("<think>Is it Lima?</think>", str, REFUSED),
-    ("<think>?</think> Lima", str, "<think>?</think> Lima"), ("Use the <think> tag.", str, "Use the <think> tag."),
+    ("<think>?</think> Lima", str | None, "Lima"), ("Use the <think> tag.", str, "Use the <think> tag."),
     # several fields or JSON values: the last one counts
     ("reasoning: Two options.\nAnswer: maybe Quito.\nSo Lima.\nanswer: Lima", TWO,
      {"reasoning": "Two options.\nAnswer: maybe Quito.\nSo Lima.", "answer": "Lima"}),
+    ("```\nreasoning: r\nanswer: a\n```", TWO, {"reasoning": "r", "answer": "a"}), ("reasoning：r\nanswer：a", TWO, {"reasoning": "r", "answer": "a"}),
     ("**answer**: a\n**reasoning**: r\n**Answer**: b", TWO, {"reasoning": "r", "answer": "b"}),
     ('Example: {"text": "example"}\nAnswer: {"text": "real"}', Answer, Answer(text="real")),
     ('```json\n{"text": "draft"}\n```\nBetter:\n```json\n{"text": "final"}\n```', Answer, Answer(text="final")),
@@ -195,7 +197,7 @@ def test_an_answer_is_read_exactly_or_refused(answer: str, kind: Any, value: obj
         ('["a", "b"]', list[str], True), ('["a", "b', list[str], False), ("[1] a\n[2] b", list[str], False),
         ('{"text": "a"}', Answer, True), ('```json\n{"text": "a"}\n```', Answer, True),
         ('{"text": "a"} or {"te', Answer, False), ("2024-01-1", datetime.date | None, False),
-        ("reasoning: r\nanswer: Li", TWO, False), ("a plain te", str, True), ("te", str | None, True),
+        ("reasoning: r\nanswer: Li", TWO, False), ("a plain te", str, True), ("te", str | None, True), ('"ab"', Annotated[str, Field(max_length=5)], True),
         ('{"a": "x", "b": {}}', {"a": str, "b": dict[str, int]}, True),
         ("n: 1\nl: a", {"n": int, "l": str}, False),
     ],
@@ -241,6 +243,12 @@ def test_objects_are_shown_whole_unless_they_are_passages(value: Any, kind: Any,
     assert text.count(f"Chat:{shown}" if shown.startswith("\n") else f"Chat: {shown}") == 2
     assert "None" not in text
     assert runtime.format_inputs({"chat": value}) in text
+
+
+def test_thoughts_in_a_text_are_kept_with_a_warning_how_to_read_it_without_them() -> None:
+    text = "<think>?</think> Lima"
+    with pytest.warns(UserWarning, match=r"'a': the text starts with the model's thoughts; .*str \| None"):
+        assert ask(text, str) == ask_exported(text, str) == text
 
 
 def test_an_exported_request_reports_that_the_answer_was_cut() -> None:

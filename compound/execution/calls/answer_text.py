@@ -12,11 +12,21 @@ from collections.abc import Callable
 # Marks of the beginning and the end of thoughts, as regular expressions.
 THOUGHTS = [
     *(
-        (f"<{name}>", f"</{name}>")
-        for name in ("think", "thinking", "thought", "thoughts", "reasoning", "reflection", "seed:think")
+        (rf"<\|?{name}\|?\s*>", rf"<\|?/{name}\|?\s*>")
+        for name in (
+            r"(?:\w+[:_|])?think",
+            "thinking",
+            "thoughts?",
+            "reason",
+            "reasoning",
+            "reflection",
+            "rationale",
+            "analysis",
+            "scratchpad",
+            "cot",
+            "(?:inner|internal)_monologue",
+        )
     ),
-    ("<analysis>", "</analysis>"),
-    ("<scratchpad>", "</scratchpad>"),
     (r"\[THINK\]", r"\[/THINK\]"),
     (r"◁think▷", r"◁/think▷"),
     (r"<\|begin_of_thought\|>", r"<\|end_of_thought\|>"),
@@ -35,10 +45,10 @@ END = re.compile("|".join(end for _, end in THOUGHTS[:-1]), re.IGNORECASE)
 # What may mark the answer itself. A server that drops special tokens leaves the names of the channels.
 FINAL = re.compile(
     r"\A(?:analysis(?=\S).*assistantfinal|(?:<\|start\|>assistant)?<\|channel\|>final.{0,60}?<\|message\|>"
-    r"|<\|START_RESPONSE\|>)",
+    r"|<\|START_RESPONSE\|>|<\|begin_of_solution\|>)",
     re.DOTALL,
 )
-FINAL_END = re.compile(r"(?:\s*<\|(?:return|end|END_RESPONSE)\|>)+\s*\Z")
+FINAL_END = re.compile(r"(?:\s*<\|(?:return|end|END_RESPONSE|end_of_solution)\|>)+\s*\Z")
 
 
 def after_thoughts(text: str) -> str:
