@@ -263,8 +263,8 @@ class LLM(Operation):
         is_text = self.layout == "text" and [port.type for port in self.outputs.values()] == [str]
         if is_text and self.weights is None and after_thoughts(text) != text:
             warnings.warn(
-                f"{self.name!r}: the text starts with the model's thoughts; to read it without them, turn them "
-                "off (chat_template_kwargs: {enable_thinking: false}), or declare the output as str | None",
+                f"{self.name!r}: the text starts with thoughts; to read it without them, turn them off "
+                "(chat_template_kwargs: {enable_thinking: false}), or declare the output as str | None",
                 stacklevel=2,
             )
 

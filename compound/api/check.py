@@ -18,6 +18,7 @@ from compound.api.runners import check_runner
 from compound.errors import (
     CompoundError,
     DeclarationError,
+    InvalidRow,
     MissingExtra,
     SeveralErrors,
     SpecError,
@@ -41,6 +42,8 @@ from compound.optimizers.weights.methods import NothingToTune
 from compound.registry.engine_checks import no_images
 from compound.settings.optimize import OptimizeSettings
 from compound.spec import Program
+from compound.spec.yaml.document import Address
+from compound.spec.yaml.source import read
 
 _PLACED = re.compile(r"(?P<file>[^\n]+?):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<rest>.*)", re.DOTALL)
 _WHERE = re.compile(r"(?P<where>(?:[\w-]+|'[^']*')(?:\.(?:[\w-]+|'[^']*'))*): ")
@@ -144,7 +147,7 @@ def check_program(program: Program, *, strict: bool = False) -> CheckResult:
     checked.not_checked.extend([*_missing_corpora(program), *_check_data(readable, problems)])
     checked.warnings.extend(readable.empty)
     if problems:
-        raise _all(problems, readable)
+        raise _all([_at_metric(program, each, len(readable.ids)) for each in merge_rows(problems)], readable)
     if program.data is not None and is_local(program.data):
         found = find_in_data(program.data, list(program.system.inputs))
         if strict:
@@ -152,6 +155,25 @@ def check_program(program: Program, *, strict: bool = False) -> CheckResult:
         checked.warnings.extend(map(str, found))
         checked.notes.extend(line for line in _prospects(program) if line not in checked.notes)
     return checked
+
+
+def _at_metric(program: Program, error: CompoundError, rows: int) -> CompoundError:
+    """Return an error at the metric's place in the file if its settings fit none of the rows."""
+    found = error.key if isinstance(error, InvalidRow) and error.rows == rows else error.message
+    if not re.match(r"[^:\n]+: no (?:gold field|label of output) ", found):
+        return error
+    document = read(program.text, str(program.path))
+    address: Address = ("metric",)
+    while isinstance(entry := document.at(address), dict) and "output" not in entry:
+        address = (*address, "of" if "of" in entry else next(iter(entry)))
+    address = (*address, "gold") if document.has((*address, "gold")) else address
+    hint = error.fix if isinstance(error, InvalidRow) else error.hint
+    document.report(address, found, hint)
+    try:
+        document.check()
+    except SpecError as placed:
+        return placed
+    return error
 
 
 @contextmanager
@@ -285,13 +307,14 @@ def _missing_corpora(program: Program) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Readable:
-    """What can be checked of the data; ``empty`` collects warnings of rows with empty texts."""
+    """What can be checked of the data; collects warnings of rows with empty texts, and the rows' ids."""
 
     data: Dataset | None
     metric: Metric | None
     inputs: Mapping[str, object]
     outputs: Collection[str]
     empty: list[str] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
 
 
 def with_data_errors(error: SpecError) -> CompoundError:
@@ -328,6 +351,7 @@ def _check_data(readable: _Readable, problems: list[CompoundError]) -> Iterator[
         if data.has(role):
             with _collecting_errors(problems):
                 examples = read_examples(data, role, readable.inputs, report=problems.append)
+                readable.ids.extend(example.id for example in examples)
                 readable.empty.extend(_empty_texts(role, examples, readable))
                 if readable.metric is not None:
                     check_rows(readable.metric, readable.outputs, examples)

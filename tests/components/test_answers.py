@@ -247,7 +247,7 @@ def test_objects_are_shown_whole_unless_they_are_passages(value: Any, kind: Any,
 
 def test_thoughts_in_a_text_are_kept_with_a_warning_how_to_read_it_without_them() -> None:
     text = "<think>?</think> Lima"
-    with pytest.warns(UserWarning, match=r"'a': the text starts with the model's thoughts; .*str \| None"):
+    with pytest.warns(UserWarning, match=r"'a': the text starts with thoughts; .*str \| None"):
         assert ask(text, str) == ask_exported(text, str) == text
 
 
