@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +12,7 @@ from compound.components.answers.type_notes import Layout, field_label, json_not
 from compound.components.fields import answer_cue, parse, render, take_images
 from compound.engine import Adapter, AnswerFormat, Completion, Message, Request, format_bytes
 from compound.errors import DeclarationError, ParseError
+from compound.execution.calls.answer_text import after_thoughts
 from compound.graph.bounds import (
     CHARACTER,
     CallBound,
@@ -241,13 +243,9 @@ class LLM(Operation):
             completion = await call.generate(
                 entry(values, "lm", str), self._request(messages, values, call.seed + attempt)
             )
+            is_cut = completion.finish_reason == "length"
             try:
-                return parse(
-                    completion.text,
-                    self.outputs,
-                    self.layout,
-                    is_cut=completion.finish_reason == "length",
-                )
+                found = parse(completion.text, self.outputs, self.layout, is_cut=is_cut)
             except ParseError as error:
                 problem = with_cause(error, completion, values["max_tokens"])
                 if attempt + 1 == attempts:
@@ -255,7 +253,20 @@ class LLM(Operation):
                 answer = Message("assistant", completion.text)
                 asked = correction(problem.message, self.answer_format)
                 messages = (*messages, answer, Message("user", asked))
+            else:
+                self._warn_of_thoughts(completion.text)
+                return found
         raise AssertionError("the last attempt returns or raises")
+
+    def _warn_of_thoughts(self, text: str) -> None:
+        """Warn if an answer that is a text has thoughts, which training needs, but other uses rarely."""
+        is_text = self.layout == "text" and [port.type for port in self.outputs.values()] == [str]
+        if is_text and self.weights is None and after_thoughts(text) != text:
+            warnings.warn(
+                f"{self.name!r}: the text starts with thoughts; to read it without them, turn them off "
+                "(chat_template_kwargs: {enable_thinking: false}), or declare the output as str | None",
+                stacklevel=2,
+            )
 
     def _request(self, messages: tuple[Message, ...], values: Mapping[str, object], seed: int) -> Request:
         weights = values["weights"]

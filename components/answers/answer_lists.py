@@ -9,10 +9,10 @@ import json
 import re
 from collections.abc import Sequence
 
-MARKER = re.compile(r"\s*(?:(?:[-•]|\*(?!\*))(?!\d)|\d+[.)](?!\d)|\[\d+\])\s*")
+MARKER = re.compile(r"\s*(?:(?:[-–—•‣◦▪+]|\*(?!\*))(?!\d)|\(?\d+[.)](?!\d)|\[\d+\])\s*")
 FENCE = re.compile(r"```(?:[\w+-]*[ \t]*\n|json\b)?(.*?)```", re.DOTALL)
 ARRAY_INTRODUCTION = re.compile(r"[^\n\[\]]*:[*_]*\s*(?=\[)")
-SEVERAL = re.compile(r"[,;]|(?<!\w)\(?2[.)]\s")  # in a line that may be several items
+SEVERAL = re.compile(r"[,;，；、،؛|•]|(?<!\w)\(?2[.)]\s")  # in a line that may be several items
 BARE_ARRAY = re.compile(r"\[([^\[\]\"\n]*)\]")  # without quotes, or with those of Python
 EMPHASIS = "*_ \t"
 
@@ -30,6 +30,10 @@ def list_items(raw: str, item: str) -> list[object]:
         ValueError: a JSON array is incomplete, or it is unclear which lines are items.
     """
     text = _unfenced(raw.strip())
+    if (members := _members(text)) is not None and item != "json":
+        if len(members) != 1 or not isinstance(members[0], list):
+            raise ValueError(f"{raw!r:.100} is no list; write one item in each line, or a JSON array")
+        return members[0]
     array = _array(_introduced(text))
     if array is not None:
         return array
@@ -52,6 +56,15 @@ def list_items(raw: str, item: str) -> list[object]:
     return [lines[i].strip() for i in filled]
 
 
+def _members(text: str) -> list[object] | None:
+    """Return the values of the JSON object that a text is."""
+    try:
+        value = json.loads(text, strict=False) if text.startswith("{") else None
+    except (ValueError, RecursionError):
+        return None
+    return None if value is None else list(value.values())
+
+
 def is_array(raw: str) -> bool:
     """Return whether `list_items` reads the items of a complete JSON array."""
     return _array(_introduced(_unfenced(raw.strip()))) is not None
@@ -65,6 +78,8 @@ def _introduced(text: str) -> str:
 def _in_one_line(line: str, item: str) -> list[object]:
     """Return the items of a line; a text with a comma, and digits with one between them, are uncertain."""
     is_text = item in ("str", "any")
+    if is_text and re.fullmatch(r"\W*(?:none|nothing|null|n/?a|empty)\W*", line, re.IGNORECASE):
+        raise ValueError(f"{line!r:.100} may be one item or none; write [] for an empty list")
     if is_text and not SEVERAL.search(line):
         return [line]
     number = r"\d,\d" if item == "float" else r"\d,\d{3}(?!\d)"

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from compound.components.answers.answer_lists import list_items
 from compound.components.answers.answer_types import (
+    answer_format,
     is_plain,
     is_text,
     labels_of,
@@ -31,7 +32,7 @@ from compound.components.answers.answer_words import (
 )
 from compound.execution.calls.answer_text import json_values
 from compound.graph.configuration import canonical_json
-from compound.graph.types import accepts, convert, format_type, reads_decimals
+from compound.graph.types import Port, accepts, convert, format_type, reads_decimals
 
 STRUCTURE_STARTS = ("{", '["', "[{")  # of an answer that is meant as JSON, also if it is incomplete
 
@@ -82,7 +83,11 @@ def check_complete(raw: str, kind: object, value: object) -> None:
         return
     is_list = get_origin(kind) is list or kind is list
     form = "json" if not is_plain(kind) else "list" if is_list else "words"
-    check_cut(raw, form, value, partial(parse_value, kind=kind))
+    enforced = answer_format({"output": Port(kind)}, "text")
+    labels = enforced.choices if enforced else ()
+    if "yes" in labels and isinstance(value, bool):
+        labels = (*labels, "true", "false")
+    check_cut(raw, form, value, partial(parse_value, kind=kind), labels)
 
 
 class WrittenFloat(float):

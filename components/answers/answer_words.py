@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 
 from compound.components.answers.answer_lists import is_array
-from compound.execution.calls.answer_text import json_values
+from compound.execution.calls.answer_text import json_values, label_pattern
 
 TRUE, FALSE = {"yes", "true", "1"}, {"no", "false", "0"}
 # A sign directly after a word is a hyphen (GPT-4); commas count only between groups of three digits.
@@ -28,14 +28,15 @@ MONTH = (
 # What makes a number before it a part of something longer: a decimal comma, a fraction, a date, a range, an
 # equation, a power, a multiple, a time, or one of several numbers.
 CONTINUATION = re.compile(
-    r"""(?:[.:_'’٫٬…]|,\s?|[ \t]*[-/⁄^*×÷·+=–—±~～〜xX][-^*/]?[ \t]*|[ \t\u00a0\u202f]+
+    r"""(?:[.:_'’٫٬…h|]|[,;]\s?|\)[ \t]*|[ \t]*[-/⁄^*×÷·+=–—±~～〜xX|][-^*/]?[ \t]*|[ \t\u00a0\u202f]+
         |[ \t,;]+(?:or|to|and|&|bis|oder|und|y|et|ou)[ \t]+
         |(?:[ \t]+(?!(?:because|since|as|so|is|are|was|were|of|out|from|in|for|with|by|on|at|per|which|that|if
             |when|given|equals|plus|minus|times)\b)[^\W\d_]+){1,2}[ \t]*[,;&]?[ \t]*(?:(?:and|or|to)[ \t]+)?
         )[-+]?[$€£]?\.?\d
     |\+(?!\w)|\s*\n\s*[-+$€£]?\d[\d.,]*\s*(?:\n|\Z)
-    |[ \t\u00a0-]*(?:hundred|thousand|million|milliard|bn\b|billi|trilli|dozen|lakh|crore|mio\b|mrd\b
-        |tausend)
+    |[ \t\u00a0-]*(?:hundred|thousand|mil\b|mill?i?[oó]n|milliard|milh|mln\b|bn\b|bill?i|trill?i|dozen|lakh
+        |crore|mio\b|mrd\b|tausend|тыс|млн|млрд|милли[оа]|[천만억]|लाख|करोड़)
+    |[ \t]+(?:(?:and|&)[ \t]+(?:a[ \t]+)?(?:half|third|quarter)|squared|cubed|factorial)
     |[ \t]?(?-i:[kKMBT]|(?<=\d)[mb])(?!\w)
     |(?:st|nd|rd|th)?[ \t]*(?:of[ \t]+)?(?:"""
     + MONTH
@@ -46,21 +47,27 @@ CONTINUATION = re.compile(
 BEFORE = re.compile(
     r"""(?:\b(?:(?:more|less|fewer|greater|higher|lower|other)[ ]than|at[ ](?:least|most)
     |(?<!adds[ ])(?<!sums[ ])up[ ]to|over|under|above|below|between|minus|negative|or
+    |(?:twice|double|triple|half|thirds?|quarters?|root|log|ln|sin|cos|tan|factorial)(?:[ ]of)?
     |(?:one|two|three|four|five|six|seven|eight|nine|ten)[ ]to)
-    |[<>≤≥]=?|[-–—](?=[ \t])|(?:"""
+    |[<>≤≥]=?|√|[-–—](?=[ \t(])|(?:"""
     + MONTH
-    + r""")\.?)[\s*_`"'$€£]*\Z""",
+    + r""")\.?)[\s*_`"'$€£(]*\Z""",
     re.IGNORECASE | re.VERBOSE,
+)
+CORRECTION = re.compile(
+    r"\b(?:no|wait|actually|sorry|correction|rather|I mean|oops|instead)\b", re.IGNORECASE
 )
 NEGATION = re.compile(
     r"(?:\b(?:not|never|nor|non|neither)|n['’]t)(?:\s+(?:a|an|the|very))?[\s\-\"'`*]*$", re.IGNORECASE
 )
 ANSWER_IS = re.compile(r"[\W_]*(?:(?:the|my|final|correct)\s+)*answer\b(?:\s+is)?[\s:*_`\"']*", re.IGNORECASE)
 # A question that is repeated, or an alternative, before or instead of the decision.
-UNDECIDED = re.compile(r"\s*\?|[\s,]*(?:[/|]|\b(?:or|and)\b)\s*(?:yes|no|true|false|[01])\b", re.IGNORECASE)
+UNDECIDED = re.compile(
+    r"\s*\?|[\s,-]*(?:[/|]|\b(?:or|and|but)\b)[\s-]*(?:yes|no|true|false|[01])\b", re.IGNORECASE
+)
 # A word that makes "no" or "true" before it a modifier ("no idea", "true story") is none of these.
 FOLLOWING = re.compile(
-    r"""a|absolutely|according|all|always|an|and|answer|are|as|at|based|because|both|but|can|cannot|certainly
+    r"""a|absolutely|according|all|always|an|and|are|as|at|based|because|both|but|can|cannot|certainly
     |definitely|did|didn|do|does|doesn|don|for|given|had|has|have|he|i|if|in|indeed|is|isn|it|its|not|of|on|only
     |she|since|so|that|the|there|these|they|this|those|to|under|was|wasn|we|were|when|will|with|won|would|you""",
     re.IGNORECASE | re.VERBOSE,
@@ -73,27 +80,30 @@ def read_number(raw: str, kind: str) -> int | float:
     Raises:
         ValueError: there is none, or it is uncertain which number is meant.
     """
-    plain = MINUS.sub("-", raw)
+    plain = re.sub(r"</?[A-Za-z]\w*>", " ", MINUS.sub("-", raw))
     matches = list(NUMBER.finditer(plain))
     if not matches:
         raise ValueError(f"{raw!r:.100} holds no number")
     text, start, end = matches[0].group().replace(",", ""), matches[0].start(), matches[0].end()
     leads = not any(character.isalnum() for character in plain[:start])
-    if not leads and len({match.group().replace(",", "") for match in matches}) > 1:
+    several = len({match.group().replace(",", "") for match in matches}) > 1
+    if several and not leads:
         raise ValueError(f"{raw!r:.100} holds several numbers and does not start with one")
+    if several and CORRECTION.search(plain, end):
+        raise ValueError(f"{raw!r:.100} seems to correct the number that it starts with")
     following = plain[end:].lstrip(" \t")[:1]
     if CONTINUATION.match(plain, end) or following.isnumeric():
         raise ValueError(f"{raw!r:.100} does not start with a single number")
     if BEFORE.search(plain[:start]) or NEGATION.search(plain[:start]):
         raise ValueError(f"{raw!r:.100} does not state a single number")
-    if kind == "float" and re.match(r"\s*(?:[%‰]|per\s?cent\b)", plain[end:], re.IGNORECASE):
+    if kind == "float" and re.match(r"\s*(?:[%‰]|per\s?cent\b|pct\b)", plain[end:], re.IGNORECASE):
         raise ValueError(f"{raw!r:.100} is a percentage; write a number without a sign")
     value = Decimal(text)
     if not math.isfinite(float(value)):
         raise ValueError(f"{raw!r:.100} is not a finite number")
     if kind == "float":
         return float(value)
-    if value != value.to_integral_value():
+    if value != value.to_integral_value() or re.fullmatch(r"[-+]?\d{1,3}\.\d{3}", text):  # may be thousands
         raise ValueError(f"{raw!r:.100} is not a whole number")
     return int(value)
 
@@ -130,10 +140,11 @@ def read_label(raw: str, options: Sequence[object]) -> object:
     Raises:
         ValueError: none occurs, or several.
     """
-    plain = raw.strip().strip("\"'`.*").lower()
+    whole = raw.strip().lower()
+    plain = whole if whole in map(str.lower, map(str, options)) else whole.strip("\"'`.*")
     exact = [option for option in options if str(option).lower() == plain]
     longest_first = sorted((str(o).lower() for o in options if str(o)), key=len, reverse=True)
-    words = re.finditer(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", raw.lower())
+    words = re.finditer("|".join(map(label_pattern, longest_first)) or "(?!)", raw.lower())
     found = {
         word.group()
         for word in words
@@ -213,7 +224,9 @@ def read_union(raw: str, options: Sequence[tuple[str, Callable[[str], object]]])
     raise ValueError(f"{raw!r:.100} is {'several' if found else 'none'} of {', '.join(names)}")
 
 
-def check_cut(raw: str, form: str, value: object, read: Callable[[str], object]) -> None:
+def check_cut(
+    raw: str, form: str, value: object, read: Callable[[str], object], labels: Sequence[str] = ()
+) -> None:
     """Check that a text cut at the maximum length certainly holds the whole value.
 
     Args:
@@ -221,16 +234,20 @@ def check_cut(raw: str, form: str, value: object, read: Callable[[str], object])
         form: how the value is written: ``json``, a ``list`` of lines, or in ``words``.
         value: the value that was read from the whole text.
         read: the function that reads a value.
+        labels: the only values, if they are finitely many; one that begins no other is complete.
 
     Raises:
         ValueError: the value may be incomplete.
     """
     text, found = raw.strip(), json_values(raw)
+    bare_text = text.strip("\"'`.*").lower()
+    if [label.lower() for label in labels if label.lower().startswith(bare_text)] == [bare_text]:
+        return
     if form == "list":
         certain = is_array(raw) or _reads(text.rpartition("\n")[0], value, read)
     elif (form == "json" or text.startswith(("{", "`"))) and found:
         certain = re.search(r"[{\[]", raw[found[-1][2] :]) is None
-    elif form == "json" and text.startswith('"'):
+    elif text.startswith('"') and (form == "json" or isinstance(value, str)):
         certain = _is_json(text)
     else:
         # the value must come first, and not depend on the last words, which may be incomplete
@@ -263,7 +280,8 @@ def labelled_fields(text: str, names: Sequence[str]) -> dict[str, str]:
     Case, markdown and line breaks within values are tolerated.
     """
     options = "|".join(re.escape(name).replace("_", "[_ ]") for name in sorted(names, key=len, reverse=True))
-    pattern = re.compile(rf"^[ \t#>*\-`]*({options})[ \t*`]*[:=]\**", re.IGNORECASE | re.MULTILINE)
+    pattern = re.compile(rf"^[ \t#>*\-`]*({options})[ \t*`]*[:：=]\**", re.IGNORECASE | re.MULTILINE)
+    text = re.sub(r"\A\s*```\w*\n(.*)```\s*\Z", r"\1", text, flags=re.DOTALL)
     last: dict[str, re.Match[str]] = {}
     for mark in pattern.finditer(text):
         key = mark.group(1).lower().replace(" ", "_")

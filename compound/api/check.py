@@ -45,6 +45,8 @@ from compound.optimizers.weights.methods import NothingToTune
 from compound.registry.engine_checks import no_images
 from compound.settings.optimize import OptimizeSettings
 from compound.spec import Program
+from compound.spec.yaml.document import Address
+from compound.spec.yaml.source import read
 
 LARGEST_CORPUS = 8_000_000  # bytes of a corpus that a check indexes
 MOST_QUERIES = 1000  # of a split that a check searches for
@@ -152,7 +154,7 @@ def check_program(program: Program, *, strict: bool = False) -> CheckResult:
     checked.not_checked.extend([*_missing_corpora(program), *_check_data(readable, problems)])
     checked.warnings.extend(readable.warnings)
     if problems:
-        raise _all(problems, readable)
+        raise _all([_at_metric(program, each, len(readable.ids)) for each in merge_rows(problems)], readable)
     if program.data is not None and is_local(program.data):
         found = find_in_data(program.data, list(program.system.inputs))
         if strict:
@@ -160,6 +162,25 @@ def check_program(program: Program, *, strict: bool = False) -> CheckResult:
         checked.warnings.extend(map(str, found))
         checked.notes.extend(line for line in _prospects(program) if line not in checked.notes)
     return checked
+
+
+def _at_metric(program: Program, error: CompoundError, rows: int) -> CompoundError:
+    """Return an error at the metric's place in the file if its settings fit none of the rows."""
+    found = error.key if isinstance(error, InvalidRow) and error.rows == rows else error.message
+    if not re.match(r"[^:\n]+: no (?:gold field|label of output) ", found):
+        return error
+    document = read(program.text, str(program.path))
+    address: Address = ("metric",)
+    while isinstance(entry := document.at(address), dict) and "output" not in entry:
+        address = (*address, "of" if "of" in entry else next(iter(entry)))
+    address = (*address, "gold") if document.has((*address, "gold")) else address
+    hint = error.fix if isinstance(error, InvalidRow) else error.hint
+    document.report(address, found, hint)
+    try:
+        document.check()
+    except SpecError as placed:
+        return placed
+    return error
 
 
 @contextmanager
@@ -293,7 +314,7 @@ def _missing_corpora(program: Program) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Readable:
-    """What can be checked of the data; ``warnings`` collects those of rows."""
+    """What can be checked of the data; collects the warnings of rows, and their ids."""
 
     data: Dataset | None
     metric: Metric | None
@@ -301,6 +322,7 @@ class _Readable:
     outputs: Collection[str]
     nodes: Sequence[Node] = ()
     warnings: list[str] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
 
 
 def with_data_errors(error: SpecError) -> CompoundError:
@@ -337,6 +359,7 @@ def _check_data(readable: _Readable, problems: list[CompoundError]) -> Iterator[
         if data.has(role):
             with _collecting_errors(problems):
                 examples = read_examples(data, role, readable.inputs, report=problems.append)
+                readable.ids.extend(example.id for example in examples)
                 readable.warnings.extend(_empty_texts(role, examples, readable))
                 for node in readable.nodes:
                     with _collecting_errors(problems):

@@ -110,10 +110,6 @@ def class_reader(feature: object) -> Reader | None:
     return functools.partial(_read_items, reader) if reader else None
 
 
-def _attribute(feature: object, name: str) -> object:
-    return getattr(feature, name, None)
-
-
 def _read_members(readers: Mapping[str, Reader], value: object) -> object:
     if not isinstance(value, Mapping):
         return value
@@ -121,15 +117,17 @@ def _read_members(readers: Mapping[str, Reader], value: object) -> object:
 
 
 def _read_class(names: Sequence[str], value: object) -> object:
-    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+    value = plain_cell(value)
+    if not isinstance(value, int) or isinstance(value, bool):
         return value
     if value == -1:  # the number of an unknown class, such as in test splits
         return None
-    return ClassName(names, int(value)) if 0 <= value < len(names) else value
+    return ClassName(names, value) if 0 <= value < len(names) else value
 
 
 def _read_items(reader: Reader, value: object) -> object:
-    return [reader(item) for item in value] if isinstance(value, list | tuple | np.ndarray) else value
+    value = plain_cell(value)
+    return [reader(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def plain_cell(value: object) -> object:

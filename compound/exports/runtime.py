@@ -395,7 +395,19 @@ def check_last(raw: str, kind: Mapping[str, Any], value: Any, layout: str) -> No
     else:
         name = (kind["item"] if kind["type"] == "optional" else kind)["type"]
         form = {"json": "json", "list": "list"}.get(name, "words")
-        check_cut(raw, form, value, partial(parse_value, kind=kind))
+        check_cut(raw, form, value, partial(parse_value, kind=kind), labels_of(kind))
+
+
+def labels_of(kind: Mapping[str, Any]) -> list[str]:
+    """Return the texts of the values of a type with finitely many, else an empty list."""
+    if kind["type"] == "bool":
+        return ["yes", "no", "true", "false"]
+    if kind["type"] == "labels":
+        return [str(option) for option in kind["options"]]
+    parts = [kind["item"]] if kind["type"] == "optional" else kind.get("items", [])
+    found = [labels_of(part) for part in parts]
+    none = ["none"] if kind["type"] == "optional" else []
+    return [*(label for labels in found for label in labels), *none] if found and all(found) else []
 
 
 def parse_value(raw: Any, kind: Mapping[str, Any]) -> Any:  # noqa: ANN401
@@ -470,7 +482,7 @@ def _from_json_value(raw: Any, kind: Mapping[str, Any]) -> Any:  # noqa: ANN401
         return [parse_value(item, kind["item"]) for item in raw]
     if name in ("str", "labels") and isinstance(raw, (int, float)):
         return parse_value(json.dumps(raw), kind)
-    fits: Any = {"int": int, "float": (int, float), "bool": bool}.get(name)
+    fits: Any = {"str": str, "int": int, "float": (int, float), "bool": bool}.get(name)
     if fits is None or (isinstance(raw, fits) and (name == "bool") == isinstance(raw, bool)):
         return raw
     if name == "int" and isinstance(raw, float) and raw.is_integer():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import numbers
 from collections.abc import Iterable, Mapping
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -91,8 +92,8 @@ def find_nonfinite(value: object) -> float | Decimal | None:
     >>> find_nonfinite({"a": [1.0, float("inf")]}), find_nonfinite([1, "nan"])
     (inf, None)
     """
-    if isinstance(value, float | Decimal):
-        return None if math.isfinite(value) else value
+    if isinstance(value, Decimal | numbers.Real) and not isinstance(value, numbers.Rational):  # also of numpy
+        return None if math.isfinite(value) else value  # type: ignore[return-value]
     if isinstance(value, Mapping):
         parts: Iterable[object] = [*value.keys(), *value.values()]
     elif isinstance(value, list | tuple | set | frozenset):

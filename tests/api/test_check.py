@@ -136,7 +136,7 @@ def test_check_compares_the_metric_with_every_row(game: Path, cli: Any) -> None:
     (game / "game.yaml").write_text(text)
     ran = cli("check", "game.yaml")
     assert ran.code == 2
-    assert "no gold field 'traget'" in ran.err
+    assert re.search(r"game\.yaml:\d+:\d+: metric\.exact_match\.gold: .* no gold field 'traget'", ran.err)
     assert "did you mean 'target'" in ran.err
 
 
@@ -348,3 +348,14 @@ def test_check_reports_mistakes_of_a_corpus_and_of_passages(game: Path, cli: Any
     assert code == 2
     for place in ("c.jsonl:1", "train.jsonl:1: passage 1"):
         assert re.search(rf"{place}: a passage needs text in 'text'\n *hint: did you mean 'txt'", said)
+
+
+def test_labels_that_no_gold_value_has_are_told_at_the_metric(tmp_path: Path, cli: Any) -> None:
+    (tmp_path / "all.csv").write_text("id,q,y\n" + "".join(f"{i},x,{'ab'[i % 2]}\n" for i in range(40)))
+    changes = {
+        "data: {path: data}": "data: {path: all.csv, split_by: {train: 0.4, valid: 0.3, test: 0.3}}",
+        "k: $k}}": "k: $k}, out: bool}",
+        "{exact_match: {output: y, gold: y}}": "{pass_at_k: {k: 1, of: {exact_match: {output: y}}}}",
+    }
+    _, _, said = cli("check", str(dirty(tmp_path, changes)))
+    assert re.search(r"s\.yaml:\d+:\d+: metric\.pass_at_k\.of\.exact_match: .*no label of output", said)

@@ -306,11 +306,11 @@ def labelled(tmp_path: Path, form: str, names: list[str]) -> Any:
         return cp.Dataset.of(valid=made)
     return {
         "dataset": made, "dict": datasets.DatasetDict(validation=made), "table": made.data.table,
-        "stream": made.to_iterable_dataset(),
+        "stream": made.to_iterable_dataset(), "torch": made.with_format("torch") if form == "torch" else None,
     }[form]  # fmt: skip
 
 
-FORMS = ["dataset", "dict", "table", "stream", "of", "parquet"]
+FORMS = ["dataset", "dict", "table", "stream", "torch", "of", "parquet"]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import httpx
 import jsonschema
+import numpy as np
 import pytest
 from pydantic import BaseModel
 
@@ -442,7 +443,15 @@ class Measured(BaseModel):
 
 @pytest.mark.parametrize(
     "value",
-    [math.nan, [1.0, math.inf], {"a": -math.inf}, Measured(value=math.nan), Decimal("NaN"), {math.inf: 1}],
+    [
+        math.nan,
+        [1.0, math.inf],
+        {"a": -math.inf},
+        Measured(value=math.nan),
+        Decimal("NaN"),
+        {math.inf: 1},
+        np.float32("nan"),
+    ],
 )
 def test_a_number_that_json_does_not_have_is_an_error(value: Any) -> None:
     """Run, batch and stream report the output; a request cannot send such a number either."""

@@ -136,9 +136,15 @@ def _wrong_use(function: Callable[..., object], first: str, second: str) -> str:
         if isinstance(node, ast.Attribute) and owner in (first, second):
             if not hasattr(dict if owner == first else Example, node.attr):
                 return ast.unparse(node)
-        elif isinstance(node, ast.Subscript) and owner == second:
+        elif (isinstance(node, ast.Subscript) and owner == second) or (
+            isinstance(node, ast.Compare) and {first, second} == _compared(node)
+        ):
             return ast.unparse(node)
     return ""
+
+
+def _compared(node: ast.Compare) -> set[object]:
+    return {getattr(side, "id", None) for side in (node.left, *node.comparators)}
 
 
 def _misread(function: Callable[..., object], name: str, problem: str = "") -> UserCodeError:

@@ -12,13 +12,16 @@ import unicodedata
 from collections.abc import Sequence
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 
+from compound.execution.calls.answer_text import label_pattern
+
 _TYPOGRAPHY = str.maketrans(
     {
         **dict.fromkeys("‘’‚‛ʻʼ´`՚׳", "'"), **dict.fromkeys("“”„‟״", '"'), **dict.fromkeys("‐‑‒–—―−⁃﹘", "-"),
-        **dict.fromkeys("⁄∕", "/"), "∶": ":", "〜": "~", "٫": ".", "٬": ",", "٪": "%", "ı": "i",
+        **dict.fromkeys("⁄∕", "/"), "∶": ":", "〜": "~", "٫": ".", "٬": ",", "٪": "%", "ı": "i", "♯": "#",
     }
 )  # fmt: skip
 _MEANINGFUL = "‰‱′″‴§·"  # the other punctuation beyond ASCII only separates
+_COMPARED = {"≤": "<=", "≥": ">=", "≠": "!="}
 _DECORATION = "™℠®©"
 # Thai, Lao, Tibetan, Burmese, Khmer, kana and ideographs: scripts without spaces
 _UNSPACED = (
@@ -28,21 +31,45 @@ _UNSPACED = (
 _CURRENCY = "$¢-¥฿៛\u20a0-\u20cf"
 CURRENCY = re.compile(f"[{_CURRENCY}]")
 _PRICED = re.compile(rf"[{_CURRENCY}](?= ?\.?\d)|(?<=\d) ?[{_CURRENCY}]")
+_SIGNED_PRICE = re.compile(rf"([{_CURRENCY}]) ?([-+])(?=\.?\d)")
+_PRICE = re.compile(rf"(?<![\w.,{_CURRENCY}])(\d[\d.,]*) ?([{_CURRENCY}])(?! ?\.?\w)")
 _LETTER = rf"[^\s\d!-/:-@\[-`{{-~{_UNSPACED}{_CURRENCY}]"  # includes combining marks, unlike \w
 _BORDER = r"(?<![^\s!-/:-@\[-`{-~])(?<![)\]}%])"  # no operand directly before
-_EMPHASIS_PAIR = re.compile(r"(?<![^\s\"'(\[*])(\*{1,3}|\${1,2})(?=[^\s*$])([^*$]*+)(?<=\S)\1(?![\w*$])")
-_LIST_MARK = re.compile(rf"(?:(?:[-+*>]|#+) )++(?={_LETTER}{{2}}|[{_UNSPACED}])")
+_PAIRS = (  # of emphasis, formulas, and quotation marks, whose ends are no primes
+    re.compile(r"(?<![^\s\"'(\[*])(\*{1,3})(?=[^\s*])(?P<inner>[^*]*+)(?<=\S)\1(?![\w*])"),
+    re.compile(r"(?<![^\s\"'(\[])(\${1,2})(?=[^\s$])(?P<inner>[^$]*+)(?<=\S)\1(?![\w$])"),
+    re.compile(r"(?<![\w\"')\]}])([\"'])(?P<inner>(?:(?!\1).|'(?=\w)){1,300}+)\1(?!\w)"),
+)
+_LIST_MARK = re.compile(rf"\A(?:(?:(?:[-+*>]|#+) )++(?={_LETTER}{{2}}|[{_UNSPACED}])|\* )")
 _ARTICLES = ("a", "an", "the")
 _ACRONYM = re.compile(r"(?<![^\W_])(?<!\.)[^\W\d_](?:\.[^\W\d_])++(?:\.(?![^\W_])|(?![^\W_]|\.))")
 _SPACED_SIGN = re.compile(r"(^|[-+*/=<>^(] ?)([-+]) (?=\.?\d)")
-_FORMULA = re.compile(r"[)\]}] ?[-+*/^%=<>]|[-+*/^=<>] ?[(\[{]")  # whose brackets group
+_FORMULA = re.compile(  # whose brackets group, and whose "!" is an operator
+    r"[)\]}!] ?[-+*/^%=<>]|[-+*/^=<>] ?[(\[{]|\([^()\[\]{}]*\]|\[[^()\[\]{}]*\)"
+)
+_SINGLE = r"(?<=[^\W\d_])(?<![^\W_][^\W_])"  # after a word of one letter
+_PRIME = re.compile(
+    rf"""(?<=\d)(?:'+(?!\w)|'(?=\d{{1,2}}(?:\.\d+)?")|")|{_SINGLE}'+(?!\w|(?<=[cdjlmnoqst]') \w)"""
+)
+_COMPACT_LIST = re.compile(
+    r"(?<![\w.,])(?!\d{1,3}(?:,\d{2,3})*,\d{3}(?![\d,]))"
+    r"(?:\d+(?:\.\d+)?(?:,\d+(?:\.\d+)?){2,}|(?<=[(\[{])\d+(?:\.\d+)?,\d+(?:\.\d+)?(?=[)\]}]))(?![\w.,])"
+)
+# a number of parts, whose zeros count, as in "version 3.10": after a word that says so
+_PARTED = "version release build section chapter figure table python"
+_VERSION = (
+    "(?:" + "|".join(rf"(?<=\b{word}\ )" for word in _PARTED.split()) + r")"
+    r"\d{1,3}\.\d*[1-9]0+(?![\w:%]|[.,]\d)"
+)
 _LEXEME = re.compile(
     rf"""
-    (?P<number> (?:{_BORDER}[-+])? (?:(?:[1-9]\d{{0,2}}(?:,\d{{3}})+|0|[1-9]\d*)(?:\.\d+)?|(?<![\w.])\.\d+)
+    {_VERSION}
+    | (?P<number> (?:{_BORDER}[-+])? (?:(?:[1-9]\d{{0,2}}(?:,\d{{3}})+|0|[1-9]\d*)(?:\.\d+)?|(?<![\w.])\.\d+)
         (?:e[-+]?\d{{1,9}}(?!\w))? (?![.,:'_]?\d|[.:'_]{_LETTER}) )
     | \d+(?:[.,:'_]\d+)*(?:[.:'_]{_LETTER}(?:{_LETTER}|\d)*)*  # no single number, such as 10:30, 1.2.3 or 007
     | (?:{_BORDER}[-+>\#])?{_LETTER}(?:{_LETTER}|\d|(?:[.:']|_+)(?={_LETTER}|\d))*
-    | [{_UNSPACED}] | != | \\(?=\w) | [-+/%\#<>&|=^*~@{_CURRENCY}] | (?P<bracket>[()\[\]{{}}])
+    | [{_UNSPACED}] | != | \\(?=\w) | \*\*+ | [-+/%\#<>&|=^*~@{_CURRENCY}]
+    | (?<![^\s(\[{{=&|])!(?=\w) | (?P<grouping>[()\[\]{{}}]|(?:(?<=[\d)])|{_SINGLE})!)
     """,
     re.VERBOSE,
 )
@@ -65,21 +92,32 @@ def normalize(text: str) -> str:
     >>> normalize("The Eiffel   Tower!"), normalize("x=-1.50"), normalize("“1,200 km”"), normalize("北京。")
     ('eiffel tower', 'x = -1.5', '1200 km', '北 京')
     """
-    folded = _EMPHASIS_PAIR.sub(r"\2", fold(text))
-    folded = _SPACED_SIGN.sub(r"\1\2", folded[mark.end() :] if (mark := _LIST_MARK.match(folded)) else folded)
-    folded = _ACRONYM.sub(lambda found: found[0].replace(".", ""), folded)
-    groups = _FORMULA.search(folded) is not None
+    return _words(_unmarked(text)) or " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _unmarked(text: str) -> str:
+    """Return a text as `fold`, without marks of emphasis, formulas and quotations."""
+    folded = fold(text)
+    for pair in _PAIRS:
+        folded = pair.sub(r"\g<inner>", folded)
+    return folded
+
+
+def _words(folded: str) -> str:
+    text = _LIST_MARK.sub("", folded, count=1)
+    text = _PRIME.sub(lambda found: found[0].replace('"', " ′ ′ ").replace("'", " ′ "), text)
+    text = _SPACED_SIGN.sub(r"\1\2", _COMPACT_LIST.sub(lambda found: found[0].replace(",", ", "), text))
+    text = _ACRONYM.sub(lambda found: found[0].replace(".", ""), text)
+    groups = _FORMULA.search(text) is not None
     found = [
         _canonical(match[0]) if match["number"] else match[0]
-        for match in _LEXEME.finditer(folded)
-        if groups or not match["bracket"]
+        for match in _LEXEME.finditer(text)
+        if groups or not match["grouping"]
     ]
-    while found and found[-1] == "*":
-        found.pop()
-    while found and found[0] == "*":
-        found.pop(0)
-    kept = [word for i, word in enumerate(found) if not _is_article(found, i)]
-    return " ".join(kept) or " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    for end in (0, -1):
+        if found and found[end].startswith("**"):
+            del found[end]
+    return " ".join(word for i, word in enumerate(found) if not _is_article(found, i))
 
 
 def fold(text: str) -> str:
@@ -134,7 +172,7 @@ def _separated(char: str) -> str:
         return char if "\U000e0020" <= char <= "\U000e007e" else ""  # tags tell flags apart
     if char.isascii() or kind[0] not in "PS" or kind == "Sc":
         return char
-    return f" {char} " if kind[0] == "S" or char in _MEANINGFUL else " "
+    return f" {_COMPARED.get(char, char)} " if kind[0] == "S" or char in _MEANINGFUL else " "
 
 
 def _canonical(number: str) -> str:
@@ -164,15 +202,17 @@ def _is_article(words: Sequence[str], i: int) -> bool:
 
 
 def normalize_both(one: str, other: str) -> tuple[str, str]:
-    """Return two texts as `normalize`; if only one names a currency, without it.
+    """Return two texts as `normalize`, with currencies before their numbers; if only one has any, without it.
 
-    >>> normalize_both("$5", "5"), normalize_both("$5", "€5")
-    (('5', '5'), ('$ 5', '€ 5'))
+    >>> normalize_both("$5", "5"), normalize_both("5 €", "$5")
+    (('5', '5'), ('€ 5', '$ 5'))
     """
-    texts = fold(one), fold(other)
-    if len({bool(_PRICED.search(text)) for text in texts}) == 2:
-        one, other = (_PRICED.sub("", text) for text in texts)
-    return normalize(one), normalize(other)
+    first, second = (
+        _PRICE.sub(r"\2\1", _SIGNED_PRICE.sub(r"\2\1", _unmarked(text))) for text in (one, other)
+    )
+    if bool(_PRICED.search(first)) != bool(_PRICED.search(second)):
+        first, second = _PRICED.sub("", first), _PRICED.sub("", second)
+    return _words(first) or normalize(one), _words(second) or normalize(other)
 
 
 def bare_number(text: str) -> Decimal | None:
@@ -226,9 +266,9 @@ def find_label(text: str, choices: Sequence[str]) -> str | None:
     if plain.lower() in by_name or len(same) == 1:
         return by_name.get(plain.lower()) or same[0]
     longest_first = sorted(choices, key=len, reverse=True)
-    any_case = "|".join(map(_label_pattern, longest_first))
+    any_case = "|".join(map(label_pattern, longest_first))
     own_case = "|".join(
-        _label_pattern(c) if len(c) > 1 else f"(?-i:{_label_pattern(c)})" for c in longest_first
+        label_pattern(c) if len(c) > 1 else f"(?-i:{label_pattern(c)})" for c in longest_first
     )
     first = re.compile(rf"\W*?({any_case})", re.IGNORECASE)
     word = re.compile(f"({own_case})", re.IGNORECASE)
@@ -240,13 +280,6 @@ def find_label(text: str, choices: Sequence[str]) -> str | None:
         return by_name[behind[-1].lower()]
     mentioned = {label.lower() for label in _find_affirmed(word, plain)}
     return by_name[mentioned.pop()] if len(mentioned) == 1 else None
-
-
-def _label_pattern(label: str) -> str:
-    """Return the pattern of a label that is not part of a longer word or number."""
-    before = r"(?<![\w.<>-])(?<!\d,)" if label[0].isdecimal() else r"(?<!\w)(?<!\w-)"
-    after = r"(?![\w+#])(?!-(?!-))(?<!\d(?=[.,]\d))(?<!\d(?=%))"
-    return before + re.escape(label) + after
 
 
 def _find_affirmed(label: re.Pattern[str], text: str) -> list[str]:

@@ -12,11 +12,21 @@ from collections.abc import Callable
 # Marks of the beginning and the end of thoughts, as regular expressions.
 THOUGHTS = [
     *(
-        (f"<{name}>", f"</{name}>")
-        for name in ("think", "thinking", "thought", "thoughts", "reasoning", "reflection", "seed:think")
+        (rf"<\|?{name}\|?\s*>", rf"<\|?/{name}\|?\s*>")
+        for name in (
+            r"(?:\w+[:_|])?think",
+            "thinking",
+            "thoughts?",
+            "reason",
+            "reasoning",
+            "reflection",
+            "rationale",
+            "analysis",
+            "scratchpad",
+            "cot",
+            "(?:inner|internal)_monologue",
+        )
     ),
-    ("<analysis>", "</analysis>"),
-    ("<scratchpad>", "</scratchpad>"),
     (r"\[THINK\]", r"\[/THINK\]"),
     (r"◁think▷", r"◁/think▷"),
     (r"<\|begin_of_thought\|>", r"<\|end_of_thought\|>"),
@@ -35,10 +45,10 @@ END = re.compile("|".join(end for _, end in THOUGHTS[:-1]), re.IGNORECASE)
 # What may mark the answer itself. A server that drops special tokens leaves the names of the channels.
 FINAL = re.compile(
     r"\A(?:analysis(?=\S).*assistantfinal|(?:<\|start\|>assistant)?<\|channel\|>final.{0,60}?<\|message\|>"
-    r"|<\|START_RESPONSE\|>)",
+    r"|<\|START_RESPONSE\|>|<\|begin_of_solution\|>)",
     re.DOTALL,
 )
-FINAL_END = re.compile(r"(?:\s*<\|(?:return|end|END_RESPONSE)\|>)+\s*\Z")
+FINAL_END = re.compile(r"(?:\s*<\|(?:return|end|END_RESPONSE|end_of_solution)\|>)+\s*\Z")
 
 
 def after_thoughts(text: str) -> str:
@@ -96,6 +106,17 @@ def _is_content(text: str, mark: re.Match[str]) -> bool:
 def _is_quoted(text: str, mark: re.Match[str]) -> bool:
     before = text[: mark.start()][-1:]
     return before in ("'", '"', "`") and text.startswith(before, mark.end())
+
+
+def label_pattern(label: str) -> str:
+    """Return the pattern of a label that is no part of a longer word or number, and has no other suffix.
+
+    >>> [word for word in ("C", "C++", "C-", "(C)") if re.search(label_pattern("C"), word)]
+    ['C', '(C)']
+    """
+    before = r"(?<![\w.<>-])(?<!\d,)" if label[0].isdecimal() else r"(?<!\w)(?<!\w-)"
+    after = r"(?![\w+#])(?!-(?!-))(?<!\d(?=,\d))(?!(?<=\d)\.(?!0+(?!\d))\d)(?<!\d(?=%))"
+    return before + re.escape(label) + after
 
 
 def json_values(

@@ -13,10 +13,13 @@ from compound.execution.calls.answer_text import answer_part, json_values
 
 NAMES = ("tool", "name", "action", "function", "tool_name", "function_name", "recipient_name", "call")
 ARGUMENTS = ("arguments", "parameters", "args", "action_input", "input", "tool_input", "kwargs", "params")
-WRAPPERS = ("function", "tool_call", "function_call", "tool_calls")  # whose value is a call
+WRAPPERS = (  # whose value is a call, or several
+    "function", "tool_call", "function_call", "tool_calls", "functionCall", "toolCall", "tool_uses", "tools",
+    "tool", "action", "call",
+)  # fmt: skip
 FORM = '{"tool": <name>, "arguments": {<argument>: <value>}}'
 MARKS = re.compile(
-    r"\s*(?:<\|?tool_?calls?\b|<tool_code>|<function|<invoke\b|<\|python_tag\|>|\[TOOL_CALLS\]|functools\[|<｜tool"
+    r"\s*(?:<\|?tool_?calls?|<tool_code>|<function|<invoke\b|<\|python_tag\|>|\[TOOL_CALLS\]|functools\[|<｜tool"
     r"|<\|channel\|>commentary to=)",
     re.IGNORECASE,
 )
@@ -97,10 +100,12 @@ def _calls(value: object, offered: Collection[str]) -> Iterator[Call]:
             yield from _calls(value[key], offered)
     named = (value[key].removeprefix("functions.") for key in NAMES if isinstance(value.get(key), str))
     name = next((name for name in named if name in offered), None)
+    if name is None and not value.keys().isdisjoint(ARGUMENTS):  # under another key
+        name = next((item for item in value.values() if isinstance(item, str) and item in offered), None)
     if name is not None:
         yield name, _arguments(value)
-    elif len(value) == 1 and (key := next(iter(value))) in offered and isinstance(value[key], dict):
-        yield key, _json(value[key])
+    elif all(isinstance(item, str) != (key in offered) for key, item in value.items()):
+        yield from ((key, _json(item)) for key, item in value.items() if isinstance(item, dict))
 
 
 def _arguments(value: dict[str, Any]) -> str:
@@ -118,7 +123,8 @@ def _json(value: object) -> str:
 def _marked(body: str, offered: Collection[str]) -> Iterator[Call]:
     """Yield calls whose name is outside of the JSON of their arguments, or that are XML."""
     name = "|".join(map(re.escape, offered)) or r"(?!)"
-    begin = r"\[TOOL_CALLS\]\s*|\bto=(?:functions\.)?|tool▁sep｜>|^\W*Action\W+|<tool_call>\s*"
+    begin = r"\[TOOL_CALLS\]\s*|(?:\bto=|<\|tool_call_begin\|>)(?:functions\.)?|tool▁sep｜>"
+    begin += r"|^\W*Action\W+|<tool_call>\s*"
     for found in re.finditer(
         rf"(?:{begin})({name})\b[^{{}}]{{0,80}}?(?=\{{)", body, re.MULTILINE | re.IGNORECASE
     ):
@@ -165,9 +171,15 @@ def _is_attempt(body: str, values: list[tuple[object, int, int]], offered: Colle
     keys = "|".join(NAMES)
     if re.search(rf"[{{,]\s*[\"']?(?:{keys})[\"']?\s*[:=]\s*[\"']?(?:functions\.)?(?:{name})\b", rest):
         return True
-    if re.search(rf"^\W*Action\s*:\W*(?:{name})\b", rest, re.MULTILINE | re.IGNORECASE):
+    line = r"^[^\w\n]*(?:action|tool|function|name|call)(?:[ _]name)?\s*[:=]\W*(?:functions\.)?"
+    if re.search(rf"{line}(?:{name})\W*$", rest, re.MULTILINE | re.IGNORECASE):
         return True
-    if re.match(rf"\W*(?:\w+\s)?[`\[]*(?:print\()?(?:functions\.|tools\.)?(?:{name})(?:\.call)?\s*\(", rest):
-        return ")" not in rest or rest.rstrip("`;] \n").endswith(")")
+    if re.search(rf"<(?:{name})\b[^<>]*>|<[^<>]{{1,40}}[=\"' ](?:{name})\b|>\s*(?:{name})\s*<", body):
+        return True
+    before = r"\W*(?:\w+\W{1,3}){0,4}?"  # such as "I will call"
+    if re.match(rf"\W*(?:{name})\s*[{{\[]|{before}(?:{name})\s+(?:with\s+)?\w+\s*=", body):
+        return True
+    if re.match(rf"{before}[`\[]*(?:print\()?(?:functions\.|tools\.)?(?:{name})(?:\.call)?\s*\(", rest):
+        return ")" not in rest or rest.rstrip("`;].… \n").endswith(")")
     members = "|".join(("tool", "arguments", "action_input", "parameters", "tool_calls"))
     return re.match(rf"(?:```\w*\s*)?\{{\s*[\"']?(?:{members})[\"']?\s*:", rest) is not None

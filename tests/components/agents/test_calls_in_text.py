@@ -54,6 +54,13 @@ CALLS = [
     '<function=add>{"a": 1}</function>',
     "<function=add><parameter=a>\n1\n</parameter></function>",
     '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>',
+    '{"functionCall": {"name": "add", "args": {"a": 1}}}',
+    '{"tool": {"name": "add", "arguments": {"a": 1}}}',
+    '{"jsonrpc": "2.0", "method": "add", "params": {"a": 1}, "id": 1}',
+    '{"thought": "A sum.", "action": {"name": "add", "arguments": {"a": 1}}}',
+    '{"reason": "A sum.", "add": {"a": 1}}',
+    '{"tool_uses": [{"recipient_name": "functions.add", "parameters": {"a": 1}}]}',
+    '<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>',
     "add(a=1)",
     "[add(a=1)]",
     "```python\nprint(add(a=1))\n```",
@@ -79,6 +86,15 @@ def test_a_call_in_any_spelling_runs_the_tool(call: str) -> None:
         "add(a=1",
         "Action: add\nAction Input: one",
         "<tool_call>add the numbers",
+        '<tool>add</tool><args>{"a": 1}</args>',
+        "<add><a>1</a></add>",
+        '>>>add\n{"a": 1}',
+        "result = add(a=1)",
+        "add a=1",
+        "name: add\narguments:\n  a: 1",
+        "I will call add with a=1",
+        "Calling add(a=1)...",
+        "Action: add(a=1)",
         '<think>{"tool": "add", "arguments": {"a": 9}}',
     ],
 )
@@ -103,7 +119,13 @@ def test_objects_of_the_output_type_are_answers(enforce: bool) -> None:
     assert answered(['{"name": "Ada", "age": 3}'], Person, enforce=enforce)[0] == Person(name="Ada", age=3)
     step = Step(name="Ada", arguments={"x": 1})
     assert answered(['{"name": "Ada", "arguments": {"x": 1}}'], Step, enforce=enforce)[0] == step
-    for text in ("I used add(1, 2) and got 3.", "add(1, 2) gives 3.", '{"steps": [{"tool": "add"}]}'):
+    for text in (
+        "I used add(1, 2) and got 3.",
+        "add(1, 2) gives 3.",
+        "You can add 1 and 2 to get 3.",
+        "<b>3</b> is what I add.",
+        '{"steps": [{"tool": "add"}]}',
+    ):
         assert answered([text], str, enforce=enforce)[0] == text
 
 

@@ -99,6 +99,10 @@ def unusual_items(a: Any, b: Any) -> Any:
     return float(a["label"] == b["label"])
 
 
+def compared(prediction: Any, reference: Any) -> Any:
+    return float(reference == prediction)
+
+
 class OwnMetric:
     name = "own"
 
@@ -107,7 +111,7 @@ class OwnMetric:
 
 
 @pytest.mark.parametrize(
-    "metric", [plain, subscripts, gepa, document, later, Weighted(), unusual, unusual_items]
+    "metric", [plain, subscripts, gepa, document, later, Weighted(), unusual, unusual_items, compared]
 )
 def test_the_order_of_dspy_is_recognized_before_any_call(metric: Any) -> None:
     for make in (lambda: cp.custom(metric), lambda: scored(metric)):
