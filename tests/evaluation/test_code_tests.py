@@ -446,7 +446,11 @@ def test_tests_that_need_one_process_are_told_so() -> None:
     program = "class Box:\n    value = 0\ndef halve(x): return x // 2 if x else Box()\n"
     assert "same_process=True" in judged_cases(program, test).feedback
     assert judged_together(program, test).value == 1.0
-    for line in ("self.assertEqual(LIMIT, 4)", "self.assertIsInstance(halve(0), Box)", "self.assertRaises(Bad, halve, 0)"):
+    for line in (
+        "self.assertEqual(LIMIT, 4)",
+        "self.assertIsInstance(halve(0), Box)",
+        "self.assertRaises(Bad, halve, 0)",
+    ):
         assert "same_process=True" in judged_cases(program, SUITE + f"        {line}\n").feedback
     with pytest.raises(DataError, match="define no function 'check'"):
         judged_apart(HALVE, "assert halve(8) == 4")

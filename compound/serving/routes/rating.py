@@ -92,7 +92,7 @@ def _check_runs(store: FeedbackStore, given: FeedbackRequest) -> None:
     named = [run for run in (given.run_id, given.better, given.worse) if run is not None]
     for run in named:
         if not store.knows(run):
-            raise Problem(404, "unknown_run", f"there is no run {run!r:.100}")
+            raise Problem(404, "unknown_run", f"no run {run!r:.100} is recorded")
     if given.better is not None and given.worse is not None and not store.have_equal_inputs(*named):
         raise Problem(422, "different_inputs", "better and worse must be runs with equal inputs")
 
