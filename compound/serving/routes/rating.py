@@ -12,7 +12,7 @@ from starlette.responses import Response
 from compound.graph.system import System
 from compound.serving.feedback_store import FeedbackStore, StoreError
 from compound.serving.metrics import Metrics
-from compound.serving.ports import Closed, parse_body
+from compound.serving.ports import Closed, documented, parse_body
 from compound.serving.routes.runs import Handler
 from compound.web.problems import Problem, json_response
 
@@ -54,7 +54,7 @@ class FeedbackRequest(Closed):
 def feedback_model(system: System) -> type[FeedbackRequest]:
     """Return the model of feedback on a system, with typed corrections of its outputs."""
     fields: dict[str, Any] = {
-        f"port_{i}": (source.type, Field(None, alias=name))
+        f"port_{i}": (documented(source.type), Field(None, alias=name))
         for i, (name, source) in enumerate(system.outputs.items())
     }
     corrections: Any = create_model("Correction", __base__=Closed, **fields) | None
