@@ -265,7 +265,8 @@ def test_a_system_that_cannot_chat_says_why(capfd: pytest.CaptureFixture[str]) -
     system = cp.System("qa", {"answer": answerer}, lm="lm")
     with served(system, ScriptedLM([])) as running, client(running) as lm:
         assert list(lm.models.list()) == []
-        for call in (lambda: ask(lm), lambda: lm.models.retrieve("qa")):
-            with pytest.raises(openai.NotFoundError, match="a chat needs one input, but it has 2"):
-                call()
+        with pytest.raises(openai.NotFoundError, match="a chat needs one input, but it has 2"):
+            ask(lm)
+        with pytest.raises(openai.NotFoundError, match="a chat needs one input, but it has 2"):
+            lm.models.retrieve("qa")
     assert "no chat for OpenAI's clients: a chat needs one input" in capfd.readouterr().err
