@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -20,6 +21,7 @@ from compound.gateway.documents import text_slots
 from compound.gateway.exchange import Document, Route
 from compound.graph.system import System
 from compound.registry.engines import for_system
+from compound.storage.records import Damaged, parse
 
 __all__ = ["Discovery", "discover", "prompts_yaml"]
 
@@ -135,7 +137,11 @@ def _is_tool_result(message: object) -> bool:
 
 
 def _strings(value: object) -> Iterator[str]:
-    """Yield the texts and numbers in a value at any depth."""
+    """Yield the texts and numbers in a value at any depth, also in a text that is JSON.
+
+    >>> list(_strings({"answer": '{"text": ["a", 1]}'}))
+    ['{"text": ["a", 1]}', 'a', '1']
+    """
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -143,6 +149,9 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(each)
     elif value is not None:
         yield str(value)
+        if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+            with contextlib.suppress(Damaged):
+                yield from _strings(parse(value))
 
 
 def prompts_yaml(

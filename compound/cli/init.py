@@ -23,6 +23,7 @@ IDS = ("id", "uid", "uuid", "guid", "key", "index", "idx", "row")
 SPLITS = ("split", "fold", "set", "partition")
 TRAIN, VALID, TEST = ("train", "training"), ("dev", "valid", "validation", "val"), ("test", "testing")
 MOST_LABELS, MOST_LABEL, REPEATED = 20, 60, 3  # labels, their characters, and rows per label
+NODE = "answerer"
 SEEN = 1000  # different texts of a column that are told apart
 SHARES = {"train": 0.5, "valid": 0.3, "test": 0.2}
 HALVES = {"train": 0.5, "valid": 0.5}
@@ -112,14 +113,18 @@ def system_file(data: Path, path: str, lm: str) -> str:
 
     columns, rows = read_columns(data)
     usable = [column for column in columns if column.name.strip() and column.filled]
-    by = next((c for c in usable if _is_split(c)), None) if not data.is_dir() else None
-    identity = next((c for c in usable if c is not by and _is_id(c, rows)), None)
-    left = [column for column in usable if column not in (by, identity)]
+    splits = [column for column in usable if _is_split(column)]
+    by = next((c for c in splits if _has_train_and_valid(c)), None) if not data.is_dir() else None
+    identity = next((c for c in usable if c not in splits and _is_id(c, rows)), None)
+    left = [column for column in usable if column not in (*splits, identity)]
     if len(left) < 2:
+        separated = len(columns) == 1 and re.search(r"[;\t|]", columns[0].name)
         raise DataError(
             f"{data}: an input and an answer need two columns with names and values, but found: "
             f"{', '.join(repr(c.name) for c in columns) or 'none'}",
-            hint="name the columns in the first row of a CSV file, or by the keys of JSON objects",
+            hint="separate the columns by commas"
+            if separated
+            else "name the columns in the first row of a CSV file, or by the keys of JSON objects",
         )
     named = {column.name.strip().lower(): column for column in reversed(left)}
     gold = next((named[name] for name in GOLD if name in named), left[-1])
@@ -129,7 +134,8 @@ def system_file(data: Path, path: str, lm: str) -> str:
     fields = {port: column.name for port, column in inputs.items() if port != column.name}
     fields |= {output: gold.name} if output != gold.name else {}
     kind, metric, tokens = _answer(gold)
-    asked, given = (_words(name) for name in (output, max(inputs, key=lambda port: inputs[port].longest)))
+    longest = max(inputs.values(), key=lambda column: ("str" in column.kinds, column.longest))
+    asked, given = _words(gold.name), _words(longest.name)
     llm = {
         "prompt": {"tune": f"Give the {asked} of the {given}."},
         "demos": {"tune": 4},
@@ -143,13 +149,13 @@ def system_file(data: Path, path: str, lm: str) -> str:
         "lm": lm,
         "inputs": Flow({port: column.type for port, column in inputs.items()}),
         "components": {
-            "answerer": {
+            NODE: {
                 "llm": Flow(llm),
                 "in": Flow({port: f"${port}" for port in inputs}),
                 **({"out": kind} if kind != "str" else {}),
             }
         },
-        "outputs": Flow({output: "$answerer"}),
+        "outputs": Flow({output: f"${NODE}"}),
         "data": Flow(source),
         "metric": Flow({metric: Flow({"output": output, "gold": output})}),
     }
@@ -198,7 +204,7 @@ def port_names(columns: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
     """
     from compound.spec.kinds.llm import LLMSettings
 
-    reserved = {*LLMSettings.model_fields, "name", "output", "item", "previous", *taken}
+    reserved = {*LLMSettings.model_fields, "name", "output", "item", "previous", NODE, *taken}
     found: list[str] = []
     for number, column in enumerate(columns, 1):
         name = re.sub(r"[^A-Za-z0-9]+", "_", column).strip("_") or f"column_{number}"
@@ -212,7 +218,8 @@ def port_names(columns: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
 
 
 def _words(name: str) -> str:
-    return name.removesuffix("_column").replace("_", " ")[:MOST_LABEL].lower()
+    words = " ".join(re.findall(r"[^\W_]+", name)).lower()
+    return words.removeprefix("the ")[:MOST_LABEL] or "value"
 
 
 def _is_id(column: Column, rows: int) -> bool:
@@ -223,8 +230,11 @@ def _is_id(column: Column, rows: int) -> bool:
 
 def _is_split(column: Column) -> bool:
     values = set(column.texts)
-    is_named = column.name.strip().lower() in SPLITS and values <= {*TRAIN, *VALID, *TEST}
-    return is_named and not values.isdisjoint(TRAIN) and not values.isdisjoint(VALID)
+    return column.name.strip().lower() in SPLITS and values <= {*TRAIN, *VALID, *TEST}
+
+
+def _has_train_and_valid(column: Column) -> bool:
+    return not column.texts.keys().isdisjoint(TRAIN) and not column.texts.keys().isdisjoint(VALID)
 
 
 def _splits(data: Path, by: Column | None, rows: int) -> dict[str, object]:

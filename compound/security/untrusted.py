@@ -77,6 +77,13 @@ def os_errors_as(place: object, error: type[CompoundError] = RunDirectoryError) 
         raise error(error_text(failure, place), hint=error_hint(failure)) from failure
 
 
+def _is_path(path: str | Path) -> bool:
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:  # a lone surrogate that stands for no byte of a name
+        return False
+
+
 class UntrustedFolder:
     """A folder, and safe access to its content.
 
@@ -108,6 +115,8 @@ class UntrustedFolder:
         error: type[CompoundError] = RunDirectoryError,
         directory: Directory | None = None,
     ) -> None:
+        if not _is_path(root):
+            raise error(f"{str(root)!r} is not a path")
         self._root = Path(root)
         self._inside = inside
         self._error = error
@@ -355,7 +364,7 @@ class UntrustedFolder:
 
     def _parts(self, name: str) -> tuple[str, ...]:
         parts = tuple(name.split("/"))
-        if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        if any(part in ("", ".", "..") for part in parts) or not _is_path(name):
             raise self._error(f"{name!r} is not a valid file name in a folder")
         return parts
 

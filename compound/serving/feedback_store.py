@@ -1,7 +1,7 @@
 """Write runs and feedback durably, without delaying runs.
 
-A thread appends what has accumulated and calls ``fsync`` once for it. Runs are not waited for; feedback is
-acknowledged once it and all earlier runs are on the disk.
+A thread appends what has accumulated and calls ``fsync`` once for each file. Runs are not waited for;
+feedback is acknowledged once it and all earlier runs are on the disk.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class StoreError(CompoundError):
 
 @dataclass(frozen=True)
 class _Line:
-    """A line to append; ``done`` is set once it is on the disk."""
+    """A line to append, of a run or of feedback; ``done`` is set once feedback is on the disk."""
 
-    name: str
     data: bytes
+    run: str = ""
     done: Future[None] | None = None
 
 
@@ -89,12 +89,12 @@ class FeedbackStore:
         for call in document["calls"]:
             call["tokens"] = []
             call.pop("exchanges", None)
-        self._put(RUNS, {"run": run, "time": _now(), "trace": document})
+        self._put({"run": run, "time": _now(), "trace": document}, run=run)
 
     def add_feedback(self, document: Mapping[str, object]) -> Future[None]:
         """Record feedback; the result is set once it is on the disk."""
         done: Future[None] = Future()
-        self._put(FEEDBACK, {"time": _now(), **document}, done)
+        self._put({"time": _now(), **document}, done=done)
         return done
 
     def knows(self, run: str) -> bool:
@@ -116,22 +116,26 @@ class FeedbackStore:
             file.close()
         self._lock.release()
 
-    def _put(self, name: str, document: Mapping[str, object], done: Future[None] | None = None) -> None:
+    def _put(self, document: Mapping[str, object], run: str = "", done: Future[None] | None = None) -> None:
         text = to_encodable_json(redact_values(dict(document)))  # keys may be escaped in the text
-        self._lines.put(_Line(name, sanitize_text(text).encode() + b"\n", done))
+        self._lines.put(_Line(sanitize_text(text).encode() + b"\n", run, done))
 
     def _work(self) -> None:
         open_ = True
         while open_:
             lines, open_ = self._waiting_lines()
+            runs = [line for line in lines if line.run]
             try:
-                self._write(lines)
+                self._append(RUNS, runs)
+                runs = []
+                self._append(FEEDBACK, [line for line in lines if line.done is not None])
             except OSError as error:
-                lost = sum(line.done is None for line in lines)
                 if str(error) != self._problem:
                     LOG.warning("feedback in %s cannot be written: %s", self.path, error)
                 self._problem = str(error)
-                self._on_lost(lost)
+                for line in runs:
+                    self._inputs.pop(line.run, None)  # feedback on it would be of no use
+                self._on_lost(len(runs))
                 failed = StoreError(f"the feedback cannot be written: {error.strerror}")
                 _finish(lines, failed)
             else:
@@ -148,24 +152,23 @@ class FeedbackStore:
             line = self._lines.get()
         return lines, False
 
-    def _write(self, lines: list[_Line]) -> None:
-        """Append lines to their files, runs first, and flush both to the disk."""
-        for name in (RUNS, FEEDBACK):
-            data = b"".join(line.data for line in lines if line.name == name)
-            if not data:
-                continue
-            size = sum(os.fstat(file.fileno()).st_size for file in self._files.values())
-            if size + len(data) > self._most:
-                raise OSError(errno.EDQUOT, f"it would exceed {self._most:,} bytes; see --max-feedback")
-            descriptor = self._files[name].fileno()
-            end = os.fstat(descriptor).st_size
-            try:
-                while data:
-                    data = data[os.write(descriptor, data) :]
-                os.fsync(descriptor)
-            except OSError:
-                os.ftruncate(descriptor, end)  # a part of a line would damage the next one
-                raise
+    def _append(self, name: str, lines: list[_Line]) -> None:
+        """Append lines to a file, and flush it to the disk."""
+        data = b"".join(line.data for line in lines)
+        if not data:
+            return
+        size = sum(os.fstat(file.fileno()).st_size for file in self._files.values())
+        if size + len(data) > self._most:
+            raise OSError(errno.EDQUOT, f"it would exceed {self._most:,} bytes; see --max-feedback")
+        descriptor = self._files[name].fileno()
+        end = os.fstat(descriptor).st_size
+        try:
+            while data:
+                data = data[os.write(descriptor, data) :]
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, end)  # a part of a line would damage the next one
+            raise
 
 
 def _finish(lines: list[_Line], error: Exception | None) -> None:

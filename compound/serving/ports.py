@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
-from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
+from pydantic.errors import PydanticUserError
 
 from compound.components.fields import answer_cue
 from compound.components.llm import LLM
@@ -15,7 +15,7 @@ from compound.graph.component import Output
 from compound.graph.configuration import to_readable_json
 from compound.graph.json_values import dumps, find_nonfinite
 from compound.graph.system import System
-from compound.graph.types import format_type, holds_images
+from compound.graph.types import format_type, holds_images, is_assignable
 from compound.web.problems import Problem, invalid
 
 
@@ -55,7 +55,7 @@ class ErrorBody(BaseModel):
 def port_model(title: str, ports: Mapping[str, object]) -> type[BaseModel]:
     """Return a model with a required field per port; names that a model cannot have are used as aliases."""
     fields: dict[str, Any] = {
-        f"port_{i}": (_documented(kind), Field(alias=name, description=format_type(kind)))
+        f"port_{i}": (documented(kind), Field(alias=name, description=format_type(kind)))
         for i, (name, kind) in enumerate(ports.items())
     }
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -67,12 +67,12 @@ def port_values(ports: Mapping[str, object], values: BaseModel) -> dict[str, obj
     return {name: getattr(values, f"port_{i}") for i, name in enumerate(ports)}
 
 
-def _documented(kind: object) -> Any:  # noqa: ANN401 - any annotation
+def documented(kind: object) -> Any:  # noqa: ANN401 - any annotation
     """Return a type, or ``Any`` for one that JSON cannot describe."""
     try:
         model = create_model("Probe", value=(cast("Any", kind), ...))
         model.model_json_schema()
-    except (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError):
+    except PydanticUserError:
         return Any
     return kind
 
@@ -172,7 +172,7 @@ def chat_problem(system: System) -> str:
         if len(types) != 1:
             return f"a chat needs one {what}, but it has {len(types)} ({', '.join(types)})"
     (name, kind), (output, made) = *inputs.items(), *outputs.items()
-    if kind is not str:
+    if not is_assignable(str, kind):
         return f"a chat needs a text input, but {name} is {format_type(kind)}"
     return f"its output {output} is {format_type(made)}" if holds_images(made) else ""
 

@@ -51,7 +51,8 @@ TRACKERS: Mapping[TrackerName, str] = {
     "trackio": "compound.trackers.trackio_tracker:TrackioTracker",
     "wandb": "compound.trackers.wandb_tracker:WandbTracker",
 }
-NOTICE_SECONDS, FINAL_SECONDS = 2.0, 30.0  # of waiting at the end: until it is told, and without progress
+NOTICE_SECONDS = 2.0  # of waiting until it is told
+START_SECONDS, FINAL_SECONDS = 60.0, 30.0  # of waiting for the start, and without progress at the end
 _log = logging.getLogger("compound")
 
 
@@ -205,9 +206,14 @@ class Follower:
 
 
 class Worker:
-    """Runs functions one after another in a thread, which does not keep the process from ending."""
+    """Runs functions one after another in a thread, which does not keep the process from ending.
+
+    Attributes:
+        stuck: whether a tracker made no progress within the time limit; later waits are brief.
+    """
 
     def __init__(self) -> None:
+        self.stuck = False
         self._tasks: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         threading.Thread(target=self._run, name="compound-trackers", daemon=True).start()
 
@@ -242,6 +248,21 @@ class Tracking:
     followers: Sequence[Follower]
     worker: Worker
 
+    def start(self, *, required: bool) -> None:
+        """Start the runs of all trackers.
+
+        Raises:
+            TimeoutError: a tracker does not answer.
+        """
+        starting = self.worker.submit(_start, self.followers, required=required)
+        names = ", ".join(follower.name for follower in self.followers)
+        if not wait([starting], NOTICE_SECONDS).done:
+            _log.warning("waiting for %s …", names)
+            if self.worker.stuck or not wait([starting], START_SECONDS).done:
+                self.worker.stuck = True
+                raise TimeoutError(f"no answer of {names} in {START_SECONDS:g} s")
+        starting.result()
+
     def listen(self, event: Mapping[str, Any]) -> None:
         """Log a recorded event in the background."""
         if event["event"] not in UNRECORDED:
@@ -257,12 +278,13 @@ class Tracking:
     def finish(self, status: Status) -> None:
         """End the runs of all trackers, and wait for them as long as they make progress."""
         left = {self.worker.submit(f.finish_if_possible, status): f for f in self.followers}
-        seconds, before = NOTICE_SECONDS, -1
+        seconds, before = NOTICE_SECONDS, sum(f.sent for f in self.followers) if self.worker.stuck else -1
         while left:
             for done in wait(left, seconds).done:
                 del left[done]
             names, sent = ", ".join(f.name for f in left.values()), sum(f.sent for f in self.followers)
             if left and sent == before:
+                self.worker.stuck = True
                 where = "`compound track` sends the rest"
                 _log.warning("%s: no progress in %g s; %s", names, seconds, where)
                 return
@@ -288,7 +310,7 @@ def tracked(
     """
     tracking = Tracking(_followers(names, recorder.run.path, parent), _worker(parent))
     try:
-        _wait(tracking.worker.submit(_start, tracking.followers, required=parent is None))
+        _start_in_time(tracking, required=parent is None)
         if tracking.followers:
             recorder.subscribe(tracking.listen, on_record=tracking.record)
         status: Status = "failed"
@@ -374,19 +396,22 @@ def _start(followers: Sequence[Follower], *, required: bool = True) -> None:
         follower.start() if required else follower.start_if_possible()
 
 
-def _wait(starting: Future[None]) -> None:
-    """Wait for the start of trackers; name the setting in the error of a library.
+def _start_in_time(tracking: Tracking, *, required: bool) -> None:
+    """Start trackers; name the setting in the error of a library.
 
     Raises:
-        DeclarationError: a tracker cannot be started.
+        DeclarationError: a required tracker cannot be started.
         MissingExtra: the library of a tracker is not installed.
     """
     try:
-        starting.result()
+        tracking.start(required=required)
     except DeclarationError:
         raise
     except Exception as error:
         raise_missing_extra(error, "optimize.trackers")
+        if not required:
+            _log.warning("%s", _describe(error))
+            return
         raise DeclarationError(
             f"optimize.trackers: the run cannot be tracked: {_describe(error)}",
             hint="check the tracker's environment variables, or remove it from optimize.trackers",

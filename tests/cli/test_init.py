@@ -18,6 +18,7 @@ LABELS = ["bug", "billing", "how to"]
 HOSTILE = [
     "Ticket text", "prompt", "temperature", "lm", "name", "2nd", "class", "a.b", "on", "null", "日本", "$x", "a: b",
     "'q\"", "output", "{x}", "#c", "demos", "max_tokens", "a,b", "*", "in",
+    "answerer", "system", "{{x}}",
 ]  # fmt: skip
 
 
@@ -68,10 +69,22 @@ def test_any_header_gives_a_valid_file(init: Any, tmp_path: Path, name: str, is_
     assert example.gold[next(iter(program.system.outputs))] == example.gold[column] in LABELS
 
 
+def test_the_prompt_names_columns_as_they_are_called(init: Any, tmp_path: Path) -> None:
+    rows = [("train" if i % 2 else "test", f"一{i}", f"{i}", ["a much longer text"]) for i in range(20)]
+    names = ("split", "The 问题", "答案 {{x}}", "context")
+    lines = (json.dumps(dict(zip(names, (a, b, d, c), strict=True))) for a, b, c, d in rows)
+    (tmp_path / "d.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    assert init("d.jsonl", "--lm", "openai/gpt-4o-mini").code == 0
+    system = load(tmp_path / "system.yaml").system
+    assert system.parameters["answerer.prompt"].value == "Give the context of the 问题."
+    assert len(system.inputs) == 2
+
+
 @pytest.mark.parametrize(
     ("header", "rows", "problem"),
     [
         ([], [], "has no rows"),
+        (["text;label"], [["a;b"]] * 20, "separate the columns by commas"),
         (["text", "label"], [], "has no rows"),
         (["text", "label"], [["a", "b"]] * 3, "has 3 rows"),
         (["text"], [["a"]] * 20, "an input and an answer need two columns"),

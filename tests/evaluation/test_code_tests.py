@@ -292,6 +292,10 @@ OWN_OBJECTS = {
         "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', "
         "'import sys\\nfor l in sys.stdin: print(\\'{\"error\": \"SystemExit\", \"args\": [0], \"printed\": \"\"}\\', flush=True)'])"
     ),
+    "array-subclass": "import numpy\nclass K(numpy.ndarray):\n    tolist = lambda s: [4]\ndef halve(x): return numpy.array([1]).view(K)",
+    "answer-twice": SERVER.format(patch="sys.modules['__main__'].dump_line = lambda d: b'{\"error\": \"exit\", \"args\": [0], \"printed\": \"\", \"error\": \"SkipTest\"}\\n'"),
+    "every-signal": "import os\ndef halve(x):\n    for s in {*range(1, 65)} - {9, 19, 20, 21, 22}:\n        try: os.kill(os.getppid(), s)\n        except OSError: pass",
+    "process-group": "import os, signal\ndef halve(x):\n    os.killpg(os.getpgid(os.getppid()), signal.SIGINT)\n    return 0",
     "huge-answer": "def halve(x): return [4] * (1 << 21)",
     "deep-answer": "def halve(x):\n    v = 4\n    for _ in range(900): v = [v]\n    return v",
     "limits-of-the-judge": "import os, resource\ndef halve(x):\n    resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (0, 0))",
@@ -417,11 +421,37 @@ class TestRead(unittest.TestCase):
         assert judged_cases(program.replace(right, wrong), test).value == 0.0
 
 
+PICKLES = {
+    "file": ("pickle.dump(E(), open(p, 'wb'))", "pickle.load(open(p, 'rb'))"),
+    "text": ("return pickle.dumps(E())", "pickle.loads(value)"),
+    "array": ("numpy.save(p, numpy.array([E()], object))", "numpy.load(p, allow_pickle=True)"),
+    "shelf": ("s = shelve.open(p); s['a'] = E(); s.close()", "shelve.open(p)['a']"),
+    "python": ("pickle.dump(E(), open(p, 'wb'))", "pickle._Unpickler(open(p, 'rb')).load()"),
+}
+
+
+@pytest.mark.parametrize("kind", PICKLES)
+def test_pickles_of_a_program_run_no_code_in_the_process_of_the_tests(kind: str) -> None:
+    written, read = PICKLES[kind]
+    program = f"import numpy, os, pickle, shelve\nclass E:\n    def __reduce__(s): return (os._exit, (0,))\ndef save(p): {written}\n"
+    test = f"import numpy\ndef check(candidate):\n    p = '/tmp/work/x.npy'\n    value = candidate(p)\n    assert {read} == 4\n"
+    found = judged_apart(program, test, "save")
+    assert found.value == 0.0
+    assert "not a plain value (tests that" in (found.feedback or "")
+    assert judged_apart(program.replace("E()", "4"), test, "save").value == float(kind != "array")
+
+
 def test_tests_that_need_one_process_are_told_so() -> None:
     test = SUITE.replace("halve(0), 0", "halve(0).value, 0")
     program = "class Box:\n    value = 0\ndef halve(x): return x // 2 if x else Box()\n"
     assert "same_process=True" in judged_cases(program, test).feedback
     assert judged_together(program, test).value == 1.0
+    for line in (
+        "self.assertEqual(LIMIT, 4)",
+        "self.assertIsInstance(halve(0), Box)",
+        "self.assertRaises(Bad, halve, 0)",
+    ):
+        assert "same_process=True" in judged_cases(program, SUITE + f"        {line}\n").feedback
     with pytest.raises(DataError, match="define no function 'check'"):
         judged_apart(HALVE, "assert halve(8) == 4")
 

@@ -430,6 +430,16 @@ for file, how in ((open(os.__file__), fcntl.LOCK_SH), (open("/dev/null", "w"), f
     assert run(launcher, code).stdout.splitlines() == ["[(1,)]", "no lock", "no lock"]
 
 
+def test_flushes_of_a_program_do_not_reach_the_disk(launcher: LauncherName) -> None:
+    """They must succeed for databases, so the kernel would refuse these arguments if it saw them."""
+    import pyseccomp
+
+    calls = ("fsync", "fdatasync", "sync_file_range", "msync")
+    numbers = [pyseccomp.resolve_syscall(pyseccomp.system_arch(), name) for name in calls]
+    found = run(launcher, f"for number in {numbers}: print(call(number, 999, 1, 1, 99))")
+    assert found.stdout.split() == ["allowed"] * len(calls), found.stderr
+
+
 # --- resources ---------------------------------------------------------------------------------------------
 
 EXHAUSTING: dict[str, tuple[str, set[LimitName]]] = {

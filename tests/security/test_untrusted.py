@@ -348,7 +348,7 @@ def test_a_file_of_a_run_beyond_the_limit_is_refused(
 
 
 @pytest.mark.usefixtures("reached")
-@pytest.mark.parametrize("name", ["", ".", "..", "a/../b", "/etc/passwd", "a//b", "a\0b", "a/"])
+@pytest.mark.parametrize("name", ["", ".", "..", "a/../b", "/etc/passwd", "a//b", "a\0b", "a\ud800", "a/"])
 def test_names_that_lead_outside_are_refused(tmp_path: Path, name: str) -> None:
     folder = UntrustedFolder(tmp_path)
     uses: list[Callable[[], object]] = [
@@ -358,6 +358,12 @@ def test_names_that_lead_outside_are_refused(tmp_path: Path, name: str) -> None:
     for use in uses:
         with pytest.raises(RunDirectoryError, match="not a valid file name in a folder"):
             use()
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800"])
+def test_a_name_that_no_folder_can_have_is_refused(name: str) -> None:
+    with pytest.raises(RunDirectoryError, match=r"'a\\.* is not a path"):
+        UntrustedFolder(name)
 
 
 @pytest.mark.usefixtures("reached")

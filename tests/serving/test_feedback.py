@@ -217,9 +217,9 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_lines(
 
 def test_the_folder_does_not_grow_beyond_its_limit(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with serving(tmp_path, max_feedback=4_000) as running, running.client() as client:
-        for _ in range(12):
-            run = run_of(client)
-        assert rate(client, run_id=run, score=1, comment="x" * 4_000) == 503
+        first, *_, last = (run_of(client) for _ in range(12))
+        assert rate(client, run_id=first, score=1, comment="x" * 4_000) == 503
+        assert rate(client, run_id=last, score=1) == 404  # it was not recorded
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4_000
     assert capfd.readouterr().err.count("it would exceed 4,000 bytes") == 1
 

@@ -235,6 +235,31 @@ def test_an_output_that_is_no_text_is_sent_as_one(kind: Any, answer: str, text: 
         assert "".join(chunk.choices[0].delta.content or "" for chunk in found if chunk.choices) == text
 
 
+class Untold:
+    """A class that no JSON schema describes."""
+
+
+@pytest.mark.parametrize("kind", [str | None, Any, str | list[str]])
+def test_any_input_that_takes_a_text_can_be_chatted_with(kind: Any) -> None:
+    answerer = cp.LLM("answerer")(question=cp.Input("question", kind))
+    system = cp.System("qa", {"answer": answerer}, lm="lm")
+    with served(system, ScriptedLM(lambda message: "the Rímac")) as running, client(running) as lm:
+        assert ask(lm).choices[0].message.content == "the Rímac"
+
+
+def test_an_output_that_json_cannot_describe_is_served() -> None:
+    def make(question: str) -> Untold:
+        return Untold()
+
+    made = cp.Function("maker", make)(question=cp.Input("question"))
+    with (
+        served(cp.System("qa", {"answer": made}, lm="lm"), ScriptedLM([])) as running,
+        running.client() as http,
+    ):
+        answer = http.post("/v1/run", json={"inputs": {"question": "?"}})
+    assert answer.json()["outputs"]["answer"].endswith("Untold object>")
+
+
 def test_a_system_that_cannot_chat_says_why(capfd: pytest.CaptureFixture[str]) -> None:
     answerer = cp.LLM("answerer")(question=cp.Input("question"), context=cp.Input("context"))
     system = cp.System("qa", {"answer": answerer}, lm="lm")
@@ -242,4 +267,6 @@ def test_a_system_that_cannot_chat_says_why(capfd: pytest.CaptureFixture[str]) -
         assert list(lm.models.list()) == []
         with pytest.raises(openai.NotFoundError, match="a chat needs one input, but it has 2"):
             ask(lm)
+        with pytest.raises(openai.NotFoundError, match="a chat needs one input, but it has 2"):
+            lm.models.retrieve("qa")
     assert "no chat for OpenAI's clients: a chat needs one input" in capfd.readouterr().err

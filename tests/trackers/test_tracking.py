@@ -23,7 +23,15 @@ from compound.settings.common import TrackerName
 from compound.spec import loads
 from compound.trackers.metrics import budget_metrics, event_metrics, training_metrics
 from compound.trackers.tracker import Status, TrackedRun
-from compound.trackers.tracking import FILE, FINAL_SECONDS, NOTICE_SECONDS, TRACKERS, send, tracked
+from compound.trackers.tracking import (
+    FILE,
+    FINAL_SECONDS,
+    NOTICE_SECONDS,
+    START_SECONDS,
+    TRACKERS,
+    send,
+    tracked,
+)
 
 CONFIG = {"system": "demo", "optimize": {"seed": 3, "method": "mmgrpo"}}
 
@@ -314,9 +322,8 @@ def test_a_server_that_dies_is_not_asked_again_at_the_end(
     assert "compound track" in caplog.text
 
 
-def test_the_end_of_a_run_does_not_wait_for_a_tracker_without_progress(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def hang(monkeypatch: pytest.MonkeyPatch, method: str) -> tuple[threading.Event, list[float]]:
+    """Let a method of trackers hang until an event is set, and collect the time limits of waits."""
     hangs, waits = threading.Event(), []
 
     def waited(futures: Any, seconds: float) -> Any:
@@ -324,13 +331,50 @@ def test_the_end_of_a_run_does_not_wait_for_a_tracker_without_progress(
         return SimpleNamespace(done=())
 
     monkeypatch.setattr("compound.trackers.tracking.wait", waited)
-    monkeypatch.setattr(Notebook, "finish", lambda *_: hangs.wait())
+    monkeypatch.setattr(Notebook, method, lambda *_: hangs.wait())
+    return hangs, waits
+
+
+def test_the_end_of_a_run_does_not_wait_for_a_tracker_without_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     recorder = open_run(tmp_path / "run")
     with tracked(("mlflow",), recorder):
-        pass
+        hangs, waits = hang(monkeypatch, "finish")
     hangs.set()
     recorder.close()
     assert waits == [NOTICE_SECONDS, FINAL_SECONDS]
     assert "waiting for mlflow" in caplog.text
     assert "`compound track` sends the rest" in caplog.text
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "compound-trackers")
+
+
+def test_a_tracker_without_an_answer_ends_the_start_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = open_run(tmp_path / "run")
+    hangs, waits = hang(monkeypatch, "start")
+    with pytest.raises(DeclarationError, match="no answer of mlflow in 60 s"), tracked(("mlflow",), recorder):
+        pass
+    hangs.set()
+    recorder.close()
+    assert waits == [NOTICE_SECONDS, START_SECONDS]
+    assert "waiting for mlflow" in caplog.text
+
+
+def test_a_tracker_without_an_answer_is_waited_for_once_among_all_baselines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    main = open_run(tmp_path / "run")
+    with tracked(("mlflow",), main) as tracking:
+        hangs, waits = hang(monkeypatch, "start")
+        for name in ("gepa", "random"):
+            run = RunDirectory.create(tmp_path / "run" / "baselines" / name, "", CONFIG)
+            baseline = Recorder(run, parent=main)
+            with tracked(("mlflow",), baseline, tracking):
+                baseline.event("start", mean=0.25)
+            baseline.close()
+    hangs.set()
+    main.close()
+    assert waits == [NOTICE_SECONDS, START_SECONDS, *[NOTICE_SECONDS] * 4]
+    assert "no answer of mlflow" in caplog.text

@@ -25,6 +25,7 @@ ALONE = (
     "tests that patch names of the program or receive its objects need check_suite(..., same_process=True)"
 )
 _PATCHES = re.compile(r"\bmock\b|\bpatch\b")
+_OBJECTS = re.compile(r"not a plain value|function Candidate\.|arg \w+ must be an? (exception )?type")
 
 
 async def check_function(
@@ -84,7 +85,7 @@ async def _judge_apart(program: str, tests: str, entry_point: str, sandbox: Sand
     }
     given = json.dumps({"tests": tests, "entry_point": entry_point}, ensure_ascii=False)
     found = await _verdict(tester, files, given, sandbox)
-    needs = "not a plain value" in (found.feedback or "") or _PATCHES.search(tests)
+    needs = _OBJECTS.search(found.feedback or "") or _PATCHES.search(tests)
     return found if found.value or not needs else replace(found, feedback=f"{found.feedback} ({ALONE})")
 
 

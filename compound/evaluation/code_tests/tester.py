@@ -81,6 +81,17 @@ class Candidate:
         return self._process.stdout.readline(LONGEST)
 
 
+def refuse_pickles() -> None:
+    """Fail if the tests unpickle objects, which can be code of the program that wrote them."""
+    judge = os.getpid()
+
+    def watch(event: str, _: object) -> None:
+        if event == "pickle.find_class" and os.getpid() == judge:
+            fail("the tests unpickle an object that is not a plain value")
+
+    sys.addaudithook(watch)
+
+
 def rebuild(name: str, args: Iterable[object]) -> BaseException:
     """Return a built-in exception by its name.
 
@@ -146,6 +157,7 @@ def main() -> None:
     sys.modules["tests"] = module
     vars(module)["__builtins__"] = Names(candidate)
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end of the process
+    refuse_pickles()
     try:
         Tests(source).exec_module(module)
         if entry_point:

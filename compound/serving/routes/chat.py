@@ -129,10 +129,13 @@ def chat_handlers(service: Service, system: System, created: int) -> dict[str, H
     """
     problem = chat_problem(system)
 
-    async def chat(request: Request) -> Response:
+    def check_chat() -> None:
         if problem:
             message = f"{system.name!r} has no chat: {problem}; POST /v1/run runs it"
             raise Problem(404, "no_chat", message)
+
+    async def chat(request: Request) -> Response:
+        check_chat()
         ((text_input,), (output,)) = system.inputs, system.outputs
         body: ChatRequest = parse_body(ChatRequest, await request.body())
         check_model(body.model, system)
@@ -152,6 +155,7 @@ def chat_handlers(service: Service, system: System, created: int) -> dict[str, H
         return json_response({"object": "list", "data": [] if problem else [_model(system, created)]})
 
     async def model(request: Request) -> Response:
+        check_chat()
         check_model(request.path_params["name"], system)
         return json_response(_model(system, created))
 

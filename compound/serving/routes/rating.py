@@ -12,7 +12,7 @@ from starlette.responses import Response
 from compound.graph.system import System
 from compound.serving.feedback_store import FeedbackStore, StoreError
 from compound.serving.metrics import Metrics
-from compound.serving.ports import Closed, parse_body
+from compound.serving.ports import Closed, documented, parse_body
 from compound.serving.routes.runs import Handler
 from compound.web.problems import Problem, json_response
 
@@ -54,7 +54,7 @@ class FeedbackRequest(Closed):
 def feedback_model(system: System) -> type[FeedbackRequest]:
     """Return the model of feedback on a system, with typed corrections of its outputs."""
     fields: dict[str, Any] = {
-        f"port_{i}": (source.type, Field(None, alias=name))
+        f"port_{i}": (documented(source.type), Field(None, alias=name))
         for i, (name, source) in enumerate(system.outputs.items())
     }
     corrections: Any = create_model("Correction", __base__=Closed, **fields) | None
@@ -92,7 +92,7 @@ def _check_runs(store: FeedbackStore, given: FeedbackRequest) -> None:
     named = [run for run in (given.run_id, given.better, given.worse) if run is not None]
     for run in named:
         if not store.knows(run):
-            raise Problem(404, "unknown_run", f"there is no run {run!r:.100}")
+            raise Problem(404, "unknown_run", f"no run {run!r:.100} is recorded")
     if given.better is not None and given.worse is not None and not store.have_equal_inputs(*named):
         raise Problem(422, "different_inputs", "better and worse must be runs with equal inputs")
 
