@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -127,9 +127,12 @@ class Letters:
     """A tokenizer of characters, for `Taught`."""
 
     eos_token_id = 0
+    chat_template = ""
+    added_tokens_decoder: ClassVar[dict[int, Any]] = {}
 
-    def apply_chat_template(self, turns: list[dict[str, str]], **_: Any) -> str:
-        return "".join(f"<{turn['role']}>{turn['content']}" for turn in turns) + "<assistant>"
+    def apply_chat_template(self, turns: list[dict[str, str]], thinks: bool = False, **_: Any) -> str:
+        shown = "".join(f"<{turn['role']}>{turn['content']}" for turn in turns) + "<assistant>"
+        return f"{self.chat_template}{shown}{'<think>' * thinks}"
 
     def __call__(self, text: str, **_: Any) -> SimpleNamespace:
         return SimpleNamespace(input_ids=[ord(letter) for letter in text])
@@ -666,6 +669,18 @@ class TestTeachers:
             assert Letters.decode(sample.tokens.prompt).endswith("<assistant>Answer:")
             assert sample.tokens.logprobs == ((-0.5, -0.5) if kind == "same vocabulary" else ())
             assert sample.reward == 0.7
+
+    def test_its_prompts_have_the_chat_template_of_the_trained_models_engine(self, tmp_path: Path) -> None:
+        lab = Taught("text")
+        lab.lm.chat_template, lab.lm.chat_template_kwargs = "thinks: ", {"thinks": True}  # type: ignore[attr-defined]
+        path = tmp_path / "teacher.json"
+        lab.system.configuration.replace({"a.lm": "other"}).save(path)
+        lab.settings = {"scale": "none", "teachers": {str(path): 1}}
+        with pytest.warns(UserWarning, match="are trained on as if"):
+            found = lab.collect(MMGRPO_RUNS).samples
+        (prompt, *_) = {Letters.decode(s.tokens.prompt) for s in found if not s.on_policy}
+        assert prompt.startswith("thinks: <user>")
+        assert prompt.endswith("<assistant><think>Answer:")
 
     def test_the_system_itself_must_make_a_run(self, tmp_path: Path) -> None:
         lab = Lab(1, {"teachers": {"a.json": 2, "b.json": 2}})
