@@ -30,7 +30,12 @@ from compound.optimizers.optimas.methods import HBCSettings, OptimasSettings, hb
 from compound.optimizers.scheduling.jobs import by_component, keys_of, text_jobs
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.search.joint import JointSearch
-from compound.optimizers.search.prompts import OPROSettings, PromptSearch, PromptSettings
+from compound.optimizers.search.prompts import (
+    OPROSettings,
+    PromptSearch,
+    PromptSettings,
+    reason_not_to_write,
+)
 from compound.optimizers.search.sampling import NumberSearch
 from compound.optimizers.weights.bases import base_model, check_sampling_engine
 from compound.optimizers.weights.methods import LONG_JOB, POLICY_METHODS, NothingToTune
@@ -245,7 +250,20 @@ def _with_writer(made: Method, system: System, engine_of: Callable[[str], Engine
                 found if search is optimizer else replace(cast("Any", optimizer), prompts=found)
             )
             told[found.describe(system, keys)] = None
+    for name, section in made.sections.items() if keys else ():
+        other = not isinstance(section, PromptSettings | DiagnoserSettings)
+        if other and hasattr(section, "lm") and "llm" in getattr(section, "proposers", ["llm"]):
+            told[_describe_writer(name, section.lm, system, engine_of)] = None
     return replace(made, optimizers=optimizers, proposers=list(told))
+
+
+def _describe_writer(name: str, given: str | None, system: System, engine_of: Callable[[str], Engine]) -> str:
+    """Return the model that a method asks for new prompts, and why searches would not ask it by default."""
+    lm = given or next(iter(system.lms), None)
+    told = f"proposers of new prompts: {name} (prompts by {lm or 'no model'})"
+    reason = "" if given else reason_not_to_write(lm, engine_of) if lm else "the system names no model"
+    hint = f", although {reason}; set optimize.{name}.lm to a model that writes prompts"
+    return told + hint if reason else told
 
 
 def agents_without_prompts(system: System) -> list[str]:

@@ -143,6 +143,11 @@ class AgentTurn(Operation):
         last = [Message("user", LAST_TURN)] if history and inputs[LAST] else []
         return (*head, Message("user", (text, *images) if images else text), *history, *last)
 
+    def request(self, inputs: Mapping[str, object], values: Mapping[str, object]) -> Request:
+        """Return the first request for inputs and values; its seed is 0."""
+        messages, declared = self.messages(inputs, values), self.declared(values)
+        return self._request(messages, values, declared, 0, last=bool(inputs[LAST]))
+
     def _task(self, inputs: Mapping[str, object]) -> dict[str, object]:
         """Return the fields of the task; images of a stored trace are in their JSON form."""
         task = entry(inputs, TASK, dict)

@@ -241,6 +241,9 @@ def _check_method(program: Program) -> Iterator[str]:
             raise
         return
     yield from made.proposers
+    for other in settings.baselines:
+        baseline = methods.method(other, system, settings, folder, program.find_engine)
+        yield from (f"{other}: {line}" for line in baseline.proposers)
     methods.check_trainable(made, system, program.find_engine)
     try:
         check_runner(settings, system, [made])

@@ -253,8 +253,8 @@ def _open_baseline(
     """Return the problem of a baseline, and the recorder of its run."""
     settings = problem.settings.model_copy(update={"method": name, "baselines": ()})
     method = methods.method(name, problem.system, settings, problem.folder, problem.engines)
-    method = replace(method, notes=(*method.notes, *method.proposers))  # the outlook is the main method's
     other = with_method(replace(problem, settings=settings), method)
+    other = replace(other, outlook={**problem.outlook, **outlook(other)})
     run = open_run(parent.run.path / "baselines" / name, "", describe(other))
     return other, Recorder(run, parent=parent, listener=_label_events(listener, name))
 

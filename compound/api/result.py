@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class Result:
         spent: system runs, calls, tokens, cost and seconds, including the test split.
         path: the run directory.
         baselines: results of the baselines, by method.
+        notes: facts stated at the start, such as the proposers in use.
     """
 
     best: Configuration
@@ -47,6 +49,7 @@ class Result:
     spent: Mapping[str, Any]
     path: Path
     baselines: Mapping[str, Result] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
     @property
     def report(self) -> str:
@@ -111,6 +114,7 @@ class Result:
             "accepted": self.accepted,
             "configuration": self.best.to_json(),
             "run": str(self.path),
+            "notes": list(self.notes),
             "baselines": {name: result.to_json() for name, result in self.baselines.items()},
         }
 
@@ -133,6 +137,7 @@ def _read_result(folder: UntrustedFolder) -> Result:
     state, search = stored.state, stored.state.search
     with inconsistency_errors(folder):
         events = [e for e in read_records(folder, "events.jsonl") if "spent" in e]
+        notes = (e.get("told", [e.get("note", "")]) for e in events if e["event"] in ("outlook", "note"))
         return Result(
             best=final_configuration(state, folder.path / MEMORY_FOLDER),
             before=stored.state.before,
@@ -143,4 +148,5 @@ def _read_result(folder: UntrustedFolder) -> Result:
             spent=events[-1]["spent"],
             path=folder.path,
             baselines={b.path.name: _read_result(b) for b in baselines(folder) if load_checkpoint(b)},
+            notes=list(dict.fromkeys(chain.from_iterable(notes))),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import networkx as nx
 
@@ -138,11 +139,15 @@ class System:
 
     @functools.cached_property
     def lms(self) -> tuple[str, ...]:
-        """Models that the system may call: the default, then each component's, the current one first."""
+        """Models that the system may call: the default, then those of components and of selectors."""
         found: list[object] = [self.lm]
         for name, component in self.components.items():
             setting = component.settings.get("lm")
             found += [self.configuration.get(f"{name}.lm"), *getattr(setting, "options", (setting,))]
+        for node in self.all_nodes():
+            if "lm" in node.component.settings and isinstance(source := node.wires.get("lm"), Output):
+                found.append(self.configuration.get(f"{source.node.component.name}.{source.field}"))
+                found += get_args(source.type)
         return tuple(dict.fromkeys(lm for lm in found if isinstance(lm, str) and lm))
 
     @functools.cached_property

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
+from compound.components.agents.agent import Agent
+from compound.components.agents.turn import AgentTurn
+from compound.components.flow import Loop, Map
 from compound.components.llm import LLM
+from compound.concurrency.blocking import run_blocking
 from compound.engine import NO_USAGE, Engine, Usage
 from compound.errors import CompoundError, DeclarationError, MissingExtra, SeveralErrors
 from compound.evaluation.metrics.models import metric_lms
+from compound.example import Example
 from compound.execution.schedule import setting_values
 from compound.execution.sender import Sender, unpriced
+from compound.execution.tool_text import to_text
 from compound.extras import libraries_of, missing_libraries
 from compound.formatting import plural
 from compound.graph.bounds import CallBound
-from compound.graph.component import Input
+from compound.graph.component import Body, Input, Value
 from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.graph.types import as_declared
 from compound.optimization.allowance import allowance
+from compound.optimization.budget_plan import baseline_runs, runs_needed
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import plan_by_runs
 from compound.registry.engine_checks import worst_case
@@ -124,54 +132,75 @@ def system_parts(system: System) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def check_spending(problem: Problem) -> None:
-    """Reject a limit of calls, tokens or cost below what the requests of the initial evaluation reserve.
+    """Reject a limit of calls, tokens or cost that is too small to try anything.
 
-    Only requests that are known in advance count: those of LLM components outside of conditions, loops and
-    maps, each without the outputs of others among its inputs.
+    Tokens and cost must cover what the initial evaluation reserves, calls also a decision and the smallest
+    job. Only requests that are known in advance count: those of LLM components and of first turns of agents,
+    loops and maps, outside of conditions and with settings that no node decides, each without the outputs of
+    others among its inputs.
 
     Raises:
-        DeclarationError: a limit is too small; the hint states a sufficient one for these requests.
+        DeclarationError: a limit is too small; the hint states one that suffices for these requests.
     """
     budget, n = problem.settings.budget, len(problem.valid)
     if budget.calls is budget.tokens is budget.cost is None:
         return
-    least = _initial_reservations(problem)
+    least = run_blocking(_initial_reservations(problem))
+    times = runs_needed(problem) / baseline_runs(problem)
     for name, form in (("calls", "{:,}"), ("tokens", "{:,}"), ("cost", "${:.3g}")):
-        limit, share, needed = getattr(budget, name), getattr(budget.search(), name), getattr(least, name)
+        limit, share, initial = getattr(budget, name), getattr(budget.search(), name), getattr(least, name)
+        whole = initial * times if name == "cost" else math.ceil(initial * times)
+        needed = whole if name == "calls" else initial
         if limit is not None and share < needed:
-            enough = needed / (1 - budget.test_share)
-            unit = (
-                1 if name != "cost" else 10 ** (math.floor(math.log10(enough)) - 2)
-            )  # three digits, rounded up
+            enough = whole / (1 - budget.test_share)
+            unit = 10 ** (math.floor(math.log10(enough)) - 2) if name == "cost" else 1  # three digits
+            others = f", a decision and the smallest job {needed - initial:,}" if needed > initial else ""
             raise DeclarationError(
                 f"optimize.budget.{name}={limit:g} is too small to try anything: the initial evaluation of "
-                f"{plural(n, 'validation example')} reserves {form.format(needed)}, but the search has "
-                f"{form.format(share)} (optimize.budget.test_share is for the test split)",
-                hint=f"set at least {math.ceil(enough / unit) * unit:.10g}, or lower optimize.valid_size or "
-                "max_tokens",
+                f"{plural(n, 'validation example')} reserves {form.format(initial)}{others}, but the search "
+                f"has {form.format(share)} (optimize.budget.test_share is for the test split)",
+                hint=f"set at least {math.ceil(enough / unit) * unit:.10g}, with a decision and a job, or "
+                "lower optimize.valid_size or max_tokens",
             )
 
 
-def _initial_reservations(problem: Problem) -> Usage:
+async def _initial_reservations(problem: Problem) -> Usage:
     """Return what the known requests of the initial evaluation reserve; equal ones count once."""
-    system, total = problem.system, NO_USAGE
-    sender, seen = Sender(problem.engines), set[str]()
-    for node in system.nodes.values():
-        if node.when is not None or not isinstance(node.component, LLM):
-            continue
-        values = setting_values(node.component, system)
-        for example in problem.valid:
-            inputs = {
-                port: as_declared(system.inputs[source.name], example.inputs[source.name])
+    system, settings, sender = problem.system, problem.settings, Sender(problem.engines)
+    found: dict[str, Usage] = {}
+
+    async def visit(body: Body, example: Example, inputs: Mapping[str, object]) -> None:
+        for node in body.nodes.values():
+            component, values = node.component, setting_values(node.component, system)
+            known = {
+                port: inputs[source.name]
                 for port, source in node.wires.items()
-                if isinstance(source, Input)
+                if isinstance(source, Input) and source.name in inputs
             }
+            if node.when is not None or node.wires.keys() & component.settings.keys():
+                continue
             with suppress(CompoundError):  # reported by the run
-                request = node.component.request(inputs, values)
-                if repr(request) not in seen:
-                    seen.add(repr(request))
-                    total += worst_case(sender.engine(str(values["lm"])), request)
-    return total
+                if isinstance(component, LLM | AgentTurn):
+                    engine = sender.engine(str(values["lm"]))
+                    request = component.request(known, values)
+                    if request.uses_tools and not getattr(engine, "native_tools", False):
+                        request = to_text(request)
+                    samples: Iterable[object] = [""]
+                    if not component.deterministic(values):
+                        samples = ((example.id, sample) for sample in range(settings.repeats))
+                    for sample in samples:
+                        found.setdefault(f"{values['lm']} {sample} {request}", worst_case(engine, request))
+                elif isinstance(component, Agent | Loop | Map) and len(known) == len(node.wires):
+                    given = {port: Value(value) for port, value in known.items()}
+                    await component.drive(given, values, partial(visit_turn, component.body, example))
+
+    async def visit_turn(body: Body, example: Example, _turn: int, given: Mapping[str, Value]) -> None:
+        await visit(body, example, {name: value.data for name, value in given.items()})
+
+    for example in problem.valid:
+        inputs = {name: as_declared(kind, example.inputs[name]) for name, kind in system.inputs.items()}
+        await visit(system, example, inputs)
+    return sum(found.values(), NO_USAGE)
 
 
 def missing_keys(problem: Problem) -> list[str]:

@@ -159,17 +159,10 @@ class PromptSearch:
             return self
         reasons = []
         for lm in system.lms:
-            try:
-                engine = engine_of(lm)
-                if getattr(engine, "writes_prompts", engine.remote):
-                    writer = None if lm == system.lms[0] else lm
-                    return replace(self, proposers=(*self.proposers, "opro"), lm=writer, section="")
-            except CompoundError as error:
-                reasons.append(error.message)
-            else:
-                reasons.append(
-                    f"{lm!r} " + ("writes no prompts" if engine.remote else "runs in this process")
-                )
+            if not (reason := reason_not_to_write(lm, engine_of)):
+                writer = None if lm == system.lms[0] else lm
+                return replace(self, proposers=(*self.proposers, "opro"), lm=writer, section="")
+            reasons.append(reason)
         why = ", ".join(reasons) or "the system names no model"
         return replace(self, unused=f"{why}; set {self.section}.lm to a model that writes prompts")
 
@@ -295,6 +288,17 @@ class PromptSearch:
         new = await propose_prompt(task, key, attempt, self.lm, known.written, exemplars=some)
         known.written.extend([] if new is None else [new])
         return {} if new is None else {key: new}
+
+
+def reason_not_to_write(lm: str, engine_of: Callable[[str], Engine]) -> str:
+    """Return why a model writes no prompts by default, or an empty text if it does."""
+    try:
+        engine = engine_of(lm)
+        if getattr(engine, "writes_prompts", engine.remote):
+            return ""
+    except CompoundError as error:
+        return error.message
+    return f"{lm!r} " + ("declares that it writes no prompts" if engine.remote else "runs in this process")
 
 
 async def bootstrap_pools(task: Task, examples: Sequence[Example]) -> dict[str, list[WeightedDemo]]:

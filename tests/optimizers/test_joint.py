@@ -124,7 +124,7 @@ class TestGainModel:
         (Choice("a", "b"), "a", "b", 0.0),
         (Int(0, 8), 0, 2, float(np.exp(-0.5))),
         (Float(0.01, 1.0, log=True), 0.01, 0.1, float(np.exp(-2.0))),
-        (Text("A."), "A. B.", "B. C.", 1 / 3),
+        (Text("Ask."), "Ask. Be kind.", "Be kind. Stop.", 1 / 3),
         (Demos(max=2), (), ({"inputs": {}, "outputs": {}},), 0.0),
         (Demos(max=2), ({"inputs": {}, "outputs": {}},), ({"inputs": {}, "outputs": {"a": 1}},), 0.5),
         (Float(0.5, 0.5), 0.5, 0.5, 1.0),

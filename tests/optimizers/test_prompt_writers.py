@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,17 @@ def Silent(): return ScriptedLM(["yes"])
 """
 
 
-def program(folder: Path, top: str, component: str = "", method: str = "search") -> Any:
+def program(folder: Path, top: str, component: str = "", method: str = "search", selector: str = "") -> Any:
     (folder / "own.py").write_text(OWN)
     rows = [json.dumps({"id": str(i), "text": f"text {i}", "label": "ab"[i % 2]}) for i in range(200)]
     (folder / "rows.jsonl").write_text("\n".join(rows))
+    wires = "text: $text, lm: $s" if selector else "text: $text"
     text = f"""
 system: s
 {top}
 inputs: {{text: str}}
-components:
-  c: {{llm: {{{component} prompt: {{tune: Label it.}}}}, in: {{text: $text}}, out: "one of a, b"}}
+components:{selector and f"{chr(10)}  s: {{selector: {{{selector}}}}}"}
+  c: {{llm: {{{component} prompt: {{tune: Label it.}}}}, in: {{{wires}}}, out: "one of a, b"}}
 outputs: {{label: $c}}
 data: {{path: rows.jsonl, split_by: {{train: 0.4, valid: 0.4, test: 0.2}}}}
 metric: {{accuracy: {{output: label}}}}
@@ -72,7 +74,7 @@ def test_a_named_engine_of_a_server_writes_prompts(tmp_path: Path, kind: str, us
     [
         ("lm: smollm2", "'smollm2' runs in this process"),
         ("lm: mini\nengines: {mini: {transformers: {model: smollm2}}}", "'mini' runs in this process"),
-        ("lm: mini\nengines: {mini: {class: own:Silent}}", "'mini' writes no prompts"),
+        ("lm: mini\nengines: {mini: {class: own:Silent}}", "'mini' declares that it writes no prompts"),
     ],
 )
 @pytest.mark.parametrize(
@@ -93,6 +95,43 @@ def test_a_model_that_writes_none_is_named_with_the_setting(
         f"proposers of new prompts and demonstrations: edits; opro is not used: {why}; set "
         f"optimize.{section}.lm to a model that writes prompts"
     ]
+
+
+@pytest.mark.parametrize(
+    ("selector", "writer"),
+    [
+        ("options: [smollm2, mini]", "mini"),
+        ("options: [mini, other], value: other", "other"),
+        ("options: [mini, smollm2], value: smollm2, per_input: true", "mini"),
+    ],
+)
+@pytest.mark.parametrize("top", ["", "lm: smollm2"])
+def test_a_selector_names_the_models_of_a_component(
+    tmp_path: Path, selector: str, writer: str, top: str
+) -> None:
+    engines = f"engines: {{mini: {SERVED['openai']}, other: {SERVED['class']}}}"
+    made = program(tmp_path, f"{top}\n{engines}", selector=selector)
+    told = f"proposers of new prompts and demonstrations: edits, opro (prompts by {writer})"
+    assert told in check_program(made).notes
+
+
+@pytest.mark.parametrize("name", ["opro", "gepa", "textgrad", "mipro"])
+def test_other_methods_name_the_model_that_writes(tmp_path: Path, name: str) -> None:
+    told = f"proposers of new prompts: {name} (prompts by "
+    hint = f"; set optimize.{name}.lm to a model that writes prompts"
+    for top, component, expected in [
+        ("engines: {mini: {class: own:Served}}", "lm: mini,", "mini)"),
+        ("lm: smollm2", "", f"smollm2), although 'smollm2' runs in this process{hint}"),
+        ("engines: {mini: {class: own:Silent}}", "lm: mini,",
+         f"mini), although 'mini' declares that it writes no prompts{hint}"),
+    ]:  # fmt: skip
+        made = program(tmp_path, top, component, name)
+        made = replace(made, optimize=made.optimize.model_copy(update={"baselines": ("coordinate", name)}))
+        facts = estimate(made)
+        line, other = f"{told}{expected}", f"{name}: {told}{expected}"
+        assert line in facts["prospects"]["told"]
+        assert other in facts["notes"]
+        assert {line, other} <= set(check_program(made).notes)
 
 
 @pytest.mark.parametrize("name", ["opro", "gepa", "textgrad", "mipro"])
@@ -120,4 +159,5 @@ def test_engines_given_in_python_and_the_record_of_a_run(tmp_path: Path) -> None
         assert line in told
     assert line in (tmp_path / "run/report.md").read_text()
     assert any("<prompt>" in request.messages[-1].text for request in lm.requests)
-    assert result.best
+    assert line in result.to_json()["notes"]
+    assert [told for told in result.baselines["coordinate"].notes if "proposers" in told] == [line]

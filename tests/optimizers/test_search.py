@@ -681,9 +681,25 @@ class TestEdits:
 
     def test_shortening_breaks_no_sentence(self) -> None:
         kept = ["Do the following: sort.", "Write to please the reader.", "Add the tone you should use.",
-                "List as well as you can.", "Do not write a very long text."]  # fmt: skip
-        assert [edits.shorten([text], rng(0)) for text in kept[:4]] == [[text] for text in kept[:4]]
-        assert edits.shorten(["Please list all of the words."], rng(0)) == ["List all words."]
+                "List as well as you can.", "Choose all of the above.", "Rate it as very good, good or bad.",
+                "You should not guess.", "Make sure you are right.", "x is a number.", "iPhone or Mac?"]  # fmt: skip
+        assert edits.shorten(kept, rng(0)) == kept
+        assert edits.shorten(["Please sort in order to win.", "please stop."], rng(0)) == [
+            "Sort to win.",
+            "stop.",
+        ]
+
+    @pytest.mark.parametrize(
+        "sentence",
+        [
+            "Use e.g. Lima.", "Ask Dr. Smith, or J. S. Bach.", "The law of the U.S. Senate applies.",
+            "No. 5 is right.", "First: 1. Read. 2. Think. 3. Write.", 'Write {"a": "B. C"}.', 'Say "Yes. It is." or no.',
+            "Wait... then answer.", "Nutze z.B. Wörter, ca. Drei.", "Choose A. B. or C.", "(See it. Really.)",
+        ],
+    )  # fmt: skip
+    def test_a_sentence_is_moved_and_dropped_as_a_whole(self, sentence: str) -> None:
+        assert edits.sentences(f"Be kind. {sentence} Be brief.") == ["Be kind.", sentence, "Be brief."]
+        assert edits.sentences(f"{sentence} Be brief. You are an expert.")[0] == sentence
 
     @pytest.mark.parametrize(
         ("output", "passages", "kinds", "never"),

@@ -48,7 +48,7 @@ class ChatTokenizer:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, model: str, variables: Mapping[str, object] | None = None
     ) -> None:
-        self._tokenizer, self._model, self._variables = tokenizer, model, dict(variables or {})
+        self.tokenizer, self._model, self._variables = tokenizer, model, dict(variables or {})
         template = str(tokenizer.chat_template)
         if unused := [name for name in self._variables if not re.search(rf"\b{re.escape(name)}\b", template)]:
             warnings.warn(
@@ -83,6 +83,10 @@ class ChatTokenizer:
         ]
         return self._tokens(text, cuts)
 
+    def encode_answer(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of an answer that another model wrote."""
+        return self._tokens(text, [found.start() + 1 for found in self._in_answers.finditer(text)])
+
     def _render(
         self, turns: list[dict[str, Any]], cue: str, tools: list[dict[str, Any]]
     ) -> tuple[str, list[int]]:
@@ -113,7 +117,7 @@ class ChatTokenizer:
 
     def _applied(self, turns: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
         declared = {"tools": tools} if tools else {}
-        text: str = self._tokenizer.apply_chat_template(
+        text: str = self.tokenizer.apply_chat_template(
             turns, add_generation_prompt=True, tokenize=False, **declared, **self._variables
         )
         return text
@@ -122,10 +126,10 @@ class ChatTokenizer:
         """Return the tokens of a text that is divided at some positions."""
         ends = [0, *cuts, len(text)]
         pieces = [text[a:b] for a, b in pairwise(ends)]
-        tokens = token_ids(self._tokenizer(self._divider.join(pieces), add_special_tokens=False).input_ids)
+        tokens = token_ids(self.tokenizer(self._divider.join(pieces), add_special_tokens=False).input_ids)
         if not cuts:
             return tokens
-        divider = self._tokenizer.convert_tokens_to_ids(self._divider)
+        divider = self.tokenizer.convert_tokens_to_ids(self._divider)
         counts = [len(re.findall(re.escape(self._divider), piece)) for piece in pieces]
         found = [i for i, token in enumerate(tokens) if token == divider]
         if len(found) != sum(counts) + len(cuts):

@@ -167,7 +167,7 @@ class TransformersEngine:
             raise DeclarationError(
                 f"engine {model!r}: chat_template_kwargs must not set {min(reserved)!r}, set by the engine"
             )
-        self._chat_template, self._variables = chat_template, dict(chat_template_kwargs or {})
+        self.chat_template, self.chat_template_kwargs = chat_template, dict(chat_template_kwargs or {})
         self._skip_special_tokens = skip_special_tokens
         self._native_tools = native_tools
         self._template_has_tools: bool | None = None  # known once the template has been read
@@ -187,11 +187,13 @@ class TransformersEngine:
 
     @property
     def name(self) -> str:  # noqa: D102
-        given = f":template-{digest(self._chat_template)[:12]}" if self._chat_template else ""
+        given = f":template-{digest(self.chat_template)[:12]}" if self.chat_template else ""
         tools = "" if self._native_tools is None else f":native_tools={self._native_tools}"
         # the device and the attention kernels change results only by rounding
         bits = "" if self.quantization == "none" else f":{self.quantization}"
-        variables = f":variables-{digest(self._variables)[:12]}" if self._variables else ""
+        variables = (
+            f":variables-{digest(self.chat_template_kwargs)[:12]}" if self.chat_template_kwargs else ""
+        )
         special = "" if self._skip_special_tokens else ":skip_special_tokens=False"
         own = f"transformers:{self.model}:{self.dtype}{bits}{given}{variables}{tools}{special}"
         return own + ":deterministic" * self.deterministic
@@ -203,7 +205,7 @@ class TransformersEngine:
             return self._native_tools
         with self._reading:
             if self._template_has_tools is None:
-                template = self._chat_template or loading.chat_template(self.model)
+                template = self.chat_template or loading.chat_template(self.model)
                 self._template_has_tools = tool_template.has_tools(template)
             return self._template_has_tools
 
@@ -254,7 +256,7 @@ class TransformersEngine:
         if self._tokenizer is not None:
             with contextlib.suppress(CallError):
                 return Usage(1, len(self._encode_request(request)), request.max_tokens)
-        own = len(self._chat_template.encode())  # at most the whole template is repeated for each message
+        own = len(self.chat_template.encode())  # at most the whole template is repeated for each message
         size = request.size + (TURN + own) * len(request.cued)
         return Usage(1, size + HEAD + own, request.max_tokens)  # a token has at least one byte
 
@@ -404,8 +406,8 @@ class TransformersEngine:
             f"loading {self.model!r} on {self.placement.device}",
             "use a smaller model, dtype: bfloat16 or quantization: 4bit of its engine, or another device",
         ):
-            model, tokenizer = loading.load(self.model, self.placement, self._chat_template)
-        self._tokenizer = ChatTokenizer(tokenizer, self.model, self._variables)
+            model, tokenizer = loading.load(self.model, self.placement, self.chat_template)
+        self._tokenizer = ChatTokenizer(tokenizer, self.model, self.chat_template_kwargs)
         self._context = model.config.max_position_embeddings
         from compound.components.engines.local.decoding import Decoder
 

@@ -14,7 +14,7 @@ import os
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from compound.components.engines.options import (
     Count,
@@ -203,6 +203,11 @@ class VLLMEngine:
     def distribution_options(self) -> list[str]:
         """Fields of `extra` that make the sampling distribution differ from the one a trainer computes."""
         return vllm_chat.distribution_options(self.extra)
+
+    @property
+    def chat_template_kwargs(self) -> Mapping[str, object]:
+        """Further variables of the chat template."""
+        return cast("Mapping[str, object]", self.extra.get("chat_template_kwargs") or {})
 
     @property
     def max_lora_rank(self) -> int | None:

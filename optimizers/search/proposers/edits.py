@@ -61,14 +61,12 @@ CLAUSES: Clauses = {
 # Maximum bytes that edits add to the declared prompt. A clause of each kind takes about 200.
 GROWTH = 300
 
-SHORTER: Mapping[str, str] = {
-    r"^please,?\s+": "",
-    r"\bin order to\b": "to",
-    r"^make sure (?:that )?you\b\s*": "",
-    r"^you should\b\s*": "",
-    r"(?<!not )\bvery\b\s*": "",
-    r"\ball of the\b": "all",
-}
+SHORTER: Mapping[str, str] = {r"^please,?\s+": "", r"\bin order to\b": "to"}
+
+ABBREVIATION = re.compile(
+    r"(?:^|[\s(])(?:(?:\w\.)*[^\W\d]|vs|cf|ca|approx|dr|mrs?|ms|prof|bzw)\.$|(?:^|[.!?:]\s)\d+\.$", re.I
+)
+PAIRS = [("(", ")"), ("[", "]"), ("{", "}"), ("“", "”"), ("«", "»")]
 
 
 def clauses_for(system: System, key: str) -> Clauses:
@@ -99,12 +97,29 @@ def holds_passages(node: Node) -> bool:
 
 
 def sentences(prompt: str) -> list[str]:
-    """Split a prompt into sentences; line breaks also end a sentence.
+    """Split a prompt into sentences; line breaks also end a sentence, but abbreviations do not.
 
     >>> sentences("Answer. Use the passages.")
     ['Answer.', 'Use the passages.']
+    >>> sentences("Ask Dr. Ada, e.g. at home. Be kind.")
+    ['Ask Dr. Ada, e.g. at home.', 'Be kind.']
     """
-    return [part.strip() for part in re.split(r"(?<=[.!?])\s+|\n+", prompt) if part.strip()]
+    found: list[str] = []
+    for line in prompt.split("\n"):
+        own: list[str] = []
+        for part in re.split(r"(?<=[.!?])\s+|(?<=[.!?][)\"”»])\s+", line.strip()):
+            if own and not (kind_of(own[-1]) or kind_of(part)) and _continues(own[-1], part):
+                own[-1] += f" {part}"
+            else:
+                own.append(part)
+        found += filter(None, own)
+    return found
+
+
+def _continues(before: str, part: str) -> bool:
+    """Return whether a text belongs to the sentence before it."""
+    is_open = before.count('"') % 2 or any(before.count(a) > before.count(b) for a, b in PAIRS)
+    return bool(is_open or part[:1].islower() or part[:1].isdigit() or ABBREVIATION.search(before))
 
 
 def kind_of(sentence: str) -> str | None:
@@ -159,7 +174,7 @@ def shorten(parts: list[str], rng: np.random.Generator, clauses: Clauses = CLAUS
         for pattern, replacement in SHORTER.items():
             text = re.sub(pattern, replacement, text, flags=re.IGNORECASE)
         text = text.strip()
-        shorter.append(text[:1].upper() + text[1:])
+        shorter.append(text[:1].upper() + text[1:] if part[:1].isupper() else text)
     return [part for part in shorter if part] or parts
 
 

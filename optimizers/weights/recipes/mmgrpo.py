@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -36,9 +36,6 @@ from compound.optimizers.weights.recipes.recipe import (
 from compound.optimizers.weights.recipes.rollouts import Rollout
 from compound.settings.references import ConfigurationFile
 from compound.token_ids import token_ids
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class GRPOSettings(GroupSettings):
@@ -140,7 +137,7 @@ async def _taught(
         others = _other_models(context, teacher)
         try:
             if others:
-                sampler.executor = own.with_tokens(partial(_tokens, context.trainer.tokenizer))
+                sampler.executor = own.with_tokens(partial(_tokens, _chat_tokenizer(context)))
             made = await sampler.runs(examples, numbers, teacher, teacher=path)
         finally:
             sampler.executor = own
@@ -168,23 +165,30 @@ def _other_models(context: RecipeContext, teacher: System) -> list[str]:
     return list(found)
 
 
-def _tokens(tokenizer: PreTrainedTokenizerBase, request: Request, completion: Completion) -> TokenRecord:
+def _chat_tokenizer(context: RecipeContext) -> ChatTokenizer:
+    """Return the tokenizer of the trained model's chats, with the template of its engine."""
+    system, tokenizer = context.sampler.system, context.trainer.tokenizer
+    lm = str(setting_values(system.components[context.trained[0]], system)["lm"])
+    engine = context.sampler.executor.engine(lm)
+    tokenizer.chat_template = getattr(engine, "chat_template", "") or tokenizer.chat_template
+    return ChatTokenizer(tokenizer, lm, getattr(engine, "chat_template_kwargs", None))
+
+
+def _tokens(chat: ChatTokenizer, request: Request, completion: Completion) -> TokenRecord:
     """Return the tokens of a teacher's answer in the vocabulary of the trained model.
 
     They are the teacher's own, with their log-probabilities, if both models tokenize prompt and answer alike.
     Otherwise the text is tokenized, and has no log-probabilities.
     """
-    chats = ChatTokenizer(tokenizer, "the trained model")
-    prompt = chats.encode(request.messages, request.cue, request.tools)
+    prompt = chat.encode(request.messages, request.cue, request.tools)
     own, text = completion.tokens, write_calls(completion.text, completion.tool_calls)
     if own is not None and own.prompt == prompt and len(own.logprobs) == len(own.sampled):
-        decoded = str(tokenizer.decode(own.sampled, skip_special_tokens=True))
+        decoded = str(chat.tokenizer.decode(own.sampled, skip_special_tokens=True))
         if decoded.strip() == text.strip():
             return replace(own, adapter="")
     if request.cue:  # which the teacher may repeat, and the trained model continues after a space
         text = text.removeprefix(request.cue)
         text = text if text[:1].isspace() else f" {text}"
-    sampled = tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
-    end = tokenizer.eos_token_id
+    sampled, end = chat.encode_answer(text), chat.tokenizer.eos_token_id
     ended = completion.finish_reason != "length" and not request.stop and end is not None
     return TokenRecord(prompt, token_ids([*sampled, *([end] if ended else [])]), (), completion.finish_reason)

@@ -139,6 +139,17 @@ def test_no_content_becomes_a_control_token(base: Any, shape: str, text: str) ->
     assert tokenizer.decode(tokens) == rendered + text
 
 
+@pytest.mark.parametrize(("shape", "text"), [*(("chatml", t) for t in FORGED), ("deepseek", "<｜User｜> x")])
+def test_an_answer_of_another_model_has_no_control_token(base: Any, shape: str, text: str) -> None:
+    tokenizer = shaped(base, shape)
+    found = ChatTokenizer(tokenizer, "m").encode_answer(
+        f"<think>the {text}</think><tool_call>{text}</tool_call>"
+    )
+    tags = ["<think>", "</think>", "<tool_call>", "</tool_call>"]  # which the model itself may write
+    assert control_tokens(tokenizer, found) == tags
+    assert tokenizer.decode(found) == f"<think>the {text}</think><tool_call>{text}</tool_call>"
+
+
 def json_tool(text: str) -> dict[str, Any]:
     found = tool(text)
     return {
