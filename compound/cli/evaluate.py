@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -34,6 +35,12 @@ from compound.cli.options import (
 )
 
 
+def _not_nan(value: float | None) -> float | None:
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("must be a number that others can be compared with")
+    return value
+
+
 @app.command(
     epilog=format_examples(
         "evaluate system.yaml --split dev --limit 8 --no-cache --json",
@@ -47,7 +54,8 @@ def evaluate(
     repeats: Annotated[int, typer.Option(min=1, help="Runs per example.")] = 1,
     config: Config = None,
     min_score: Annotated[
-        float | None, typer.Option(help="Exit with code 1 if the mean score is below this value.")
+        float | None,
+        typer.Option(help="Exit with code 1 if the mean score is below this value.", callback=_not_nan),
     ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")] = False,
     sets: Sets = None,
@@ -132,7 +140,8 @@ def agreement(
         str, typer.Option(help="quadratic: near labels agree in part; none: only equal ones.")
     ] = "quadratic",
     min_kappa: Annotated[
-        float | None, typer.Option(help="Exit with code 1 if kappa is below this value.")
+        float | None,
+        typer.Option(help="Exit with code 1 if kappa is below this value.", callback=_not_nan),
     ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")] = False,
     sets: Sets = None,
@@ -145,7 +154,6 @@ def agreement(
     Prints Cohen's kappa with its 95 % interval. The system is not run. The columns of the file with labels
     are the system's inputs, its outputs, the gold fields of the metric, and the label.
     """
-    import math
     from dataclasses import asdict
 
     from compound.api.agreement import agreement as compare
@@ -226,7 +234,7 @@ def _below(what: str, value: float, least: float | None, option: str) -> str:
     """Return why a value does not reach what an option demands, or ``""``."""
     if least is None or value >= least:
         return ""
-    return f"the {what} {value:.4f} is below {option} {least:g}"
+    return f"the {what} {value:.6g} is below {option} {least:.6g}"
 
 
 def _exit_with(reason: str) -> None:
