@@ -277,7 +277,7 @@ class BM25(_Declared):
     0.9
     """
 
-    requires: ClassVar[tuple[str, ...]] = ("bm25s",)
+    requires: ClassVar[tuple[str, ...]] = ("bm25s", "regex")
 
     k1: float = field(default=1.5, kw_only=True)
     b: float = field(default=0.75, kw_only=True)
@@ -371,6 +371,11 @@ class PassageIndex:
 
     def __post_init__(self) -> None:
         _check_language(self.language)
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """Modules of optional libraries."""
+        return (BM25 if self.model is None else Dense).requires
 
     @cached_property
     def digest(self) -> str:

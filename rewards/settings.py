@@ -107,3 +107,10 @@ class RewardLearning:
     pairs: PairSettings = field(default_factory=PairSettings)
     backbone: BackboneSettings = field(default_factory=BackboneSettings)
     reward: RewardSettings = field(default_factory=RewardSettings)
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """Modules of the optional libraries that rewards are learned with."""
+        embeds = self.backbone.model != "none"
+        trained = embeds and self.reward.lora is not None
+        return ("sklearn", *(("torch", "transformers") * embeds), *(("peft",) * trained))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
+from compound.api.estimate import missing_for_run
 from compound.api.optimize import make_problem
 from compound.api.runners import check_runner
 from compound.components.index import BM25, PassageIndex
@@ -34,7 +35,7 @@ from compound.evaluation.hub import HUB
 from compound.evaluation.metrics.models import metric_lms
 from compound.evaluation.metrics.scoring import check_rows
 from compound.example import Example, Metric
-from compound.extras import check_installed, libraries_of, missing_libraries
+from compound.extras import libraries_of, missing_libraries
 from compound.formatting import plural
 from compound.graph.component import Component, Input, Node
 from compound.graph.types import holds_images
@@ -43,7 +44,6 @@ from compound.optimization.prospects import outlook
 from compound.optimizers import methods
 from compound.optimizers.weights.methods import NothingToTune
 from compound.registry.engine_checks import no_images
-from compound.settings.optimize import OptimizeSettings
 from compound.spec import Program
 from compound.spec.yaml.document import Address
 from compound.spec.yaml.source import read
@@ -148,7 +148,7 @@ def check_program(program: Program, *, strict: bool = False) -> CheckResult:
     with _collecting_errors(problems):
         _check_images(program)
     problems.extend(_missing_parts(program))
-    checked.notes.extend(_missing_libraries(program.optimize))
+    checked.notes.extend(missing_for_run(program.optimize))
     nodes = tuple(system.nodes.values())
     readable = _Readable(program.data, program.metric, system.inputs, system.outputs, nodes)
     checked.not_checked.extend([*_missing_corpora(program), *_check_data(readable, problems)])
@@ -294,18 +294,6 @@ def _check_takes_images(program: Program, node: str, model: str) -> None:
     if not getattr(engine, "takes_images", False):
         problem = no_images(model)
         raise DeclarationError(f"{node!r} has images among its inputs: {problem.message}", hint=problem.hint)
-
-
-def _missing_libraries(settings: OptimizeSettings) -> Iterator[str]:
-    """Yield the settings whose library is not installed on this machine."""
-    modules: dict[str, str] = {f"optimize.trackers: {name}": name for name in settings.trackers}
-    if settings.runner is not None:
-        modules["optimize.runner: ray"] = "ray"
-    for setting, module in modules.items():
-        try:
-            check_installed(module, setting)
-        except MissingExtra as error:
-            yield str(error)
 
 
 def _missing_corpora(program: Program) -> Iterator[str]:

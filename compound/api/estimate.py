@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +11,13 @@ from compound.api.description import resolved_settings
 from compound.api.optimize import make_problem
 from compound.api.runners import check_runner
 from compound.engine import Completion, Engine, Request, Usage
-from compound.errors import CompoundError
+from compound.errors import CompoundError, MissingExtra
 from compound.evaluation.dataset import Dataset
 from compound.evaluation.duplicates import check_no_overlaps, find_overlaps
 from compound.evaluation.metrics.comparison import Comparison
 from compound.evaluation.metrics.models import ModelMetric
 from compound.execution.executor import Executor
+from compound.extras import check_installed
 from compound.graph.bounds import CallBound, Use
 from compound.optimization.adaptation import with_method
 from compound.optimization.allowance import Allowance, allowance
@@ -29,6 +30,7 @@ from compound.optimization.prospects import outlook, plan_by_runs
 from compound.optimizers import methods
 from compound.optimizers.memory_plan import plan_memory
 from compound.settings.common import COUNTS, BudgetSettings
+from compound.settings.optimize import OptimizeSettings
 
 if TYPE_CHECKING:
     from compound.spec import Program
@@ -87,7 +89,11 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
         "jobs": [f"{job.optimizer}: {', '.join(job.keys)}" for job in problem.method.jobs],
         "plan": {"decisions": plan.decisions, "level": plan.level, "runs_per_decision": plan.cost},
         "methods": [settings.method, *settings.baselines],
-        "notes": [*problem.method.notes, *(f"{m.name}: {line}" for m in others for line in m.proposers)],
+        "notes": [
+            *missing_for_run(settings),
+            *problem.method.notes,
+            *(f"{m.name}: {line}" for m in others for line in m.proposers),
+        ],
         "steps": _steps(problem.method.jobs, free, other_limits),
         "prospects": outlook(problem),
         "duplicates": [str(overlap) for overlap in equal],
@@ -331,3 +337,15 @@ def _steps(jobs: Sequence[Job], free: float, others: Sequence[str]) -> list[dict
 def _sizes(data: Dataset, problem: Problem) -> Mapping[str, Any]:
     sizes = {"train": len(problem.train), "valid": len(problem.valid), "test": len(problem.test)}
     return {"path": str(data.path), **sizes}
+
+
+def missing_for_run(settings: OptimizeSettings) -> Iterator[str]:
+    """Yield the settings whose library is not installed on this machine."""
+    modules: dict[str, str] = {f"optimize.trackers: {name}": name for name in settings.trackers}
+    if settings.runner is not None:
+        modules["optimize.runner: ray"] = "ray"
+    for setting, module in modules.items():
+        try:
+            check_installed(module, setting)
+        except MissingExtra as error:
+            yield str(error)

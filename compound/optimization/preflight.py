@@ -118,7 +118,8 @@ def check_libraries(problem: Problem) -> None:
         optimizer = method.optimizers[job.optimizer]
         spaces = [system.parameters[key] for key in job.keys]
         requires_for = getattr(optimizer, "requires_for", lambda _, own=optimizer: libraries_of(own))
-        needed.append((f"the method {method.name!r}", requires_for(spaces)))
+        learning = libraries_of(getattr(optimizer, "learning", None))
+        needed.append((f"the method {method.name!r}", [*requires_for(spaces), *learning]))
     missing = missing_libraries([*system_parts(system), *needed])
     if missing:
         raise missing[0] if len(missing) == 1 else SeveralErrors(missing)

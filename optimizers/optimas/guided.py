@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -98,8 +97,6 @@ class GuidedSearch:
         estimate: estimates gains from evaluations; see `compound.rewards.gains.estimates`.
         fit: fits the local reward to draws.
     """
-
-    requires: ClassVar[tuple[str, ...]] = ("sklearn",)
 
     learning: RewardLearning
     prompts: PromptSearch

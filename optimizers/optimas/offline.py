@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from compound.example import Example
 from compound.formatting import plural
@@ -55,8 +54,6 @@ class OfflineRewards:
         prompts: proposes prompts to sample outputs with.
         guide: processes the pairs.
     """
-
-    requires: ClassVar[tuple[str, ...]] = ("sklearn",)
 
     learning: RewardLearning
     prompts: PromptSearch

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -85,8 +84,6 @@ class SegmentSearch:
         gold: whether the local reward may read the gold answers of train examples.
         fit: fits the local reward to draws.
     """
-
-    requires: ClassVar[tuple[str, ...]] = ("sklearn",)
 
     learning: RewardLearning
     gold: bool = True

@@ -229,6 +229,7 @@ optimize: {{budget: {{system_runs: 400}}}}
         ("litellm", "m", "{litellm: {model: hosted_vllm/x, api_base: 'http://127.0.0.1:9/v1'}}"),
         ("torch", "m", "{transformers: {model: smollm2}}"),
         ("bm25s", "m", "{litellm: {model: openai/x, price: [1, 1]}}"),
+        ("regex", "m", "{litellm: {model: openai/x, price: [1, 1]}}"),
         ("rouge_score", "m", "{litellm: {model: openai/x, price: [1, 1]}}"),
     ],
 )
@@ -251,3 +252,32 @@ def test_a_check_and_a_dry_run_name_missing_libraries(
     library, extra = LIBRARIES[module]
     assert f"needs {library}, which is not installed" in ran.out + ran.err
     assert f"[{extra}]" in ran.out + ran.err
+
+
+@pytest.mark.parametrize("command", [["check"], ["optimize", "--dry-run"]])
+@pytest.mark.parametrize(
+    ("module", "settings", "fails"),
+    [
+        ("transformers", "optimize.method=hbc", True),
+        ("sklearn", "optimize.method=optimas", True),
+        ("peft", "optimize={method: optimas, optimas: {reward: {lora: {}}}}", True),
+        ("sklearn", "optimize.baselines=[optimas]", True),
+        ("wandb", "optimize.trackers=[wandb]", False),
+        ("ray", "optimize.runner={ray: {workers: 2}}", False),
+    ],
+)
+def test_a_check_and_a_dry_run_name_the_libraries_of_settings(
+    command: list[str], module: str, settings: str, fails: bool, tmp_path: Path, cli: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("system.yaml").write_text(
+        CHECKED.format(lm="m", engine="{litellm: {model: openai/x, price: [1, 1]}}")
+    )
+    Path("corpus.jsonl").write_text('{"id": "1", "text": "Lima"}')
+    Path("rows.jsonl").write_text("".join(f'{{"question": "{i}", "y": "x"}}\n' for i in range(40)))
+    monkeypatch.setitem(sys.modules, module, None)
+    budget = ["--set", "optimize.budget.system_runs=400"]
+    ran = cli(command[0], "system.yaml", *command[1:], "--set", settings, *budget)
+    assert bool(ran.code) == fails
+    assert f"needs {LIBRARIES[module][0]}, which is not installed" in ran.out + ran.err
