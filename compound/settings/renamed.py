@@ -76,7 +76,7 @@ SYNONYMS: Mapping[str, str] = {
         "optimizer.micro_tokens": "per_device_train_batch_size gradient_accumulation_steps "
         "micro_train_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu batch_size",
         "optimizer.max_norm": "max_grad_norm grad_clip",
-        "optimizer.weight_decay": "weight_decay l2",
+        "optimizer.weight_decay": "weight_decay l2 wd",
         "optimizer.dropout": "lora_dropout dropout",
         "scale": "scale_rewards norm_adv_by_std_in_grpo standardize",
         "loss": "loss_type importance_sampling_level policy_loss",
@@ -101,7 +101,8 @@ ELSEWHERE: Mapping[str, str] = {
     for hint, names in {
         "set max_tokens of the component": "max_completion_length max_response_length max_new_tokens "
         "response_length generate_max_len",
-        "set weights: {lora: {rank: …}} of the component": "r lora_r lora_rank rank",
+        "set weights: {lora: {rank: …}} of the component": "r lora_r lora_rank rank lora lora_config "
+        "peft_config",
         "set weights: {lora: {alpha: …}} of the component": "lora_alpha alpha",
         "set weights: {lora: {targets: …}} of the component": "target_modules lora_target_modules targets",
         "rollouts are sampled from the whole distribution, at rollouts.temperature": "top_p top_k min_p",

@@ -46,6 +46,9 @@ OTHER_LIBRARIES = {
     "lora_dropout": "use optimize.mmgrpo.optimizer.dropout",
     "max_completion_length": "set max_tokens of the component",
     "lora_r": "set weights: {lora: {rank: …}} of the component",
+    "lora": "set weights: {lora: {rank: …}} of the component",
+    "peft_config": "set weights: {lora: {rank: …}} of the component",
+    "wd": "use optimize.mmgrpo.optimizer.weight_decay",
 }
 
 OWN = '''

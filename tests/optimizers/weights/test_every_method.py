@@ -379,7 +379,7 @@ def test_a_dry_run_says_how_many_steps_the_budget_holds() -> None:
     (found,) = estimate(program)["steps"]
     assert (found["steps"], found["runs_per_step"], found["budget_holds"]) == (25, 24.0, 7)
     few = load(
-        ATLAS, overrides=[*overrides, ("optimize.budget", "{calls: 100}"), ("optimize.train_size", "2")]
+        ATLAS, overrides=[*overrides, ("optimize.budget", "{calls: 1000}"), ("optimize.train_size", "2")]
     )
     (found,) = estimate(few)["steps"]
     assert (found["runs_per_step"], found["unless_ended_by"]) == (16.0, ["calls"])
