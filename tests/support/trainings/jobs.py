@@ -45,6 +45,7 @@ async def trained(
     start: Mapping[str, Any] | None = None,
     share: float = float("inf"),
     local: str = "ppo",
+    dtype: str = "bfloat16",
     **more: Any,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run the jobs of a method as the loop does, without decisions; return the values and the records."""
@@ -53,7 +54,8 @@ async def trained(
     program = load(
         ATLAS,
         overrides=[
-            ("lm", str(model)),
+            ("lm", "tiny"),
+            ("engines", json.dumps({"tiny": {"transformers": {"model": str(model), "dtype": dtype}}})),
             *(
                 (f"optimize.{each}", json.dumps(section))
                 for each, section in trainings(**{**SMALL, **more}).items()
