@@ -256,6 +256,7 @@ def test_an_exported_request_reports_that_the_answer_was_cut() -> None:
     node: dict[str, Any] = {
         "settings": {"lm": "m", "max_tokens": 1, "temperature": 0}, "system": "", "blocks": [], "cue": "",
         "reasks": 0, "options": {}, "response_format": None, "wrapped": False, "fields": fields, "layout": "text",
+        "unsupported": [],
     }  # fmt: skip
     assert runtime.run_llm(node, {}, lambda _: ("12", False)) == {"n": 12}
     with pytest.raises(ValueError, match="cut"):
