@@ -427,8 +427,8 @@ class _Collector:
         self.system_runs += trace.equivalents
         for call in trace.calls:
             if call.component in self._retrievers and call.failure is None:
-                passages = cast("Sequence[Mapping[str, object]]", call.outputs["passages"])
-                found = any(passage.get("score") != 0 for passage in passages)
+                passages = cast("Sequence[object]", call.outputs["passages"])  # of any form, if it is custom
+                found = any(not isinstance(p, Mapping) or p.get("score") != 0 for p in passages)
                 self._searches[call.component, found] += 1
         if self._on_trace is not None:
             self._on_trace(example, trace)

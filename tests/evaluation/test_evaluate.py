@@ -8,7 +8,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -751,6 +751,36 @@ def test_searches_without_passages_are_counted_once(tmp_path: Path) -> None:
     assert found.mean == 1.0
     assert len(caught) == 1
     cp.evaluate(system, rows[:1], "accuracy", cache=False)  # a warning would be an error
+
+
+@dataclass(frozen=True, eq=False)
+class OwnSearch(Operation):
+    """A component of one's own that returns passages as texts."""
+
+    name: str
+    kind = "retriever"
+
+    @property
+    def inputs(self) -> Mapping[str, Port]:
+        return {"question": Port(str)}
+
+    @property
+    def outputs(self) -> Mapping[str, Port]:
+        return {"passages": Port(list[str])}
+
+    @property
+    def version(self) -> str:
+        return "1"
+
+    async def run(self, inputs: Any, values: Any, call: Any) -> dict[str, object]:
+        return {"passages": [inputs["question"]] if inputs["question"] == "Lima" else []}
+
+
+def test_passages_of_a_retriever_of_ones_own_may_be_texts() -> None:
+    system = cp.System("s", {"answer": OwnSearch("search")(question=cp.Input("question"))})
+    rows = [{"question": "Lima"}, {"question": "Quito"}]
+    with pytest.warns(UserWarning, match="'search' found no passage in 1 of 2 searches"):
+        assert cp.evaluate(system, rows, custom(lambda outputs, _: 1.0), cache=False).mean == 1.0
 
 
 def test_rankings_without_a_common_word_count_as_searches_without_passages() -> None:
