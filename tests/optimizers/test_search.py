@@ -756,10 +756,22 @@ class TestEdits:
     ) -> None:
         """Shortening touches many sentences, and so counts by its own law; each other edit one at most."""
         prompt = " ".join(parts)
-        before, after = Counter(sentences(prompt)), Counter(sentences(edit_prompt(prompt, rng(seed), most)))
+        before, after = (
+            Counter(part.removesuffix(".") for part in sentences(text))
+            for text in (prompt, edit_prompt(prompt, rng(seed), most))
+        )
         added, removed = (after - before).total(), (before - after).total()
         shortened = sum(edits.shorten([part], rng(0)) != [part] for part in sentences(prompt))
         assert max(added, removed) <= most + shortened
+
+    @pytest.mark.parametrize("prompt", ["Be brief. x", "Answer the question", "Use the text. Question:"])
+    def test_sentences_never_merge(self, prompt: str) -> None:
+        whole = {part.removesuffix(".") for part in sentences(prompt)}
+        known = whole | {clause.removesuffix(".") for kind in edits.CLAUSES.values() for clause in kind}
+        made = {edit_prompt(prompt, rng(seed), 1) for seed in range(100)}
+        assert len(made) > 1
+        for text in made:
+            assert {part.removesuffix(".") for part in sentences(text)} <= known
 
     def test_other_seeds_give_other_prompts(self) -> None:
         made = {edit_prompt("Answer the question. Use the passages.", rng(seed)) for seed in range(50)}

@@ -207,7 +207,8 @@ EDITS: tuple[tuple[Edit, float], ...] = (
 def edit_prompt(prompt: str, rng: np.random.Generator, most: int = 2, clauses: Clauses = CLAUSES) -> str:
     """Return a prompt with 1 to ``most`` random edits; edits that do not apply change nothing.
 
-    Each edit changes one line and keeps the other lines and the layout.
+    Each edit changes one line and keeps the other lines and the layout. A sentence without a full stop gets one
+    before another sentence.
 
     >>> edit_prompt("Answer the question.", np.random.default_rng(0)) != "Answer the question."
     True
@@ -219,5 +220,8 @@ def edit_prompt(prompt: str, rng: np.random.Generator, most: int = 2, clauses: C
         filled = [i for i, line in enumerate(lines) if line.strip()] or [0]
         i = filled[rng.integers(len(filled))] if len(filled) > 1 else filled[0]
         indent = lines[i][: len(lines[i]) - len(lines[i].lstrip())]
-        lines[i] = indent + " ".join(edit(sentences(lines[i]), rng, clauses))
+        parts = edit(sentences(lines[i]), rng, clauses)
+        parts = [*(part + "." * part[-1:].isalnum() for part in parts[:-1]), *parts[-1:]]
+        if sentences(" ".join(parts)) == parts:  # else sentences would merge, such as one after "Question:"
+            lines[i] = indent + " ".join(parts)
     return "\n".join(lines)
