@@ -29,7 +29,7 @@ from compound.graph.component import CallContext, Operation, check_name
 from compound.graph.configuration import digest
 from compound.graph.space import Choice, Float, Int, Text, Weights
 from compound.graph.types import Port
-from compound.narrowing import entry
+from compound.narrowing import entry, report_wrong_arguments
 from compound.storage.artifacts import is_reference
 
 VERSION = 1  # increment it when equal settings lead to another request
@@ -39,6 +39,7 @@ FIELDS = {"chat/completions": CHAT_FIELDS, "responses": ("max_output_tokens",)}
 MATCHED = ("system", "user")
 
 
+@report_wrong_arguments
 @dataclass(frozen=True, eq=False, repr=False)
 class AgentPrompt(Operation):
     """A prompt of an `ExternalAgent`: recognizes requests, and replaces their text and settings.

@@ -10,13 +10,14 @@ from dataclasses import astuple, dataclass, field
 from compound.graph.bounds import Extent, Limits, Reach
 from compound.graph.component import CallContext, Operation, check_name
 from compound.graph.types import Port
-from compound.narrowing import entry
+from compound.narrowing import entry, report_wrong_arguments
 from compound.security.sandbox.limits import LimitName, SandboxLimits
 from compound.security.sandbox.sandbox import Sandbox
 
 LONGEST_CHARACTER = 3  # bytes that stand for one byte that is no text
 
 
+@report_wrong_arguments
 @dataclass(frozen=True, eq=False, repr=False)
 class CodeRunner(Operation):
     """A component that runs the Python program on its port ``code``, isolated from this machine.

@@ -25,6 +25,7 @@ from compound.graph.json_values import dumps
 from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.graph.types import Port, accepts, convert, format_type
+from compound.narrowing import report_wrong_arguments
 from compound.registry.code import place_of
 from compound.registry.user_code import located
 from compound.security.limits import OUTPUT_DEPTH
@@ -52,6 +53,7 @@ class _Program:
     folder: Path
 
 
+@report_wrong_arguments
 class ExternalAgent(Composite):
     """An agent of any framework or language, run as it is.
 

@@ -12,12 +12,14 @@ from compound.graph.composite import Composite, RunBody
 from compound.graph.space import Int
 from compound.graph.system import System
 from compound.graph.types import Port, format_type, is_assignable
+from compound.narrowing import report_wrong_arguments
 
 
 def _body_ports(body: System) -> dict[str, Port]:
     return {name: Port(source.type) for name, source in body.outputs.items()}
 
 
+@report_wrong_arguments
 class Loop(Composite):
     """A body that repeats, with outputs fed back to inputs, until a condition holds or the turn limit.
 
@@ -128,6 +130,7 @@ class Loop(Composite):
         return outputs
 
 
+@report_wrong_arguments
 class Map(Composite):
     """A body that runs concurrently for each item of a list; the outputs are lists in the items' order.
 

@@ -15,8 +15,10 @@ from compound.graph.bounds import Extent, Limits, Reach
 from compound.graph.component import CallContext, Operation
 from compound.graph.fingerprint import code_digest
 from compound.graph.types import Port
+from compound.narrowing import report_wrong_arguments
 
 
+@report_wrong_arguments
 class Function(Operation):
     """A component that calls a typed Python function, sync or async.
 
@@ -195,6 +197,7 @@ def _returned(name: str, hints: Mapping[str, object]) -> object:
     return hints["return"]
 
 
+@report_wrong_arguments
 class FirstOf(Operation):
     """A component that returns the first of its inputs whose node was not skipped."""
 

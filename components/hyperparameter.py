@@ -11,6 +11,7 @@ from compound.graph.bounds import Extent, Limits, Reach, extent_of_setting
 from compound.graph.component import CallContext, Operation
 from compound.graph.space import Space
 from compound.graph.types import Port
+from compound.narrowing import report_wrong_arguments
 
 Constant = str | bool | int | float | list[object] | tuple[object, ...]
 
@@ -30,6 +31,7 @@ def _type(value: Constant) -> object:
     return Literal[value] if isinstance(value, str) else list if isinstance(value, tuple) else type(value)
 
 
+@report_wrong_arguments
 class Hyperparameter(Operation):
     """A value that other components read as an input: a tunable one, or a constant.
 

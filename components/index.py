@@ -40,6 +40,7 @@ from compound.errors import (
     suggest_name,
 )
 from compound.evaluation.rows import file_digest, read_rows
+from compound.narrowing import report_wrong_arguments
 from compound.security.untrusted import UntrustedFolder, os_errors_as
 from compound.storage.paths import cache_folder
 
@@ -262,6 +263,7 @@ class _Declared(ABC):
         """Build the index of the passages, or load it from its folder."""
 
 
+@report_wrong_arguments
 @dataclass(frozen=True)
 class BM25(_Declared):
     """Lexical index. Only passages that share a word with the query are found, possibly none.
@@ -297,6 +299,7 @@ class BM25(_Declared):
         return LexicalIndex(passages, retriever, self.language, lambda: every_word._open(passages))
 
 
+@report_wrong_arguments
 @dataclass(frozen=True)
 class Dense(_Declared):
     """Index of embeddings by a sentence-transformers model.
@@ -344,6 +347,7 @@ class Dense(_Declared):
         return DenseIndex(passages, vectors, firsts, encoder)
 
 
+@report_wrong_arguments
 @dataclass(frozen=True)
 class PassageIndex:
     """Ranking of the passages given with each example, by BM25 over those passages or by a dense model.

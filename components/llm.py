@@ -26,7 +26,7 @@ from compound.graph.component import CallContext, Operation, check_name
 from compound.graph.configuration import digest
 from compound.graph.space import Choice, Demo, Demos, Float, Int, Text, Weights, as_demos
 from compound.graph.types import Port, identify_type
-from compound.narrowing import entry
+from compound.narrowing import check_fields, entry, report_wrong_arguments
 from compound.storage.artifacts import is_reference
 
 PROMPT_FORMAT = 2  # version of the prompt format; increment it when the same settings render another prompt
@@ -36,6 +36,7 @@ MAX_ERROR_CHARACTERS = 500  # of the error that a re-ask shows
 MAX_DEMO_CHARACTERS = 2_000  # of a demonstration in a prompt; searches accept at most 1,500 as JSON
 
 
+@report_wrong_arguments
 @dataclass(frozen=True, eq=False, repr=False)
 class LLM(Operation):
     """A call to a language model.
@@ -97,6 +98,7 @@ class LLM(Operation):
 
     def __post_init__(self) -> None:
         check_name("LLM", self.name)
+        check_fields(self)
         if not self.outputs:
             raise DeclarationError(f"LLM {self.name!r} has no output fields")
         if self.format == "text" and len(self.outputs) > 1:

@@ -15,7 +15,7 @@ from compound.graph.bounds import Extent, Limits, Reach, extent_of_setting
 from compound.graph.component import CallContext, Operation, check_name
 from compound.graph.space import Choice, Int
 from compound.graph.types import Port
-from compound.narrowing import entry
+from compound.narrowing import entry, report_wrong_arguments
 
 FoundPassage = dict[str, Any]  # the type of a port; see `compound.components.index.Passage` for its fields
 METADATA_BYTES = 80  # bytes that id, score and field names add to a passage
@@ -42,6 +42,7 @@ class IndexDeclaration(Protocol):
         ...
 
 
+@report_wrong_arguments
 @dataclass(frozen=True, eq=False, repr=False)
 class Retriever(Operation):
     """A component that searches an index over a corpus, or ranks the passages of each example.

@@ -9,8 +9,10 @@ from compound.graph.bounds import Extent, Limits, Reach, extent_of_setting
 from compound.graph.component import CallContext, Operation
 from compound.graph.space import Choice, PerInput, Scalar
 from compound.graph.types import Port
+from compound.narrowing import report_wrong_arguments
 
 
+@report_wrong_arguments
 class Selector(Operation):
     """A component that outputs one of several options; its inputs are the context of the choice.
 
@@ -45,6 +47,11 @@ class Selector(Operation):
         self.name = name
         if choices and options:
             raise DeclarationError(f"selector {name!r} has options twice", hint="give them once")
+        if isinstance(options, str):  # whose letters would be options
+            raise DeclarationError(
+                f"options of selector {name!r} must be a list, but is {options!r:.60}",
+                hint=f"write options=[{options!r:.60}]",
+            )
         self.space = (PerInput if per_input else Choice)(*choices, *options, value=value)
 
     @property

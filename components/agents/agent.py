@@ -20,11 +20,13 @@ from compound.graph.composite import Composite, RunBody
 from compound.graph.space import Choice, Demo, Demos, Float, Int, Text, Weights
 from compound.graph.system import System
 from compound.graph.types import Port
+from compound.narrowing import report_wrong_arguments
 
 RESULTS = "results"
 MAX_TURNS, MAX_CALLS, MAX_RESULT = 8, 4, 4_000
 
 
+@report_wrong_arguments
 class Agent(Composite):
     """A model that calls tools in turns until it gives its final answer.
 

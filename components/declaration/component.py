@@ -11,6 +11,7 @@ from compound.components.function import Function
 from compound.concurrency.functions import ThreadUse
 from compound.graph.building import active_build
 from compound.graph.component import Condition, Input, Output, Outputs
+from compound.narrowing import report_wrong_arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -86,6 +87,7 @@ def component(
 ) -> Callable[[Callable[P, R]], FunctionComponent[P, R]]: ...
 
 
+@report_wrong_arguments
 def component(
     function: Callable[P, R] | None = None,
     /,

@@ -11,6 +11,7 @@ from compound.components.function import typed_signature
 from compound.components.llm import LLM
 from compound.errors import DeclarationError
 from compound.graph.space import Text
+from compound.narrowing import report_wrong_arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,6 +42,7 @@ def llm(function: Callable[P, R], /, **settings: object) -> LLMFunction[P, R]: .
 def llm(**settings: object) -> Callable[[Callable[P, R]], LLMFunction[P, R]]: ...
 
 
+@report_wrong_arguments
 def llm(
     function: Callable[P, R] | None = None, /, **settings: object
 ) -> LLMFunction[P, R] | Callable[[Callable[P, R]], LLMFunction[P, R]]:

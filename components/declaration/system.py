@@ -15,6 +15,7 @@ from compound.errors import CompoundError, DeclarationError, GraphBuildError, Wi
 from compound.graph.building import active_build, building
 from compound.graph.component import Input, Node, Output, Outputs, Source
 from compound.graph.system import System
+from compound.narrowing import report_wrong_arguments
 from compound.registry.user_code import definition, place_in
 
 SINGLE = "output"
@@ -28,6 +29,7 @@ def system(function: Callable[..., object], /) -> System: ...
 def system(*, name: str = "", lm: str | None = None) -> Callable[[Callable[..., object]], System]: ...
 
 
+@report_wrong_arguments
 def system(
     function: Callable[..., object] | None = None, /, *, name: str = "", lm: str | None = None
 ) -> System | Callable[[Callable[..., object]], System]:

@@ -51,6 +51,7 @@ from compound.concurrency.background import run_in_background
 from compound.engine import NO_USAGE, AnswerFormat, Completion, OnText, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, MissingExtra, TransientError
 from compound.execution.budget import clip_usage
+from compound.narrowing import report_wrong_arguments
 from compound.security.sanitize import remember_environment
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ PROVIDERS_WITH_KEY = {  # providers that require a key, each read from one envir
 }
 
 
+@report_wrong_arguments
 class LiteLLMEngine:
     """Engine that calls a provider's API.
 

@@ -31,7 +31,7 @@ from compound.graph.configuration import Configuration, load
 from compound.graph.space import Choice, Demo, Demos, Float, Text, Weights, as_demos
 from compound.graph.system import System
 from compound.graph.types import format_type
-from compound.narrowing import entry
+from compound.narrowing import entry, report_wrong_arguments
 
 if TYPE_CHECKING:
     import dspy
@@ -40,6 +40,7 @@ MOST_DEMOS = 4
 GivenOutputs = Mapping[str, object] | Sequence[str]
 
 
+@report_wrong_arguments
 @explain_missing("cp.from_dspy")
 def from_dspy(
     program: dspy.Module,
@@ -314,6 +315,7 @@ def _arguments(module: dspy.Module, own: Any, signatures: Sequence[Any]) -> dict
     }
 
 
+@report_wrong_arguments
 @explain_missing("cp.to_dspy")
 def to_dspy(
     program: dspy.Module,

@@ -12,8 +12,10 @@ from compound.evaluation.metrics.custom import Custom
 from compound.evaluation.statistics import Bounds
 from compound.example import Example, Score
 from compound.extras import explain_missing
+from compound.narrowing import report_wrong_arguments
 
 
+@report_wrong_arguments
 @explain_missing("cp.from_dspy_metric")
 def from_dspy_metric(
     metric: Callable[..., object], *, name: str = "", bounds: Bounds | None = None

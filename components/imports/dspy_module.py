@@ -15,6 +15,7 @@ from compound.errors import CallError, DeclarationError
 from compound.extras import explain_missing
 from compound.graph.configuration import canonical_json, to_readable_json
 from compound.graph.types import Port
+from compound.narrowing import report_wrong_arguments
 
 if TYPE_CHECKING:
     import dspy
@@ -54,6 +55,7 @@ class DSPyModule(BlackBox):
                     reports.append(Report(model, len(entries), asked, answered))
 
 
+@report_wrong_arguments
 @explain_missing("cp.from_dspy_module")
 def from_dspy_module(
     module: dspy.Module,

@@ -14,6 +14,7 @@ from compound.engine import Usage
 from compound.errors import CallError, DeclarationError, suggest_name
 from compound.extras import explain_missing
 from compound.graph.types import Port, accepts
+from compound.narrowing import report_wrong_arguments
 
 if TYPE_CHECKING:
     from haystack import Pipeline
@@ -73,6 +74,7 @@ class HaystackPipeline(BlackBox):
         return outputs
 
 
+@report_wrong_arguments
 @explain_missing("cp.from_haystack")
 def from_haystack(
     pipeline: Pipeline,

@@ -19,6 +19,7 @@ from compound.extras import explain_missing
 from compound.graph.configuration import to_readable_json
 from compound.graph.fingerprint import code_digest
 from compound.graph.types import Port, accepts
+from compound.narrowing import report_wrong_arguments
 
 if TYPE_CHECKING:
     from langchain_core.callbacks import BaseCallbackHandler
@@ -82,6 +83,7 @@ class LangChainRunnable(BlackBox):
         return {field: _as_output(returned[field], port.type) for field, port in self.outputs.items()}
 
 
+@report_wrong_arguments
 @explain_missing("cp.from_langchain")
 def from_langchain(
     runnable: Runnable[Any, Any],

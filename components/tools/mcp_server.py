@@ -31,6 +31,7 @@ from compound.errors import (
     suggest_name,
 )
 from compound.graph.configuration import digest
+from compound.narrowing import report_wrong_arguments
 from compound.security.sanitize import remember_environment, sanitize_text
 from compound.security.trust import Origin
 
@@ -42,6 +43,7 @@ MAX_LOG = 2_000  # characters of a program's last messages that an error shows
 CLOSE_SECONDS = 10.0
 
 
+@report_wrong_arguments
 @dataclass(frozen=True)
 class MCPServer:
     """An MCP server: a program to start, or an address.

@@ -16,6 +16,7 @@ from compound.errors import CallError, CompoundError, DeclarationError, Transien
 from compound.formatting import format_repr
 from compound.graph.configuration import digest
 from compound.graph.json_types import JSONSchema, json_type
+from compound.narrowing import report_wrong_arguments
 from compound.security.sandbox.limits import SandboxLimits
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 MAX_ARGUMENTS = 100_000  # characters of a call's arguments
 
 
+@report_wrong_arguments
 @dataclass(frozen=True, eq=False, repr=False)
 class Tool:
     """A tool for `Agent`.
@@ -159,6 +161,7 @@ class Tool:
         return given, f"invalid arguments: {'; '.join(problems)}" if problems else ""
 
     @staticmethod
+    @report_wrong_arguments
     def from_function(
         function: Callable[..., object],
         *,
@@ -334,6 +337,7 @@ def tool(
     *, name: str | None = None, description: str | None = None, reproducible: bool = False,
     timeout: float | None = TIMEOUT,
 ) -> Callable[[Callable[..., object]], Tool]: ...  # fmt: skip
+@report_wrong_arguments
 def tool(
     function: Callable[..., object] | None = None,
     /,

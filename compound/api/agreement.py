@@ -21,12 +21,14 @@ from compound.example import Example, Metric
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
+from compound.narrowing import report_wrong_arguments
 from compound.storage.paths import cache_folder
 
 CONCURRENCY = 32
 Labelled = tuple[Example, Mapping[str, object], float]  # an example, the outputs for it, and their label
 
 
+@report_wrong_arguments
 def agreement(
     metric: Metric,
     data: str | Path | Rows,

@@ -20,10 +20,11 @@ from compound.evaluation.metrics.named import METRICS, metric_factory
 from compound.evaluation.rows import as_row, class_reader, plain_cell, table_classes
 from compound.example import Example, Metric
 from compound.execution.budget import Budget
+from compound.formatting import short_repr
 from compound.graph.system import System
 from compound.registry.engine_checks import checked_engine
 from compound.registry.engines import find_engine
-from compound.registry.user_code import short_place
+from compound.registry.user_code import check_signature, short_place
 from compound.settings.common import BudgetSettings
 
 MAX_ROWS = 10_000_000  # of rows passed in memory
@@ -233,8 +234,14 @@ def resolve_engines(system: System, engines: GivenEngines | None) -> Callable[[s
     engines of the system's file; then by the form of its name (`compound.registry.engines`).
 
     Raises:
-        DeclarationError: ``engines`` is neither a mapping to engines nor a function.
+        DeclarationError: ``system`` is no system, or ``engines`` neither a mapping to engines nor a function.
     """
+    given: object = system
+    if not isinstance(given, System):
+        raise DeclarationError(
+            f"system must be a System, but is {short_repr(given)}",
+            hint="declare it with cp.System, or load a file with cp.load_system('FILE.yaml')",
+        )
     return engine_finder(engines, system.engines)
 
 
@@ -247,6 +254,7 @@ def engine_finder(
         return usual
     if not isinstance(engines, Mapping):
         if callable(engines) and not isinstance(engines, Engine):
+            check_signature(engines, "engines", "lm")
             return engines
         raise DeclarationError(
             f"engines must map model names to engines, but is {engines!r:.80}",

@@ -12,6 +12,7 @@ from compound.api.result import Result
 from compound.errors import DeclarationError, suggest_name
 from compound.execution.trace import Trace, as_text, from_json
 from compound.formatting import short_repr
+from compound.narrowing import report_wrong_arguments
 from compound.report.facts.traces import RecordedTrace
 from compound.runs.directory import CONFIG, inconsistency_errors, read_json, read_records
 from compound.security.sanitize import sanitize_for_terminal
@@ -21,6 +22,7 @@ SPLITS = ("valid", "test")
 LIMIT = 3
 
 
+@report_wrong_arguments
 def inspect_calls(
     source: Trace | Iterable[Trace] | Result | str | Path,
     *,

@@ -34,7 +34,9 @@ from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.graph.system import System
 from compound.graph.types import format_type
+from compound.narrowing import report_wrong_arguments
 from compound.registry.engines import for_system
+from compound.registry.user_code import check_signature
 from compound.runs.directory import (
     APPENDED,
     CHECKPOINT,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 EVALUATION_SETTINGS = frozenset({"seed", "concurrency", "runner", "failure_score", "max_failed"})
 
 
+@report_wrong_arguments
 def run(
     system: System,
     inputs: Mapping[str, Any],
@@ -92,6 +95,7 @@ def run(
     return trace.check() if check else trace
 
 
+@report_wrong_arguments
 def evaluate(
     system: System,
     data: GivenData,
@@ -143,6 +147,8 @@ def evaluate(
         raise DataError(f"the {split} split is empty")
     check_rows(scoring, system.outputs, examples)
     check_repeats(scoring, repeats)
+    if on_trace is not None:
+        check_signature(on_trace, "on_trace", "example", "trace")
     rules = EvaluationRules(resolved.concurrency, resolved.failure_score, resolved.max_failed, cache)
 
     opened = executor_opener(resolved, system, find)
@@ -169,6 +175,7 @@ def evaluate(
     return run_blocking(all_of_them(), interrupted=f"the evaluation was interrupted{kept}")
 
 
+@report_wrong_arguments
 def optimize(
     system: System,
     data: GivenData,
@@ -214,6 +221,7 @@ def optimize(
         )
 
 
+@report_wrong_arguments
 def sweep(
     system: System,
     data: GivenData,
@@ -256,10 +264,10 @@ def sweep(
     from compound.api.sweeps.sweep import DeclaredProgram, plan
     from compound.api.sweeps.sweep import sweep as run_sweep
 
+    find = resolve_engines(system, engines)
     program = DeclaredProgram(
         Path(f"{system.name}.yaml"), "", system, to_dataset(data, splits=True),
-        resolve_metric(metric, system), _resolved(settings, budget, changes), {},
-        find=resolve_engines(system, engines),
+        resolve_metric(metric, system), _resolved(settings, budget, changes), {}, find=find,
     )  # fmt: skip
     folder = Path(run_dir) if run_dir is not None else run_folder("sweep")
     return run_sweep(
@@ -277,6 +285,7 @@ def _resolved(
     return make_settings({**base, **changes})
 
 
+@report_wrong_arguments
 def load_result(path: str | Path) -> Result:
     """Return the result of a finished run, equal to the one that `optimize` returned.
 
@@ -299,6 +308,7 @@ def load_result(path: str | Path) -> Result:
     return read_result(path)
 
 
+@report_wrong_arguments
 def load_system(path: str | Path, *, allow_import: bool = True, trust: Collection[str] = ()) -> System:
     """Load the system of a YAML file, with the engines that it names.
 

@@ -34,6 +34,7 @@ from compound.evaluation.rows import (
 )
 from compound.example import Example
 from compound.execution.rng import generator
+from compound.narrowing import report_wrong_arguments
 from compound.security.untrusted import UntrustedFolder, os_errors_as
 
 Split = Literal["train", "valid", "test"]
@@ -42,6 +43,7 @@ VALID_NAMES = ("dev", "valid", "validation", "val")
 """Usual names of the validation split; the others substitute for the first, the default."""
 
 
+@report_wrong_arguments
 @dataclass(frozen=True)
 class Dataset:
     """Examples for training, validation and the final test, from files, the hub, or memory.

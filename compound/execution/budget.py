@@ -19,12 +19,14 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt
 
 from compound.engine import NO_USAGE, Usage
 from compound.errors import BudgetExhausted, DeclarationError
+from compound.narrowing import report_wrong_arguments
 from compound.storage.state import State
 
 HINT = "raise the limit, and run the same command to resume"
 MARGIN = 0.2  # share of the runs estimated from other limits that is held back
 
 
+@report_wrong_arguments
 @dataclass(frozen=True)
 class Budget:
     """Hard limits; ``None`` means no limit.

@@ -34,9 +34,11 @@ from compound.execution.trace import Call, Trace
 from compound.graph.component import Operation
 from compound.graph.system import System
 from compound.graph.types import accepts, all_as_declared, as_declared, format_type
+from compound.narrowing import report_wrong_arguments
 from compound.security.sanitize import remember_environment, replace_surrogates
 
 
+@report_wrong_arguments
 class Executor:
     """Runs systems.
 

@@ -19,6 +19,7 @@ from compound.exports.prompts import langchain_messages, messages_document, open
 from compound.extras import explain_missing
 from compound.graph.configuration import load
 from compound.graph.system import System
+from compound.narrowing import report_wrong_arguments
 from compound.registry.engines import find_engine
 from compound.security.untrusted import UntrustedFolder
 
@@ -26,6 +27,7 @@ Target = Literal["messages", "openai", "langchain", "dspy", "python"]
 TARGETS: tuple[str, ...] = get_args(Target)
 
 
+@report_wrong_arguments
 def export(
     system: System,
     to: Target,

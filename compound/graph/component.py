@@ -27,6 +27,7 @@ from compound.graph.configuration import Configuration
 from compound.graph.members import member_type, member_types
 from compound.graph.space import Space
 from compound.graph.types import Port, accepts, format_ports, format_type, is_assignable, union
+from compound.narrowing import report_wrong_arguments
 from compound.storage.artifacts import Reference
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -41,6 +42,7 @@ def check_name(kind: str, name: object) -> None:
         )
 
 
+@report_wrong_arguments
 @dataclass(frozen=True, eq=False)
 class Input(Placeholder):
     """A value that the system reads from each example.

@@ -17,6 +17,7 @@ from compound import notebook
 from compound.errors import ConfigurationError
 from compound.formatting import MOST_NAMES, short_repr
 from compound.graph.json_values import dumps
+from compound.narrowing import report_wrong_arguments
 from compound.security.sanitize import replace_surrogates
 from compound.security.untrusted import UntrustedFolder
 from compound.storage.artifacts import (
@@ -141,6 +142,7 @@ class Change:
     after: object
 
 
+@report_wrong_arguments
 class Configuration(Mapping[str, object]):
     """Values by ``component.parameter``.
 
@@ -238,6 +240,7 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+@report_wrong_arguments
 def load(path: str | Path) -> Configuration:
     """Read a configuration file written by `Configuration.save` (``best.json``).
 

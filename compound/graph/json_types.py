@@ -22,6 +22,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import CoreSchema, core_schema
 
 from compound.errors import DeclarationError
+from compound.narrowing import report_wrong_arguments
 from compound.security.json_schemas import Document, check_keywords, problems_of
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class JSONSchema:
         return value
 
 
+@report_wrong_arguments
 def json_type(schema: Document) -> object:
     """Return the type of the values that a JSON schema accepts.
 

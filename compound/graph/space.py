@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from compound.errors import DeclarationError, suggest_name
+from compound.narrowing import report_wrong_arguments
 from compound.storage.artifacts import Reference, is_reference
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Space(ABC):
             raise DeclarationError(f"{name} {problem}")
 
 
+@report_wrong_arguments
 @dataclass(frozen=True)
 class Text(Space):
     """A text, usually a prompt.
@@ -94,6 +96,7 @@ def as_demos(value: object) -> list[Demo]:
     return list(demos)
 
 
+@report_wrong_arguments
 @dataclass(frozen=True)
 class Demos(Space):
     """Demonstrations: worked examples in the prompt.
@@ -131,6 +134,7 @@ class Demos(Space):
         return {"kind": self.kind, "max": self.max}
 
 
+@report_wrong_arguments
 @dataclass(frozen=True, init=False)
 class Choice(Space):
     """A categorical space: one of a few unordered values.
@@ -199,6 +203,7 @@ class PerInput(Choice):
         return {**super().to_json(), "per_input": True}
 
 
+@report_wrong_arguments
 @dataclass(frozen=True)
 class Int(Space):
     """Integers in ``[low, high]``; ``log`` makes the scale logarithmic."""
@@ -231,6 +236,7 @@ class Int(Space):
         return int(rng.integers(self.low, self.high + 1))
 
 
+@report_wrong_arguments
 @dataclass(frozen=True)
 class Float(Space):
     """Real numbers in ``[low, high]``; ``log`` makes the scale logarithmic."""
@@ -333,6 +339,7 @@ class Weights(Space):
         return {"kind": self.kind, "rank": self.rank, "alpha": self.alpha, "targets": targets}
 
 
+@report_wrong_arguments
 def LoRA(  # noqa: N802 - reads as a declaration
     rank: int = 16, alpha: int | None = None, targets: str | Sequence[str] = ALL_LINEAR
 ) -> Weights:

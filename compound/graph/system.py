@@ -31,8 +31,10 @@ from compound.graph.component import (
 from compound.graph.configuration import Configuration, canonical_json, digest, to_readable_json
 from compound.graph.space import Space
 from compound.graph.types import Port, format_type, identify_type, quote_names
+from compound.narrowing import report_wrong_arguments
 
 
+@report_wrong_arguments
 @dataclass(frozen=True, eq=False, init=False, repr=False)
 class System:
     """A compound AI system.

@@ -53,6 +53,14 @@ class Port:
     optional: bool = False
     default: object = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.type, str | bytes | int | float | list | dict | set | tuple):
+            spelled = isinstance(self.type, str) and self.type in NAMES
+            raise DeclarationError(
+                f"the type of a port must be a type, but is {self.type!r:.60}",
+                hint=f"write {self.type!s} without quotes" if spelled else "such as str, int or list[str]",
+            )
+
 
 def parse(text: str) -> object:
     """Parse the spelling of a type.

@@ -6,6 +6,7 @@ YAML and Python use the same models. The settings of a method are declared next 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import wraps
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
@@ -16,6 +17,22 @@ from compound.settings.common import BudgetSettings, CommonSettings, RunnerSetti
 from compound.settings.sections import describe_errors, validate_sections
 
 
+def _describe_errors(model: type[S]) -> type[S]:
+    """Make the constructor of settings raise the errors of `make_settings`; validation is unchanged."""
+    construct = model.__init__
+
+    @wraps(construct)
+    def described(self: S, **values: object) -> None:
+        try:
+            construct(self, **values)
+        except ValidationError as error:
+            raise DeclarationError("\n".join(describe_errors(error, values))) from None
+
+    setattr(model, "__init__", described)  # noqa: B010 - pydantic calls a constructor defined in the class
+    return model
+
+
+@_describe_errors
 class OptimizeSettings(CommonSettings):
     """Settings of an optimization: common settings, and sections of methods by name.
 

@@ -36,6 +36,7 @@ def unused_path(path: Path) -> Path:
     >>> unused_path(Path("no/such/folder"))
     PosixPath('no/such/folder')
     """
+    path = path if path.name else path.absolute()
     number, free = 2, path
     while os.path.lexists(free):  # lexists: a broken link also counts as used
         free = path.with_name(f"{path.name}-{number}")

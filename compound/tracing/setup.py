@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Self
 from compound.errors import DISTRIBUTION, DeclarationError, MissingExtra
 from compound.execution.observers.spans import Tracer, activate, active_tracer
 from compound.extras import raise_missing_extra
+from compound.formatting import short_repr
+from compound.narrowing import report_wrong_arguments
 from compound.security.sanitize import remember_environment
 from compound.tracing.exporters import METRICS, chosen_exporter, meter_provider, resource
 from compound.tracing.metrics import CombinedTracer, MetricRecorder
@@ -90,6 +92,7 @@ class Tracing:
         self.close()
 
 
+@report_wrong_arguments
 def trace_with(
     provider: TracerProvider | None = None,
     *,
@@ -126,6 +129,14 @@ def trace_with(
             "trace_with accepts a provider or an endpoint, but got both",
             hint="the exporter of a provider has an endpoint of its own",
         )
+    own = None if isinstance(metrics, bool) else metrics
+    given: Sequence[tuple[object, str]] = ((provider, "get_tracer"), (own, "get_meter"))
+    for each, needed in given:
+        if each is not None and not hasattr(each, needed):
+            raise DeclarationError(
+                f"trace_with accepts OpenTelemetry's providers, but got {short_repr(each)}",
+                hint="such as opentelemetry.sdk.trace.TracerProvider()",
+            )
     if content is None:
         content = os.environ.get(CONTENT, "").strip().lower() in WITH_CONTENT
     remember_environment()  # so that no key named in the environment is exported
@@ -136,11 +147,11 @@ def trace_with(
     except ImportError as error:
         raise_missing_extra(error, "tracing")
         raise
-    own = [provider for provider in (owned, own_meters) if provider is not None]
-    collector = _collector(endpoint) if own else ""
+    made = [provider for provider in (owned, own_meters) if provider is not None]
+    collector = _collector(endpoint) if made else ""
     if collector and not can_connect(collector):
         logging.getLogger("compound").warning("OpenTelemetry: no collector answers at %s", collector)
-    return Tracing(found or _present(owned), meters, content=content, owned=own, collector=collector)
+    return Tracing(found or _present(owned), meters, content=content, owned=made, collector=collector)
 
 
 def _collector(endpoint: str | None) -> str:

@@ -32,9 +32,11 @@ from compound.errors import (
     RateLimited,
     TransientError,
 )
+from compound.narrowing import report_wrong_arguments
 from compound.security.trust import Origin
 
 
+@report_wrong_arguments
 class FleetEngine:
     """Engine of several replicas of one model: running servers, or vLLM processes that it starts.
 

@@ -38,6 +38,7 @@ from compound.engine import (
 from compound.errors import CallError, DeclarationError, TransientError
 from compound.formatting import plural
 from compound.graph.configuration import digest
+from compound.narrowing import report_wrong_arguments
 from compound.token_ids import token_ids
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class PendingRequest:
             self.row.abandoned = True
 
 
+@report_wrong_arguments
 class TransformersEngine:
     """Engine that runs a local model with transformers; the model is loaded at the first call.
 

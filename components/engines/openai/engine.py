@@ -39,6 +39,7 @@ from compound.engine import (
 )
 from compound.errors import CallError, CompoundError, TransientError
 from compound.execution.budget import clip_usage
+from compound.narrowing import report_wrong_arguments
 
 if TYPE_CHECKING:
     import httpx
@@ -55,6 +56,7 @@ PER_ALTERNATIVE = 256  # bytes of an answer for each log-probability of another 
 MOST_ALTERNATIVES = 20  # of a token, in the APIs of OpenAI and vLLM
 
 
+@report_wrong_arguments
 class OpenAIEngine:
     """Engine that calls a server with OpenAI's API: OpenAI, vLLM, llama.cpp, Ollama, LiteLLM's proxy ….
 

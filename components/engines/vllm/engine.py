@@ -39,6 +39,7 @@ from compound.concurrency.rwlock import RWLock
 from compound.engine import NO_USAGE, Adapter, Completion, Prefilled, Request, Usage
 from compound.errors import CallError, CompoundError, DeclarationError, TransientError
 from compound.execution.budget import clip_usage
+from compound.narrowing import report_wrong_arguments
 from compound.security.trust import Origin
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for -
 MIN_RANK = 16
 
 
+@report_wrong_arguments
 class VLLMEngine:
     """Engine that calls a vLLM server, which may be running already or is started by the engine.
 

@@ -23,6 +23,7 @@ from compound.evaluation.metrics.verdicts import text_of, verdict
 from compound.evaluation.rows import ClassName
 from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example, Score
+from compound.narrowing import report_wrong_arguments
 
 HIT_RANKS = (1, 5)  # of the parts of the reciprocal rank
 
@@ -130,6 +131,7 @@ class RecallAtK(Comparison):
         )
 
 
+@report_wrong_arguments
 def exact_match(output: str, gold: str | None = None) -> ExactMatch:
     """Score 1 if the output equals an acceptable answer, apart from its spelling, else 0.
 
@@ -149,6 +151,7 @@ def exact_match(output: str, gold: str | None = None) -> ExactMatch:
     return ExactMatch("exact_match", output, gold or output)
 
 
+@report_wrong_arguments
 def token_f1(output: str, gold: str | None = None) -> TokenF1:
     """Score the word overlap with the best acceptable answer (SQuAD's F1), with words as in `exact_match`.
 
@@ -165,6 +168,7 @@ def token_f1(output: str, gold: str | None = None) -> TokenF1:
     return TokenF1("token_f1", output, gold or output)
 
 
+@report_wrong_arguments
 def accuracy(output: str, gold: str | None = None, choices: Sequence[str] = ()) -> Accuracy:
     """Score 1 if the output equals the gold value, else 0.
 
@@ -190,6 +194,7 @@ def accuracy(output: str, gold: str | None = None, choices: Sequence[str] = ()) 
     )
 
 
+@report_wrong_arguments
 def mrr(output: str, gold: str | None = None, key: str | None = None) -> MRR:
     """Score a ranked list by the reciprocal rank of its first right item.
 
@@ -206,6 +211,7 @@ def mrr(output: str, gold: str | None = None, key: str | None = None) -> MRR:
     return MRR("mrr", output, gold or output, key)
 
 
+@report_wrong_arguments
 def recall_at_k(output: str, gold: str | None = None, k: int = 5, key: str | None = None) -> RecallAtK:
     """Score a list by the share of the gold items among its first ``k``.
 

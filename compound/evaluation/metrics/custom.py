@@ -22,6 +22,7 @@ from compound.evaluation.metrics.comparison import missing_output
 from compound.evaluation.metrics.messages import format_value
 from compound.evaluation.statistics import Bounds
 from compound.example import Example, Metric, Score
+from compound.narrowing import report_wrong_arguments
 from compound.registry.user_code import UserCodeError, check_signature, definition
 
 Scoring = Callable[[Mapping[str, Any], Example], object]  # Any: only the user knows the types of outputs
@@ -156,6 +157,7 @@ def _misread(function: Callable[..., object], name: str, problem: str = "") -> U
     )
 
 
+@report_wrong_arguments
 def custom(
     function: Scoring, name: str = "", bounds: Bounds | None = None, thread: ThreadUse = "auto"
 ) -> Custom:

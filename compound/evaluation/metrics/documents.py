@@ -16,6 +16,7 @@ from compound.evaluation.metrics.verdicts import comparable
 from compound.evaluation.rows import is_finite
 from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example, Score
+from compound.narrowing import report_wrong_arguments
 
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
@@ -133,6 +134,7 @@ def _shown(path: str, key: object = None) -> str:
     return f"{path}.{key}".lstrip(".") if key is not None else path.lstrip(".")
 
 
+@report_wrong_arguments
 def json_match(
     output: str, gold: str | None = None, keys: Sequence[str] = (), subset: bool = False
 ) -> JsonMatch:

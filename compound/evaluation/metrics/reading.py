@@ -18,6 +18,7 @@ from compound.evaluation.metrics.verdicts import text_of, verdict
 from compound.evaluation.rows import ClassName
 from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example, Score
+from compound.narrowing import report_wrong_arguments
 
 MAX_PATTERN = 1_000  # characters; patterns may come from data
 # not part of a fraction, a power, a time or a number with a decimal comma
@@ -253,6 +254,7 @@ def find_number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
+@report_wrong_arguments
 def regex_match(
     output: str,
     pattern: str = "",
@@ -289,6 +291,7 @@ def regex_match(
     return RegexMatch("regex_match", output, gold or output, pattern, extracts, whole, ignore_case)
 
 
+@report_wrong_arguments
 def numeric_match(
     output: str, gold: str | None = None, absolute: float = 0.0, relative: float = 1e-9
 ) -> NumericMatch:

@@ -14,6 +14,7 @@ from compound.evaluation.metrics.scoring import apply_metric, check_rows
 from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example, Metric, Score, Values
 from compound.graph.bounds import CallBound, Extent
+from compound.narrowing import report_wrong_arguments
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class PassAtK:
         return Score(float(score.value >= self.at.threshold), score.feedback, score.parts)
 
 
+@report_wrong_arguments
 def pass_at_k(of: Metric | Scoring, k: int, threshold: float = 1.0) -> PassAtK:
     """Score 1 if at least one of ``k`` runs of an example passes, estimated from all its repeats.
 

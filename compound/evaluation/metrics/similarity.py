@@ -18,6 +18,7 @@ from compound.evaluation.metrics.text import fold
 from compound.evaluation.metrics.verdicts import text_of
 from compound.evaluation.statistics import UNIT, Bounds
 from compound.example import Example, Score
+from compound.narrowing import report_wrong_arguments
 from compound.registry.embedders import PACKAGED, find_encoder
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ def _embedding(text: str, model: str, revision: str | None) -> NDArray[np.float3
     return vector
 
 
+@report_wrong_arguments
 def rouge(output: str, gold: str | None = None, variant: Variant = "rougeL", stem: bool = False) -> Rouge:
     """Score the overlap with the best reference text by ROUGE F1 (Lin 2004), computed by ``rouge-score``.
 
@@ -148,6 +150,7 @@ def rouge(output: str, gold: str | None = None, variant: Variant = "rougeL", ste
     return Rouge(variant, output, gold or output, variant, stem)
 
 
+@report_wrong_arguments
 def semantic_similarity(
     output: str, gold: str | None = None, model: str = PACKAGED, revision: str | None = None
 ) -> SemanticSimilarity:

@@ -11,6 +11,7 @@ from compound.evaluation.metrics.judges.judge import Judge, input_sections, sect
 from compound.evaluation.metrics.messages import format_value
 from compound.evaluation.metrics.models import MetricCalls
 from compound.example import Example, Score, Values
+from compound.narrowing import report_wrong_arguments
 
 Choice = Literal["output", "reference", "tie"]
 WIN, TIE, LOSS = 1.0, 0.5, 0.0
@@ -78,6 +79,7 @@ def _swapped(choice: Choice) -> Choice:
     return swapped[choice]
 
 
+@report_wrong_arguments
 def pairwise(
     output: str, lm: str, gold: str | None = None, instructions: str = "", max_tokens: int = 256
 ) -> Pairwise:

@@ -13,6 +13,7 @@ from compound.evaluation.metrics.judges.judge import Judge, input_sections, sect
 from compound.evaluation.metrics.messages import format_value
 from compound.evaluation.metrics.models import MetricCalls
 from compound.example import Example, Score, Values
+from compound.narrowing import report_wrong_arguments
 
 MAX_REASON = 300  # characters
 _NAME = re.compile(r"[A-Za-z][\w -]*\Z")
@@ -123,6 +124,7 @@ def _reason(answer: str, criteria: tuple[tuple[str, str], ...]) -> str:
     return text if len(text) <= MAX_REASON else f"{text[: MAX_REASON - 1]}…"
 
 
+@report_wrong_arguments
 def rubric(
     output: str,
     lm: str,
