@@ -79,6 +79,15 @@ def test_groups_of_more_than_one_are_left_as_they_are() -> None:
     assert found.samples[0].group == found.samples[4].group == ("mixed", "a", "c", 0)
 
 
+def test_a_call_of_several_requests_is_one_element() -> None:
+    """Its samples have one reward, so they would be dropped as a group of equal rewards."""
+    rows = [single(i, reward=float(i)) for i in range(3) for _ in range(i + 1)]
+    found = regroup(rows, 4, pool)
+    assert sizes(found.samples) == {("mixed", "a", "c", 0): 6}
+    assert (found.groups, found.mixed, found.alone) == (1, 6, 0)
+    assert found.variance == pytest.approx(2 / 3)  # of three calls
+
+
 def test_samples_without_a_group_are_singletons() -> None:
     rows = [replace(single(i), group=()) for i in range(2)]
     found = regroup(rows, 4, lambda sample: (sample.component,))
