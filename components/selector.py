@@ -47,11 +47,6 @@ class Selector(Operation):
         self.name = name
         if choices and options:
             raise DeclarationError(f"selector {name!r} has options twice", hint="give them once")
-        if isinstance(options, str):  # whose letters would be options
-            raise DeclarationError(
-                f"options of selector {name!r} must be a list, but is {options!r:.60}",
-                hint=f"write options=[{options!r:.60}]",
-            )
         self.space = (PerInput if per_input else Choice)(*choices, *options, value=value)
 
     @property

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from functools import cache, wraps
 from types import UnionType
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from compound.errors import CompoundError, DeclarationError, suggest_name
 from compound.formatting import short_repr
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 __all__ = ["check_fields", "entry", "report_wrong_arguments"]
 
@@ -43,7 +47,8 @@ def entry(values: Mapping[str, object], name: str, kind: type[Kind] | tuple[type
 def report_wrong_arguments(target: Target) -> Target:
     """Name the wrong argument if a call of a function or class fails because of its type.
 
-    Errors of this package pass unchanged, and so do others if every argument has the annotated type.
+    Errors of this package pass unchanged, and so do others if every argument has the annotated type. A text
+    in place of a list is refused before the call, since its characters would be the items.
 
     Raises:
         DeclarationError: an argument has another type, is missing or does not exist.
@@ -58,20 +63,32 @@ def report_wrong_arguments(target: Target) -> Target:
         >>> first(["a", "b"], mots=1)
         Traceback (most recent call last):
         compound.errors.DeclarationError: first has no argument 'mots'; did you mean 'most'?
+        >>> first("ab", 1)
+        Traceback (most recent call last):
+        compound.errors.DeclarationError: items of first must be list[str], but is 'ab'
     """
     function = cast("Any", target).__init__ if isinstance(target, type) else target
+    signature, name = inspect.signature(function), target.__qualname__
 
     @wraps(function)
     def reporting(*given: object, **named: object) -> object:
+        with suppress(TypeError):  # reported below
+            for key, value in _arguments(signature.bind(*given, **named)):
+                if isinstance(value, str) and (problem := _problem(function, key, value, [*value])):
+                    raise DeclarationError(f"{key} of {name} {problem}")
         try:
             return function(*given, **named)
         except CompoundError:
             raise
         except Exception as error:
-            problem = _wrong_argument(function, target.__qualname__, given, named)
-            if problem is None:
-                raise
-            raise problem from error
+            try:
+                bound = signature.bind(*given, **named)
+            except TypeError as wrong:
+                raise _unknown_argument(signature, name, named, wrong) from error
+            for key, value in _arguments(bound):
+                if problem := _problem(function, key, value):
+                    raise DeclarationError(f"{key} of {name} {problem}") from error
+            raise
 
     if not isinstance(target, type):
         return cast("Target", reporting)
@@ -79,32 +96,25 @@ def report_wrong_arguments(target: Target) -> Target:
     return target
 
 
-def _wrong_argument(
-    function: Callable[..., object], name: str, given: Sequence[object], named: Mapping[str, object]
-) -> DeclarationError | None:
-    """Return an error on the first wrong argument of a call; ``None`` if all have the annotated types."""
-    signature = inspect.signature(function)
-    parameters = signature.parameters
-    try:
-        bound = signature.bind(*given, **named)
-    except TypeError as error:
-        known = [key for key in parameters if key != "self"]
-        unknown = [key for key in named if key not in known]
-        if not unknown or parameters[known[-1]].kind is inspect.Parameter.VAR_KEYWORD:
-            return DeclarationError(f"{name}: {error}", hint=f"its arguments are {', '.join(known)}")
-        return DeclarationError(
-            f"{name} has no argument {unknown[0]!r}", hint=suggest_name(unknown[0], known)
-        )
+def _arguments(bound: inspect.BoundArguments) -> Iterator[tuple[str, object]]:
+    """Yield the arguments of a call that have a type, by name."""
     for key, value in bound.arguments.items():
-        values = [value]
-        if parameters[key].kind is inspect.Parameter.VAR_POSITIONAL:
-            values = [*value]
-        elif parameters[key].kind is inspect.Parameter.VAR_KEYWORD:
-            values = [*value.values()]
-        for each in values:
-            if problem := _problem(function, key, each):
-                return DeclarationError(f"{key} of {name} {problem}")
-    return None
+        parameter = bound.signature.parameters[key]
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            yield from ((key, each) for each in value)
+        elif parameter.annotation is not parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
+            yield key, value
+
+
+def _unknown_argument(
+    signature: inspect.Signature, name: str, named: Mapping[str, object], error: TypeError
+) -> DeclarationError:
+    """Return an error for a call with missing, unknown or too many arguments."""
+    known = [key for key in signature.parameters if key != "self"]
+    unknown = [key for key in named if key not in known]
+    if not unknown or signature.parameters[known[-1]].kind is inspect.Parameter.VAR_KEYWORD:
+        return DeclarationError(f"{name}: {error}", hint=f"its arguments are {', '.join(known)}")
+    return DeclarationError(f"{name} has no argument {unknown[0]!r}", hint=suggest_name(unknown[0], known))
 
 
 def check_fields(instance: object) -> None:
@@ -119,10 +129,15 @@ def check_fields(instance: object) -> None:
             raise DeclarationError(f"{field.name} of {kind.__name__} {problem}")
 
 
-def _problem(function: Callable[..., object], key: str, value: object) -> str:
-    """Return why a value does not have the annotated type of an argument; ``""`` if it has."""
+def _problem(
+    function: Callable[..., object], key: str, value: object, items: Sequence[object] | None = None
+) -> str:
+    """Return why a value does not have the annotated type of an argument; ``""`` if it has.
+
+    With ``items``, only values that stand for a list of these are checked.
+    """
     kind = _annotated(inspect.unwrap(function), key)
-    if _has_type(value, kind):
+    if _has_type(value, kind) or (items is not None and not _has_type(items, kind)):
         return ""
     spelled = re.sub(r"\b(?:\w+\.)+", "", inspect.formatannotation(kind))
     return f"must be {spelled}, but is {short_repr(value)}"
@@ -140,7 +155,7 @@ def _annotated(function: Callable[..., object], key: str) -> Any:  # noqa: ANN40
 
 def _has_type(value: object, kind: Any) -> bool:  # noqa: ANN401 - types of any form
     """Return whether a value has a type, also if that cannot be determined."""
-    from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+    from pydantic import PydanticUserError, ValidationError
     from pydantic_core import SchemaError
 
     parts = get_args(kind)
@@ -151,10 +166,17 @@ def _has_type(value: object, kind: Any) -> bool:  # noqa: ANN401 - types of any 
     try:
         if isinstance(kind, type) and not get_args(kind):
             return isinstance(value, kind) or (kind is float and isinstance(value, int))
-        TypeAdapter(kind, config=ConfigDict(arbitrary_types_allowed=True, strict=True)).validate_python(value)
+        _adapter(kind).validate_python(value)
     except ValidationError:
         return False
     except (PydanticUserError, SchemaError, NameError, TypeError):  # of protocols and the like
         whole = get_origin(kind)
         return not isinstance(whole, type) or isinstance(value, whole)
     return True
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - types of any form
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(kind, config=ConfigDict(arbitrary_types_allowed=True, strict=True))

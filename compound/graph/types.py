@@ -41,6 +41,12 @@ NAMES: Mapping[str, object] = {
     "None": type(None),
 }
 
+_MODULES = (
+    "types",
+    "typing",
+    "typing_extensions",
+)  # of the classes of types such as list[str] and str | None
+
 
 @dataclass(frozen=True, slots=True)
 class Port:
@@ -54,11 +60,13 @@ class Port:
     default: object = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.type, str | bytes | int | float | list | dict | set | tuple):
-            spelled = isinstance(self.type, str) and self.type in NAMES
+        if isinstance(self.type, str):  # as in a file
+            object.__setattr__(self, "type", parse(self.type))
+        is_type = isinstance(self.type, type) or type(self.type).__module__ in _MODULES
+        if not is_type and self.type is not None:
             raise DeclarationError(
                 f"the type of a port must be a type, but is {self.type!r:.60}",
-                hint=f"write {self.type!s} without quotes" if spelled else "such as str, int or list[str]",
+                hint="such as str, int or list[str]",
             )
 
 
@@ -112,7 +120,7 @@ def union(first: object, second: object) -> object:
     >>> union(str, None)
     str | None
     """
-    return operator.or_(first, second)
+    return operator.or_(type(None) if first is None else first, second)
 
 
 def format_type(kind: object) -> str:

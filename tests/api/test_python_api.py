@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+import math
 import pickle
 import re
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -328,6 +332,175 @@ def test_a_selector_takes_its_options_as_in_a_file() -> None:
         cp.Selector("s", "a", options=["b"])
     with pytest.raises(DeclarationError, match="not a list"):
         cp.Choice(["a", "b"])  # type: ignore[arg-type]
+
+
+def test_types_may_be_spelled_as_in_a_file() -> None:
+    assert cp.LLM("a", output="int").outputs["output"].type is int
+    assert cp.Port("list[str]") == cp.Port(list[str])
+
+
+class Plain:
+    """A value that no argument takes."""
+
+
+def echoed(x: str) -> str:
+    """Repeat it."""
+    return x
+
+
+GIVEN: dict[str, dict[str, Any]] = {
+    "run": {"system": system(), "inputs": {"question": "?"}, "engines": {"lm": ScriptedLM(echo)}},
+    "evaluate": {
+        "system": system(),
+        "data": ROWS,
+        "metric": "exact_match",
+        "limit": 1,
+        "repeats": 1,
+        "cache": False,
+        "engines": {"lm": ScriptedLM(echo)},
+        "settings": {},
+        "on_trace": None,
+        "concurrency": 1,
+    },
+    "optimize": {
+        "system": system(),
+        "data": SPLITS,
+        "metric": "exact_match",
+        "budget": 3,
+        "progress": False,
+        "settings": {"method": "random"},
+        "engines": {"lm": ScriptedLM(echo)},
+        "run_dir": "run",
+        "new": True,
+    },
+    "sweep": {
+        "system": system(),
+        "data": SPLITS,
+        "metric": "exact_match",
+        "methods": ["random"],
+        "seeds": [0],
+        "budget": 3,
+        "progress": False,
+        "settings": {},
+        "engines": {"lm": ScriptedLM(echo)},
+        "run_dir": None,
+        "controls": False,
+    },
+    "OptimizeSettings": {"method": "random", "seed": 0, "budget": {}, "search": {}, "mmgrpo": {}},
+    "Selector": {"name": "s", "options": ["a", "b"], "value": "a", "per_input": False},
+    "LLM": {
+        "name": "a",
+        "prompt": "p",
+        "output": str,
+        "demos": (),
+        "lm": "lm",
+        "temperature": 0.5,
+        "stop": (),
+        "max_tokens": 9,
+        "reasks": 0,
+        "weights": None,
+        "takes": None,
+        "timeout": 1.0,
+        "retries": 0,
+    },
+    "Agent": {"name": "a", "tools": [echoed], "output": str, "stop": (), "max_turns": 2, "texts": {}},
+    "Function": {"name": "f", "function": echoed, "outputs": None},
+    "Retriever": {"name": "r", "index": cp.PassageIndex(), "k": 2},
+    "Hyperparameter": {"name": "k", "space": cp.Int(1, 3)},
+    "ExternalAgent": {"name": "a", "command": ["x"], "prompts": (), "env": ()},
+    "MCPServer": {"command": ("x",), "env": ()},
+    "System": {"name": "s", "outputs": {"y": cp.LLM("a")(x=cp.Input("x"))}, "lm": "lm"},
+    "Demos": {"value": (), "max": 2},
+    "Text": {"value": "x", "max_length": 9},
+    "Int": {"low": 1, "high": 3, "value": 2},
+    "Float": {"low": 1.0, "high": 3.0, "value": 2.0},
+    "LoRA": {"rank": 8, "alpha": 16, "targets": "all-linear"},
+    "Budget": {"system_runs": 3, "cost": 1.0},
+    "Configuration": {"values": {"a.b": 1}},
+    "json_type": {"schema": {"type": "string"}},
+    "load": {"path": "best.json"},
+    "load_result": {"path": "run"},
+    "load_system": {"path": "qa.yaml"},
+    "inspect_calls": {"source": "run"},
+    "export": {"system": system(), "to": "openai"},
+    "accuracy": {"output": "y", "choices": ["a", "b"]},
+    "numeric_match": {"output": "y", "relative": 0.1, "absolute": 0.1},
+    "json_match": {"output": "y", "keys": ["a"]},
+    "recall_at_k": {"output": "y", "k": 2},
+    "regex_match": {"output": "y", "pattern": "a", "whole": True},
+    "pass_at_k": {"of": cp.exact_match("y"), "k": 2},
+    "rubric": {"output": "y", "criteria": {"a": "b"}, "lm": "lm"},
+    "custom": {"function": lambda outputs, example: 1.0, "name": "m", "bounds": (0, 1)},
+    "OpenAI": {"model": "m", "api_base": "http://localhost:1/v1", "concurrency": 1},
+    "LiteLLM": {"model": "openai/m", "api_base": None},
+}
+WRONG: list[Any] = [
+    {"x": 1}, {"a": {"b": {"c": [1]}}}, {1: 2}, [1, "a"], [], None, "zzz", "", 3, -1, 1.5, math.nan, b"x",
+    Plain(), Plain, lambda: 1, {1}, [{"a": 1}], (1, 2), "\ud800", "a\0b",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_arguments_of_any_wrong_type_raise_no_error_of_python(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    warnings.simplefilter("ignore")
+    call, given = getattr(cp, name), GIVEN[name]
+    for key in given:
+        for value in WRONG:
+            with contextlib.suppress(CompoundError):
+                call(**{**given, key: value})
+    with pytest.raises(CompoundError, match="seede"):
+        call(**given, seede=1)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda cp: cp.Selector("s", options="gpt"),
+            r"options of Selector must be Sequence\[.*\], but is 'gpt'",
+        ),
+        (
+            lambda cp: cp.Selector("s", optoins=["a"]),
+            "Selector has no argument 'optoins'; did you mean 'options'",
+        ),
+        (lambda cp: cp.LLM("a", output="itn"), "'itn' is not a type; did you mean 'int'"),
+        (lambda cp: cp.LLM("a", output=[int]), "the type of a port must be a type, but is "),
+        (lambda cp: cp.LLM("a", stop="END"), r"stop of LLM must be tuple\[str, \.\.\.\], but is 'END'"),
+        (lambda cp: cp.LLM("a", weights=True), "weights of LLM must be Weights | None, but is True"),
+        (
+            lambda cp: cp.Agent("a", [echoed], stop="END"),
+            r"stop of Agent must be Sequence\[str\], but is 'END'",
+        ),
+        (lambda cp: cp.ExternalAgent("a", command="node agent.mjs"), "command of ExternalAgent must be"),
+        (lambda cp: cp.optimize("qa.yaml", SPLITS, "exact_match"), r"load a file with cp\.load_system"),
+        (
+            lambda cp: cp.sweep(system(), SPLITS, "exact_match", "search"),
+            r"methods of sweep .*, but is 'search'",
+        ),
+        (
+            lambda cp: cp.evaluate(system(), ROWS, "exact_match", limit="3"),
+            "limit of evaluate must be int | None",
+        ),
+        (
+            lambda cp: cp.OptimizeSettings(method="search", sede=1),
+            "unknown setting sede; did you mean 'seed'",
+        ),
+        (lambda cp: cp.OptimizeSettings(seed=[1]), "seed: Input should be a valid integer"),
+        (lambda cp: cp.Budget(system_runs="3"), "system_runs of Budget must be .*, but is '3'"),
+        (
+            lambda cp: cp.trace_with("http://localhost:4318"),
+            "accepts OpenTelemetry's providers, but got 'http",
+        ),
+        (lambda cp: cp.run(system(), {}, engines=lambda: 3), r"has the signature \(\)"),
+        (lambda cp: cp.load(None), "path of load must be str | Path, but is None"),
+    ],
+)
+def test_a_wrong_argument_is_named_with_what_it_must_be(call: Callable[[Any], object], message: str) -> None:
+    with pytest.raises(CompoundError, match=message):
+        call(cp)
 
 
 OTHER_NAMES = {"function": {"call"}, "external_agent": {"prompts_file"}}  # stated in docs/reference/python.md

@@ -78,7 +78,8 @@ def hints_of(factory: Callable[..., object]) -> dict[str, object]:
     A type that is only imported for type checkers cannot be resolved; no file can hold values of it.
     """
     described_by = inspect.unwrap(factory)
-    described_by = described_by.__init__ if isinstance(described_by, type) else described_by  # type: ignore[misc]
+    if isinstance(described_by, type):
+        described_by = inspect.unwrap(described_by.__init__)  # type: ignore[misc]
     names = getattr(described_by, "__globals__", {})
     hints: dict[str, object] = {}
     for name, annotation in getattr(described_by, "__annotations__", {}).items():
