@@ -14,6 +14,7 @@ from compound.errors import DeclarationError, suggest_name
 from compound.graph.space import ALL_LINEAR, ATTENTION
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
 EXPERTS = (
@@ -80,7 +81,9 @@ def check_targets(model: PreTrainedModel, targets: str | Sequence[str]) -> None:
         warnings.warn(f"adapters leave {left}, as they are", stacklevel=2)
     if isinstance(targets, str):
         return
-    known = {suffix for name, _ in model.named_modules() for suffix in _suffixes(name)}
+    # fused experts are no layers, and neither are blocks of layers
+    layers = [n for n, part in model.named_modules() if not [*part.children()] and not _is_fused(part)]
+    known = {suffix for name in layers for suffix in _suffixes(name)}
     for target in targets:
         if target not in known:
             linear = (name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear))
@@ -88,6 +91,13 @@ def check_targets(model: PreTrainedModel, targets: str | Sequence[str]) -> None:
                 f"weights.lora.targets names {target!r}, but the model has no such layer",
                 hint=suggest_name(target, {name.rpartition(".")[2] for name in linear}),
             )
+
+
+def _is_fused(module: torch.nn.Module) -> bool:
+    """Return whether a module has a tensor of several matrices, and is no convolution."""
+    from torch.nn.modules.conv import _ConvNd
+
+    return not isinstance(module, _ConvNd) and any(p.dim() > 2 for p in module.parameters(recurse=False))
 
 
 def _share_of_experts(model: PreTrainedModel) -> float:
