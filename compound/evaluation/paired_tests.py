@@ -124,6 +124,8 @@ def student_p(differences: Vector) -> float:
     >>> round(student_p(np.array([1.0, 2.0, 3.0])), 6)
     0.03709
     """
+    # The unit of the scores does not matter; with this one, squares of very small differences are above zero.
+    differences = np.ldexp(differences, -np.frexp(np.abs(differences).max(initial=0.0))[1])
     n, mean = len(differences), float(differences.mean())
     if np.ptp(differences) == 0:
         return float(mean <= 0)

@@ -178,6 +178,11 @@ class TestStudent:
 
 
 class TestPairedTest:
+    @pytest.mark.parametrize("unit", [1.0, 1e-170, 1e-310, 1e300])
+    def test_very_small_and_large_differences_are_tested(self, unit: float) -> None:
+        differences = np.array([1.0, 3.0, 2.0]) * unit
+        assert student_p(differences) == pytest.approx(student_p(np.array([1.0, 3.0, 2.0])), rel=1e-9)
+
     def test_the_bounds_choose_the_test(self) -> None:
         before, after = [0.2, 0.4, 0.1, 0.9], [0.5, 0.6, 0.2, 0.8]
         differences = np.array(after) - np.array(before)

@@ -222,6 +222,6 @@ def edit_prompt(prompt: str, rng: np.random.Generator, most: int = 2, clauses: C
         indent = lines[i][: len(lines[i]) - len(lines[i].lstrip())]
         parts = edit(sentences(lines[i]), rng, clauses)
         parts = [*(part + "." * part[-1:].isalnum() for part in parts[:-1]), *parts[-1:]]
-        if sentences(" ".join(parts)) == parts:  # else sentences would merge, such as one after "Question:"
+        if sentences(" ".join(parts)) == parts:  # otherwise sentences would merge, as after "Question:"
             lines[i] = indent + " ".join(parts)
     return "\n".join(lines)
