@@ -207,8 +207,8 @@ EDITS: tuple[tuple[Edit, float], ...] = (
 def edit_prompt(prompt: str, rng: np.random.Generator, most: int = 2, clauses: Clauses = CLAUSES) -> str:
     """Return a prompt with 1 to ``most`` random edits; edits that do not apply change nothing.
 
-    Each edit changes one line and keeps the other lines and the layout. A sentence without a full stop gets one
-    before another sentence.
+    Each edit changes one line and keeps the other lines and the layout. A sentence without a full stop gets
+    one before another sentence.
 
     >>> edit_prompt("Answer the question.", np.random.default_rng(0)) != "Answer the question."
     True
