@@ -106,12 +106,12 @@ def _check_gpus(group: Sequence[int], args: Sequence[str]) -> None:
 def _made_vllm(given: Given) -> VLLMEngine:
     try:
         return VLLMEngine(**given)  # type: ignore[arg-type]  # it checks the types of its settings
-    except TypeError as error:
-        raise DeclarationError(f"vllm of a fleet: {error}") from None
+    except DeclarationError as error:
+        raise DeclarationError(f"vllm of a fleet: {error.message}", hint=error.hint) from None
 
 
 def _made_openai(given: Given) -> OpenAIEngine:
     try:
         return OpenAIEngine(**given)  # type: ignore[arg-type]  # it checks the types of its settings
-    except TypeError as error:
-        raise DeclarationError(f"openai of a fleet: {error}") from None
+    except DeclarationError as error:
+        raise DeclarationError(f"openai of a fleet: {error.message}", hint=error.hint) from None
