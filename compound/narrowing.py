@@ -22,6 +22,9 @@ __all__ = ["check_fields", "entry", "report_wrong_arguments"]
 Kind = TypeVar("Kind")
 Target = TypeVar("Target", bound=Callable[..., Any])
 
+# Errors that wrong types cause; others, such as of files and servers, say themselves what is wrong.
+OF_WRONG_TYPES = (AttributeError, LookupError, SyntaxError, TypeError, ValueError)
+
 
 def entry(values: Mapping[str, object], name: str, kind: type[Kind] | tuple[type[Kind], ...]) -> Kind:
     """Return an entry, checked to be an instance of ``kind``.
@@ -80,7 +83,7 @@ def report_wrong_arguments(target: Target) -> Target:
             return function(*given, **named)
         except CompoundError:
             raise
-        except Exception as error:
+        except OF_WRONG_TYPES as error:
             try:
                 bound = signature.bind(*given, **named)
             except TypeError as wrong:
