@@ -37,6 +37,7 @@ from compound.optimizers.search.prompts import (
     reason_not_to_write,
 )
 from compound.optimizers.search.sampling import NumberSearch
+from compound.optimizers.search.sources import CandidateSources, SearchSettings
 from compound.optimizers.weights.bases import base_model, check_sampling_engine
 from compound.optimizers.weights.methods import LONG_JOB, POLICY_METHODS, NothingToTune
 from compound.optimizers.weights.training import WeightTraining
@@ -49,11 +50,12 @@ from compound.settings.optimize import OptimizeSettings
 from compound.settings.references import references
 
 
-def search(system: System, optimize: OptimizeSettings, settings: PromptSettings) -> Method:
+def search(system: System, optimize: OptimizeSettings, settings: SearchSettings) -> Method:
     """Joint search of all parameters except weights: texts, demonstrations, choices and numbers."""
     keys = keys_of(system, Text, Demos, Choice, Int, Float)
     jobs = [Job("joint", keys)] if keys else []
-    return Method("search", {"joint": JointSearch(PromptSearch.of(settings, "search"))}, jobs, Uniform())
+    optimizers = {"joint": JointSearch(CandidateSources.of(settings, "search"))}
+    return Method("search", optimizers, jobs, Uniform(), least=LONG_JOB, decisions=1)
 
 
 def coordinate(system: System, optimize: OptimizeSettings, settings: PromptSettings) -> Method:
@@ -131,7 +133,7 @@ def staged(
 
 
 METHODS: Mapping[str, MethodFactory] = {
-    "search": MethodFactory(search, PromptSettings),
+    "search": MethodFactory(search, SearchSettings),
     "optimas": MethodFactory(optimas, OptimasSettings),
     "hbc": MethodFactory(hbc, HBCSettings),
     "coordinate": MethodFactory(coordinate, PromptSettings),
@@ -243,15 +245,16 @@ def _with_writer(made: Method, system: System, engine_of: Callable[[str], Engine
     keys = [key for key in tuned if isinstance(system.parameters[key], Text | Demos)]
     optimizers, told = dict(made.optimizers), dict[str, None]()
     for name, optimizer in made.optimizers.items():
-        search = optimizer if isinstance(optimizer, PromptSearch) else getattr(optimizer, "prompts", None)
-        if keys and isinstance(search, PromptSearch):
-            found = search.with_writer(system, engine_of)
-            optimizers[name] = (
-                found if search is optimizer else replace(cast("Any", optimizer), prompts=found)
-            )
-            told[found.describe(system, keys)] = None
+        for part in ("", "prompts", "sources"):
+            search = getattr(optimizer, part, None) if part else optimizer
+            if keys and isinstance(search, PromptSearch | CandidateSources):
+                found = search.with_writer(system, engine_of)
+                optimizers[name] = (
+                    replace(cast("Any", optimizer), **{part: found}) if part else cast("Optimizer", found)
+                )
+                told[found.describe(system, keys)] = None
     for name, section in made.sections.items() if keys else ():
-        other = not isinstance(section, PromptSettings | DiagnoserSettings)
+        other = not isinstance(section, PromptSettings | SearchSettings | DiagnoserSettings)
         if other and hasattr(section, "lm") and "llm" in getattr(section, "proposers", ["llm"]):
             told[_describe_writer(name, section.lm, system, engine_of)] = None
     return replace(made, optimizers=optimizers, proposers=list(told))
@@ -260,7 +263,7 @@ def _with_writer(made: Method, system: System, engine_of: Callable[[str], Engine
 def _describe_writer(name: str, given: str | None, system: System, engine_of: Callable[[str], Engine]) -> str:
     """Return the model that a method asks for new prompts, and why searches would not ask it by default."""
     lm = given or next(iter(system.lms), None)
-    told = f"proposers of new prompts: {name} (prompts by {lm or 'no model'})"
+    told = f"sources of new prompts: {name} (prompts by {lm or 'no model'})"
     reason = "" if given else reason_not_to_write(lm, engine_of) if lm else "the system names no model"
     hint = f", although {reason}; set optimize.{name}.lm to a model that writes prompts"
     return told + hint if reason else told

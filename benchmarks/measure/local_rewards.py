@@ -31,7 +31,7 @@ from compound.graph.configuration import component_of
 from compound.narrowing import entry
 from compound.optimization.method import Job, JobRecord, Scheduler
 from compound.optimizers.optimas.methods import OptimasSettings
-from compound.optimizers.scheduling.scheduler import UCB, RewardGapScheduler, Thompson, Uniform
+from compound.optimizers.scheduling.scheduler import RewardGapScheduler, Uniform
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.pairs import Draw
 from compound.rewards.sampling.candidates import Candidate, Sampling
@@ -97,8 +97,6 @@ TRAIN_NOISE = 0.05  # standard deviation of a measured gain on train examples
 SCHEDULERS: Mapping[str, Scheduler] = {
     "uniform": Uniform(),
     "gaps": RewardGapScheduler(),
-    "ucb": UCB(),
-    "thompson": Thompson(),
 }
 
 

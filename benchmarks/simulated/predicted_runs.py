@@ -25,8 +25,8 @@ from compound.optimization.allowance import allowance
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import plan_by_runs, prospects
 from compound.optimizers.methods import method
-from compound.optimizers.optimas.guided import GuidedProgress
-from compound.optimizers.search.joint import MOST_STEPS, JointProgress
+from compound.optimizers.search.joint import MOST_STEPS
+from compound.optimizers.search.joint_state import JointProgress
 from compound.optimizers.search.racing import Race
 from compound.registry.engines import find_engine
 from compound.runs.events import Event
@@ -112,12 +112,6 @@ def _reason(progress: Mapping[str, Any]) -> Reason:
         if joint.steps == MOST_STEPS:
             return "steps"
         return "share" if joint.field else "examples"
-    if progress.get("guided") is not None:
-        guided = GuidedProgress.from_json(progress).guided
-        assert guided is not None
-        if guided.n_global == TRAIN:
-            return "examples"
-        return "no gain" if guided.best is None else "share"
     if progress.get("race") is None:
         return "not raced"
     race = Race.model_validate(progress["race"])

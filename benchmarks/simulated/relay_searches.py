@@ -9,11 +9,9 @@ method and number of system runs, the file ``benchmarks/data/relay_searches.json
 the configuration that the search found, as a share of the optimum's, for 20 seeds. Runs of the initial
 evaluation and of the decision are additional to the stated ones, and the acceptance test has no influence.
 
-Ablations of `optimas`: `unbiased` (the control variate without shrinkage), `no gold` (the reward does not
-read gold answers), `shuffled` (of the labels that the reward is fitted to), `frozen` (a reward fitted to the
-first job only), `gate` (candidates are ranked by the local reward alone where it orders enough evaluations
-like the global one, and by the global reward alone elsewhere), `unguided` (no local reward), `apart` (one
-job for each component of the head). Finished methods and systems are kept, so an interrupted measurement can
+Ablations of `optimas`: `no gold` (the reward does not read gold answers), `shuffled` (of the labels that the
+reward is fitted to), `frozen` (a reward fitted to the draws of earlier jobs only), `unguided` (no local
+reward). Finished methods and systems are kept, so an interrupted measurement can
 be resumed; to measure a method again, remove its entry from the file. With another first seed, the
 relays of 20 further seeds are measured, and the file is ``benchmarks/data/relay_searches_SEED.json``.
 """
@@ -57,8 +55,6 @@ SYSTEMS: Mapping[str, Callable[[int], Relay | Head]] = {
 }  # by seed
 HEAD = "cheap head"
 RELAYS = tuple(system for system in SYSTEMS if system != HEAD)
-# systems that an ablation differs on, if not all
-ONLY: Mapping[str, tuple[str, ...]] = {"apart": (HEAD,), "gate": RELAYS}
 NO_BACKBONE = {"backbone": {"model": "none"}}
 ABLATIONS = "compound.benchmarks.simulated.ablations"
 METHODS: Mapping[str, tuple[str, Mapping[str, object]]] = {
@@ -67,14 +63,12 @@ METHODS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "coordinate": ("coordinate", {}),
     "llm_selector": ("llm_selector", {}),
     "hbc": ("hbc", NO_BACKBONE),
+    "paper": ("optimas", {**NO_BACKBONE, "form": "paper"}),
     "random": ("random", {}),
-    "unbiased": ("optimas", {**NO_BACKBONE, "search": {"estimator": "control_variate"}}),
-    "no gold": ("optimas", {**NO_BACKBONE, "search": {"gold": False}}),
+    "no gold": ("optimas", {**NO_BACKBONE, "gold": False}),
     "shuffled": (f"{ABLATIONS}:shuffled", NO_BACKBONE),
     "frozen": (f"{ABLATIONS}:frozen", NO_BACKBONE),
-    "gate": (f"{ABLATIONS}:gate", NO_BACKBONE),
     "unguided": (f"{ABLATIONS}:unguided", NO_BACKBONE),
-    "apart": ("optimas", {**NO_BACKBONE, "search": {"segments": False}}),
 }
 
 
@@ -127,7 +121,7 @@ def budgets_of(system: str) -> Sequence[int]:
 
 def systems_of(name: str, first_seed: int) -> Sequence[str]:
     """Return the systems that a method is measured on."""
-    return [system for system in ONLY.get(name, tuple(SYSTEMS)) if not first_seed or system in RELAYS]
+    return [system for system in SYSTEMS if not first_seed or system in RELAYS]
 
 
 def missing(

@@ -141,7 +141,7 @@ class WriterLM(ScriptedLM):
     """
 
     def __init__(self, skill: float = 0.7, changes: int = 2) -> None:
-        super().__init__(self._reply_to, name="writer")
+        super().__init__(self._reply_to, name="writer", writes_prompts=True)
         self._skill = skill
         self._changes = changes
 

@@ -55,15 +55,25 @@ class Space(ABC):
 class Text(Space):
     """A text, usually a prompt.
 
+    Attributes:
+        value: the initial text.
+        max_length: maximum number of characters.
+        keep: passages that every value must contain, word for word.
+
     >>> Text("Answer in a few words.").problem(3)
     'must be a string, but got 3'
+    >>> Text("Answer. Never name a patient.", keep=["Never name a patient."]).problem("Answer.")
+    "must contain 'Never name a patient.'"
     """
 
     value: str
     max_length: int = 8000
+    keep: Sequence[str] = ()
     kind: ClassVar[str] = "text"
 
     def __post_init__(self) -> None:
+        given = [self.keep] if isinstance(self.keep, str) else self.keep
+        object.__setattr__(self, "keep", tuple(given))
         self.check(self.value, "Text")
 
     def problem(self, value: object) -> str:  # noqa: D102
@@ -71,14 +81,16 @@ class Text(Space):
             return f"must be a string, but got {value!r}"
         if len(value) > self.max_length:
             return f"must have at most {self.max_length} characters, but has {len(value)}"
-        return ""
+        missing = next((passage for passage in self.keep if passage not in value), None)
+        return "" if missing is None else f"must contain {missing!r}"
 
     @property
     def type(self) -> object:  # noqa: D102
         return str
 
     def to_json(self) -> dict[str, object]:  # noqa: D102
-        return {"kind": self.kind, "max_length": self.max_length}
+        keep = {"keep": list(self.keep)} if self.keep else {}
+        return {"kind": self.kind, "max_length": self.max_length, **keep}
 
 
 Demo = Mapping[str, Mapping[str, object]]  # "inputs" and "outputs", each a mapping by name

@@ -30,14 +30,14 @@ class JobBound:
             model.
         written: maximum tokens of a model-written replacement of a text.
         candidates: number of candidates that the job can compare; ``None`` if unknown in advance.
-        savings: what the local reward of the job's component may save; ``None`` if the optimizer uses none.
+        savings: what the local reward of each component of the job may save; none if the optimizer uses none.
     """
 
     requests: Sequence[CallBound] = ()
     growth: float = 0
     written: int = 0
     candidates: int | None = None
-    savings: LocalSavings | None = None
+    savings: Sequence[LocalSavings] = ()
 
     @property
     def calls(self) -> float:

@@ -281,7 +281,9 @@ def _detectable(facts: Detection, plan: BudgetPlan) -> str:
 def local_savings(allowed: Allowance) -> SystemSavings | None:
     """Return what the local rewards of the jobs may save; ``None`` if no optimizer declares any."""
     declared = [
-        (each.bound.savings, each.job.weight) for each in allowed.jobs if each.bound and each.bound.savings
+        (savings, each.job.weight)
+        for each in allowed.jobs
+        for savings in (each.bound.savings if each.bound else ())
     ]
     return SystemSavings(declared) if declared else None
 

@@ -65,7 +65,7 @@ def spell_space(space: Space, value: object) -> Tree:
     """Return the YAML form of a space with a given initial value."""
     if isinstance(space, Text):
         limit = {} if space.max_length == Text.max_length else {"max_length": space.max_length}
-        return {"tune": value, **limit}
+        return {"tune": value, **limit, **({"keep": list(space.keep)} if space.keep else {})}
     if isinstance(space, Demos):
         return {"tune": space.max, **({"value": value} if value else {})}
     if isinstance(space, Choice):

@@ -6,9 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from compound.example import CallValues
 from compound.optimization.method import Proposal
-from compound.optimizers.optimas.local_scoring import Scores
 from compound.optimizers.optimas.rewarding import RunRewards
+from compound.rewards.model import Vector
+
+
+class Scores(Protocol):
+    """Scores calls of a component: `compound.rewards.model.RewardModel`, or a baseline."""
+
+    def rewards(self, component: str, calls: Sequence[CallValues]) -> Vector:
+        """Return one number per (inputs, outputs); higher is better."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -18,16 +27,18 @@ class Guidance:
     Attributes:
         scores: scores the component's calls.
         facts: numbers for the job's record.
-        untrusted_reason: why the scores must not be used; ``""`` if they may be used.
+        unusable: why there are no scores; ``""`` if there are.
+        untrusted: why the scores must not replace the global reward in training; ``""`` if they may.
     """
 
     scores: Scores
     facts: Mapping[str, object] = field(default_factory=dict)
-    untrusted_reason: str = ""
+    unusable: str = ""
+    untrusted: str = ""
 
 
 class Guide(Protocol):
-    """Provides the scores of calls, from the pairs of the offline phase."""
+    """Provides the scores of calls, from the pairs collected so far."""
 
     async def needing_pairs(self, rewards: RunRewards, components: Sequence[str]) -> list[str]:
         """Return the components for which the offline phase should collect more pairs."""
@@ -39,6 +50,10 @@ class Guide(Protocol):
 
     async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
         """Return the current scoring of a component's calls."""
+        ...
+
+    def configuration(self, rewards: RunRewards) -> Mapping[str, object]:
+        """Return the configuration of the other components, under which the scores apply."""
         ...
 
 
@@ -60,7 +75,12 @@ class LearnedRewards:
         return Proposal({}, note="; ".join([*ranking, *missing]), facts=rewards.facts(learned))
 
     async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
-        """Fit the rewards to all pairs in the buffer, and test that the component's may be used."""
+        """Fit the rewards to all pairs in the buffer, and test that the component's may be trusted."""
         learned = await rewards.learn(tested=True)
-        facts = rewards.facts(learned)
-        return Guidance(learned.model, facts, rewards.untrusted_reason(learned, component))
+        missing = "" if component in learned.model.rewards_of else learned.missing.get(component, "no pairs")
+        untrusted = rewards.untrusted_reason(learned, component)
+        return Guidance(learned.model, rewards.facts(learned), missing, untrusted)
+
+    def configuration(self, rewards: RunRewards) -> Mapping[str, object]:
+        """Return the current configuration."""
+        return rewards.task.system.configuration.to_json()

@@ -17,10 +17,8 @@ from compound.example import CallValues
 from compound.graph.configuration import canonical_json, to_readable_json, to_readable_values
 from compound.optimization.method import Proposal
 from compound.optimizers.optimas.guides import Guidance
-from compound.optimizers.optimas.local_scoring import RecordedCalls
 from compound.optimizers.optimas.rewarding import RunRewards, shared_backbone
 from compound.optimizers.search.memory_part import MemoryPart
-from compound.optimizers.search.prompts import is_whole
 from compound.rewards.buffer import PairBuffer, input_key
 from compound.rewards.features import Embedder
 from compound.rewards.model import Vector
@@ -127,7 +125,7 @@ class Cloning:
         return Proposal({}, note=f"inputs with an output to imitate: {note}", facts=facts)
 
     async def guidance(self, rewards: RunRewards, component: str) -> Guidance:
-        """Return scoring by similarity to the targets; untrusted for components without targets."""
+        """Return scoring by similarity to the targets, if the component has any."""
         targets = targets_of(rewards.buffer, component)
         labels = frozenset(Template.of(rewards.task.system.components[component]).labels)
         settings = rewards.learning.backbone
@@ -136,36 +134,12 @@ class Cloning:
         remove_adapter = getattr(backbone, "remove_adapter", None)
         if remove_adapter is not None:
             remove_adapter()
-        imitation = Imitation(targets, labels, backbone)
-        return Guidance(imitation, rewards.facts(None), "" if targets else NO_TARGETS)
+        missing = "" if targets else NO_TARGETS
+        return Guidance(Imitation(targets, labels, backbone), rewards.facts(None), missing, missing)
 
-    async def recorded_calls(
-        self, rewards: RunRewards, component: str, among: Sequence[str] | None = None
-    ) -> RecordedCalls:
-        """Return the initial configuration's calls whose inputs have targets, those with the largest gaps.
-
-        Args:
-            rewards: the pairs of the run.
-            component: the component.
-            among: the names of the examples to use, if given. A resumed job passes those it used before, so
-                that failed runs are not repeated.
-        """
-        task = rewards.task
-        targets = targets_of(rewards.buffer, component)
-        ranked = sorted(targets.values(), key=lambda target: -target.gap)
-        names = list(dict.fromkeys(target.example for target in ranked))[: task.minibatch]
-        by_name = {example.id: example for example in task.train}
-        start = CloningMemory.of(rewards.memory).start
-        examples = [by_name[name] for name in names if among is None or name in among]
-        traces = await task.scorer.traces(start, examples) if examples else []
-        calls = [
-            (trace, call)
-            for trace in traces
-            if is_whole(trace)
-            for call in trace.calls_of(component)
-            if canonical_json(to_readable_json(call.inputs)) in targets
-        ]
-        return RecordedCalls(task.system.bind(start), calls)
+    def configuration(self, rewards: RunRewards) -> Mapping[str, object]:
+        """Return the initial configuration, whose calls have the inputs of the targets."""
+        return CloningMemory.of(rewards.memory).start or rewards.task.system.configuration.to_json()
 
 
 def targets_of(buffer: PairBuffer, component: str) -> dict[str, Target]:

@@ -1,231 +1,205 @@
-"""Search of one component's parameters by a local score, for behaviour cloning (`hbc`).
+"""OPTIMAS in the form of the paper: each component is searched by its local reward alone (section 4.3).
 
-A candidate runs the component alone on recorded inputs; its mean local score is compared with the
-incumbent's on the same inputs. The best few are then tested by the global reward on train examples, if the
-budget covers it. Components with nothing to imitate are searched by the global reward, jointly.
+A job first adapts the reward: it collects preference pairs on a fresh minibatch under the current
+configuration (section 4.2). Candidates of the component then run on the same inputs as the incumbent, without
+what follows them, and the one with the highest mean reward is proposed. Choices and numbers may instead be
+drawn with probability proportional to exp(reward / temperature), and a choice for each input is made by the
+reward itself. No candidate is scored by the global reward before the decision. `hbc` searches in the same way
+by the similarity to preferred outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
 
-from pydantic import Field
+import numpy as np
 
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.formatting import plural
-from compound.graph.configuration import canonical_json, component_of, components_of
-from compound.graph.space import Choice, Demos, Float, Int, Text
+from compound.graph.configuration import component_of
+from compound.graph.space import Choice, Float, Int, PerInput
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.optimas.guides import Guidance
-from compound.optimizers.optimas.hbc import Cloning, targets_of
-from compound.optimizers.optimas.local_scoring import (
-    Gain,
-    LocalScorer,
-    LocalSearchSettings,
-    Scoring,
-    finalists,
-)
-from compound.optimizers.optimas.rewarding import RunRewards, tunable
-from compound.optimizers.search.prompts import (
-    CandidateRace,
-    PromptSearch,
-    RaceProgress,
-    bootstrap_pools,
-    demo_keys,
-    race_incumbent,
-    split,
-    text_keys,
-)
-from compound.optimizers.search.sampling import enumerate_settings, suggest
+from compound.optimizers.optimas.guides import Guide, LearnedRewards, Scores
+from compound.optimizers.optimas.local_gains import savings_of
+from compound.optimizers.optimas.offline import Collecting, affordable_inputs, collect_pairs
+from compound.optimizers.optimas.part import Part, part_of, run_parts
+from compound.optimizers.optimas.rewarding import RunRewards
+from compound.optimizers.search.design import Values
+from compound.optimizers.search.joint import JointSearch, start
+from compound.optimizers.search.sources import CandidateSources, divide
+from compound.rewards.policy import store_reward
 from compound.rewards.settings import RewardLearning
 
-LOCAL = 0.7  # fraction of a job's share of the budget for local scoring; the rest tests the finalists
-
-Phase = Literal["searching", "testing", "decided"]
+ADAPTATION = 0.5  # of a job's runs, at most, for fresh pairs
 
 
-class LocalProgress(RaceProgress):
-    """Progress of `LocalSearch`; its race is that of the finalists.
+class LocalProgress(Collecting):
+    """Progress of `LocalSearch`.
 
     Attributes:
-        phase: the next phase of the job.
-
-            * ``searching``: score candidates by the local score. If the component has nothing to imitate,
-              either all candidates become finalists, or texts and demonstrations are searched by the global
-              reward, jointly with those of other such components.
-            * ``testing``: race the finalists by the global reward.
-            * ``decided``: propose the first finalist without a test, if there is one.
-        scoring: progress of the search by the local score.
-        together: progress of the joint search by the global reward; ``None`` before its start.
-        finalists: the candidates to test, best local score first; empty while searching.
-        local_gain: the local score of the first finalist minus the incumbent's; ``None`` if no candidate
-            beat the incumbent.
+        candidates: the candidates; ``None`` before they are proposed.
+        gains: the mean local reward of each candidate minus the incumbent's; ``None`` before the evaluation.
     """
 
-    FORMAT: ClassVar[int] = 2
-    phase: Phase = "searching"
-    scoring: Scoring
-    together: CandidateRace | None = None
-    finalists: list[dict[str, object]] = Field(default_factory=list)
-    local_gain: float | None = None
+    candidates: list[dict[str, object]] | None = None
+    gains: list[float] | None = None
 
 
 @dataclass(frozen=True)
 class LocalSearch:
-    """Optimizer that searches the parameters of one component by its local score.
+    """Optimizer that searches the parameters of one component by its local reward alone.
 
     Attributes:
-        learning: settings of the pairs of the offline phase.
-        search: settings of the local search.
-        prompts: proposes prompts and demonstrations.
+        learning: settings of pairs and rewards.
+        sources: sources of new prompts and demonstrations.
         guide: scores the component's calls.
+        temperature: of the draw of choices and numbers; 0 selects the best.
+        adapts: whether each job collects fresh pairs.
     """
 
     learning: RewardLearning
-    search: LocalSearchSettings
-    prompts: PromptSearch
-    guide: Cloning = field(default_factory=Cloning)
+    sources: CandidateSources
+    guide: Guide = field(default_factory=LearnedRewards)
+    temperature: float = 0.0
+    adapts: bool = True
 
     def bound(self, outlook: Outlook) -> JobBound:
-        """Declare the requests of all local rounds, or of two rounds if the global reward is used."""
-        texts = [key for key in outlook.texts if key in outlook.system.parameters]
-        together = replace(outlook, keys=tuple(dict.fromkeys((*outlook.keys, *texts))))
-        return self.prompts.rounds_bound(together, max(2, self.search.rounds))
+        """Declare the requests for new prompts, and the prices of local evaluations."""
+        (component,) = {component_of(key) for key in outlook.keys}
+        savings = savings_of(outlook.system, component, outlook.prices)
+        return replace(JointSearch(self.sources).bound(outlook), savings=[savings])
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
-        """Search by the local score, and test the finalists by the global reward."""
-        (component,) = tunable(task)
-        rewards = RunRewards.open(task, self.learning)
+        """Adapt the reward, score candidates by it, and propose the best one."""
+        (component,) = {component_of(key) for key in task.keys}
+        rewards, rows = RunRewards.open(task, self.learning), divide(task, self.sources)
         if task.resume is not None:
             state = LocalProgress.from_json(task.resume)
         else:
-            state = await self._start(task, rewards)
-            yield Progress(state.to_json(), plural(len(state.scoring.candidates), "candidate"))
+            state = LocalProgress(iteration=rewards.iteration + 1, proposals={})
+        if self.adapts and not state.inputs and state.candidates is None:
+            note = await self._adapt(task, rewards, component, state, rows.scored)
+            yield Progress(state.to_json(), note)
         guidance = await self.guide.guidance(rewards, component)
-        steered = not guidance.untrusted_reason
         facts = {
             **guidance.facts,
             "component": component,
-            "steered": steered,
-            "why": guidance.untrusted_reason,
+            "steered": not guidance.unusable,
+            "why": guidance.unusable,
         }
-        is_joint = not steered and (text_keys(task) or demo_keys(task))
-        search = self._search_together if is_joint else self._search_alone
-        async for event in search(task, rewards, guidance, state):
-            yield replace(event, facts={**facts, **event.facts}) if isinstance(event, Proposal) else event
-
-    async def _start(self, task: Task, rewards: RunRewards) -> LocalProgress:
-        """Return the progress of a new job, with the first round of candidates."""
-        share = None if task.scorer.runs_left == float("inf") else task.scorer.runs_left
-        candidates = await self._first_candidates(task, rewards, split(task)[0])
-        return LocalProgress(scoring=Scoring(share=share, candidates=candidates))
-
-    async def _search_together(
-        self, task: Task, rewards: RunRewards, guidance: Guidance, state: LocalProgress
-    ) -> AsyncIterator[Progress | Proposal]:
-        """Search texts and demonstrations of all components with nothing to imitate by the global reward.
-
-        The search is joint, since demonstrations of several components come from the same traces (ADR 0007).
-        """
-        keys = tuple(
-            key
-            for key, space in task.system.parameters.items()
-            if isinstance(space, Text | Demos) and not targets_of(rewards.buffer, component_of(key))
-        )
-        components = components_of(keys)
-        tried = [known for known in task.tried if set(keys) <= set(known.values)]  # only complete candidates
-        resume = None if state.together is None else state.together.to_json()
-        async for event in self.prompts.propose(replace(task, keys=keys, tried=tried, resume=resume)):
-            if isinstance(event, Progress):
-                state.together = CandidateRace.from_json(event.state)
-                yield Progress(state.to_json(), f"by the global reward: {event.note}")
-                continue
-            yield replace(event, facts={"together": components})
-
-    async def _search_alone(
-        self, task: Task, rewards: RunRewards, guidance: Guidance, state: LocalProgress
-    ) -> AsyncIterator[Progress | Proposal]:
-        """Search one component by its local score, if it has one, and test the finalists."""
-        if state.phase == "searching":
-            if guidance.untrusted_reason:
-                state.finalists, state.phase = state.scoring.candidates, "testing"
-                note = f"by the global reward: {guidance.untrusted_reason}"
-            else:
-                async for round_note in self._score(task, rewards, guidance, state.scoring):
-                    yield Progress(state.to_json(), round_note)
-                self._choose(task, rewards, state)
-                note = f"{len(state.finalists)} to test"
-            yield Progress(state.to_json(), note)
-        tried = state.scoring.tried
-        facts = {} if guidance.untrusted_reason else {"local_gain": state.local_gain, "locally_tried": tried}
-        if state.phase == "decided":
-            best = state.finalists[0] if state.finalists else {}
-            note = "by the local score alone" if best else "no candidate had a better local score"
-            yield Proposal(best, tried=tried, note=note, facts=facts)
+        if guidance.unusable:
+            yield Proposal({}, note=guidance.unusable, facts=facts)
             return
-        async for event in race_incumbent(task, state.finalists, split(task)[1], state):
-            if isinstance(event, Progress):
-                yield event
-                continue
-            yield replace(event, facts=facts)
+        if chosen := await self._per_input(task, rewards, component):
+            yield Proposal(chosen, tried=1, note="the local reward chooses for each input", facts=facts)
+            return
+        if state.candidates is None:
+            made = await start(task, self.sources, rows, guided=False)
+            state.candidates = [candidate.values for candidate in made.candidates]
+            yield Progress(state.to_json(), plural(len(state.candidates), "candidate"))
+        if state.gains is None:
+            part = part_of(task.system, component, task.prices)
+            base = self.guide.configuration(rewards)
+            examples = self._examples(task, part, len(state.candidates), rows.scored)
+            state.gains = await gains_of(task, part, base, state.candidates, examples, guidance.scores)
+            yield Progress(state.to_json(), f"scored on {plural(len(examples), 'example')}")
+        best = self._choose(task, state.gains)
+        values = {} if best is None else state.candidates[best]
+        facts["local_gain"] = None if best is None else state.gains[best]
+        note = "by the local reward alone" if values else "no candidate has a higher local reward"
+        yield Proposal(values, tried=len(state.candidates), note=note, facts=facts)
 
-    async def _score(
-        self, task: Task, rewards: RunRewards, guidance: Guidance, state: Scoring
-    ) -> AsyncIterator[str]:
-        """Score rounds of candidates by the local score; yield a progress note after each round."""
-        (component,) = tunable(task)
-        scorer = LocalScorer(task, component, guidance.scores, self.search.rounds, LOCAL)
-        recorded = await self.guide.recorded_calls(rewards, component, state.recorded)
-        state.recorded = sorted({trace.example for trace, _ in recorded.calls})
-        async for note in scorer.rounds(state, recorded, self._next_candidates):
-            yield note
+    async def _adapt(
+        self,
+        task: Task,
+        rewards: RunRewards,
+        component: str,
+        state: LocalProgress,
+        examples: Sequence[Example],
+    ) -> str:
+        """Collect pairs of the component from a fresh minibatch, within a part of the job's runs."""
+        affordable = affordable_inputs(task, rewards, [component], 2 * len(examples))
+        fresh = rewards.fresh(examples, min(task.minibatch, int(ADAPTATION * affordable)))
+        return await collect_pairs(rewards, [component], state, fresh) if fresh else "no runs for fresh pairs"
 
-    def _choose(self, task: Task, rewards: RunRewards, state: LocalProgress) -> None:
-        """Choose the finalists among the locally scored candidates; test them if the budget covers it."""
-        chosen = finalists(task, state.scoring.scored, self.search.temperature)
-        state.finalists = [candidate.values for candidate in chosen]
-        state.local_gain = chosen[0].gain if chosen else None
-        rewards.note_tried(task, [candidate.values for candidate in state.scoring.scored])
-        is_tested = task.scorer.runs_left >= 2 * task.minibatch
-        state.phase = "testing" if state.finalists and is_tested else "decided"
+    async def _per_input(self, task: Task, rewards: RunRewards, component: str) -> Values:
+        """Return the reward as the value of a parameter that is chosen for each input, if there is one."""
+        key = next((k for k in task.keys if isinstance(task.system.parameters[k], PerInput)), None)
+        if key is None or not isinstance(self.guide, LearnedRewards):
+            return {}
+        learned = await rewards.learn([component])
+        return {key: store_reward(learned.model, component, rewards.memory.folder)}
 
-    async def _first_candidates(
-        self, task: Task, rewards: RunRewards, pool: Sequence[Example]
-    ) -> list[dict[str, object]]:
-        """Return the first round of candidates, without those scored by earlier jobs."""
-        if demo_keys(task) or text_keys(task):
-            pools = await bootstrap_pools(task, pool) if "demos" in self.prompts.proposers else {}
-            return rewards.untried(task, await self.prompts.candidates(task, pools))
-        grid = enumerate_settings(task)
-        if len(grid) <= task.candidates:
-            return rewards.untried(task, grid)
-        # more draws than candidates, since some draws are equal or were tried before
-        draws = [_random_values(task, i) for i in range(8 * task.candidates)]
-        distinct = {canonical_json(values): values for values in draws if values}
-        return rewards.untried(task, list(distinct.values()))[: task.candidates]
+    @staticmethod
+    def _examples(task: Task, part: Part, candidates: int, examples: Sequence[Example]) -> Sequence[Example]:
+        """Return the examples that the job's runs cover."""
+        each = part.weight + candidates * part.price
+        left = task.scorer.runs_left
+        return examples if left == float("inf") or not each else examples[: int((left + 1e-9) / each)]
 
-    async def _next_candidates(self, task: Task, scored: Sequence[Gain]) -> list[dict[str, object]]:
-        """Return another round of candidates: edits of the best prompt so far, or suggestions of TPE."""
-        best = max(scored, key=lambda candidate: candidate.gain).values
-        if text_keys(task):
-            nearby = replace(task, system=task.system.bind({**task.system.configuration, **best}))
-            edited = await self.prompts.candidates(nearby, {})
-            return [{**best, **values} for values in edited]
-        if demo_keys(task) or len(enumerate_settings(task)) <= task.candidates:
-            return []
-        trials = [({key: c.values[key] for key in task.keys}, c.gain) for c in scored if c.values]
-        round_: list[dict[str, object]] = []
-        for _ in range(task.candidates):
-            round_.append(suggest(task, trials, round_))
-        return round_
+    def _choose(self, task: Task, gains: Sequence[float]) -> int | None:
+        """Return the number of the candidate to propose; ``None`` for the incumbent."""
+        spaces = [task.system.parameters[key] for key in task.keys]
+        is_drawn = all(isinstance(space, Choice | Int | Float) for space in spaces)
+        rng = generator(task.seed, "boltzmann")
+        chosen = boltzmann([0.0, *gains], self.temperature if is_drawn else 0.0, rng)
+        return chosen - 1 if chosen else None
 
 
-def _random_values(task: Task, number: int) -> dict[str, object]:
-    """Return random values of the job's choices and numbers."""
-    rng = generator(task.seed, "draw", number)
-    spaces = {key: task.system.parameters[key] for key in task.keys}
-    return {key: s.draw(rng) for key, s in spaces.items() if isinstance(s, Choice | Int | Float)}
+async def gains_of(
+    task: Task,
+    part: Part,
+    configuration: Mapping[str, object],
+    candidates: Sequence[Mapping[str, object]],
+    examples: Sequence[Example],
+    scores: Scores,
+) -> list[float]:
+    """Return the mean score of each candidate's calls minus the incumbent's, for the same inputs.
+
+    A failed call scores one less than the worst of the others. Without examples, all gains are 0.
+
+    Args:
+        task: the job.
+        part: the part that runs the component.
+        configuration: the values of the other components.
+        candidates: values of the component's parameters.
+        examples: the examples.
+        scores: scores the component's calls.
+    """
+    own = {key: task.system.configuration[key] for key in task.keys}
+    systems = [part.bind({**configuration, **own, **values}) for values in ({}, *candidates)]
+    traces = await run_parts(task.context, part, systems, examples)
+    calls = [
+        (row, (column, call.address), call)
+        for row, found in enumerate(traces)
+        for column, trace in enumerate(found)
+        for call in trace.calls_of(part.component)
+    ]
+    succeeded = [(call.inputs, call.outputs) for *_, call in calls if call.failure is None]
+    rewards = scores.rewards(part.component, succeeded) if succeeded else np.zeros(0)
+    worst, remaining = float(rewards.min(initial=0.0)) - 1, iter(rewards.tolist())
+    table: list[dict[tuple[int, str], float]] = [{} for _ in traces]
+    for row, place, call in calls:
+        table[row][place] = worst if call.failure is not None else next(remaining)
+    gains = []
+    for found in table[1:]:
+        shared = [found[place] - table[0][place] for place in found if place in table[0]]
+        gains.append(float(np.mean(shared)) if shared else 0.0)
+    return gains
+
+
+def boltzmann(rewards: Sequence[float], temperature: float, rng: np.random.Generator) -> int:
+    """Draw an index with probability proportional to ``exp(reward / temperature)``; at 0, the best.
+
+    Uses the Gumbel-max trick (Gumbel 1954): the largest reward plus Gumbel noise is such a draw.
+
+    >>> boltzmann([0.0, 9.0, 0.0], 0.1, np.random.default_rng(0))
+    1
+    """
+    noisy = np.asarray(rewards, float)
+    if temperature:
+        noisy = noisy / temperature + rng.gumbel(size=len(rewards))
+    return int(np.argmax(noisy))

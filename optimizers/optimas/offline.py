@@ -16,7 +16,9 @@ from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.optimas.guides import Guide, LearnedRewards
 from compound.optimizers.optimas.rewarding import RunRewards, tunable
-from compound.optimizers.search.prompts import PromptSearch, bootstrap_pools, demo_keys, split, text_keys
+from compound.optimizers.search.joint import JointSearch, start
+from compound.optimizers.search.prompts import demo_keys, text_keys
+from compound.optimizers.search.sources import CandidateSources, divide
 from compound.rewards.heads import MIN_INPUTS
 from compound.rewards.pairs import expected_cost
 from compound.rewards.settings import RewardLearning
@@ -51,18 +53,18 @@ class OfflineRewards:
 
     Attributes:
         learning: settings of pair collection and reward learning.
-        prompts: proposes prompts to sample outputs with.
+        sources: sources of prompts and demonstrations to sample outputs with.
         guide: processes the pairs.
     """
 
     learning: RewardLearning
-    prompts: PromptSearch
+    sources: CandidateSources
     guide: Guide = field(default_factory=LearnedRewards)
 
     def bound(self, outlook: Outlook) -> JobBound:
         """Declare the requests for the candidates that outputs are sampled with; none is proposed."""
         bounds = [
-            self.prompts.bound(replace(outlook, keys=(key,), candidates=2 * outlook.candidates))
+            JointSearch(self.sources).bound(replace(outlook, keys=(key,)))
             for key in {component_of(key): key for key in outlook.keys if key in outlook.texts}.values()
         ]
         return JobBound([request for bound in bounds for request in bound.requests])
@@ -70,12 +72,12 @@ class OfflineRewards:
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Collect pairs of all components in waves, then fit the rewards and report their accuracy."""
         rewards = RunRewards.open(task, self.learning)
-        pool, examples = split(task)
+        examples = divide(task, self.sources).scored
         if task.resume is not None:
             state = Collecting.from_json(task.resume)
         else:
             iteration = rewards.iteration + 1
-            state = Collecting(iteration=iteration, proposals=await self._proposals(task, pool))
+            state = Collecting(iteration=iteration, proposals=await self._proposals(task))
             yield Progress(state.to_json(), "proposed candidates to sample outputs with")
         while wave := await self._wave(task, rewards, state.inputs):
             fresh = rewards.fresh(examples, wave.inputs)
@@ -105,20 +107,19 @@ class OfflineRewards:
         for name in sorted(components, key=rewards.cost_of_learning):
             left -= rewards.cost_of_learning(name)
             selected += [name] if left >= 0 else []
-        most = min(self.learning.pairs.inputs, len(split(task)[1])) - done
+        most = min(self.learning.pairs.inputs, len(divide(task, self.sources).scored)) - done
         count = affordable_inputs(task, rewards, selected, min(max(done, MIN_INPUTS), most))
         return Wave(selected, count) if selected and count >= least else None
 
-    async def _proposals(self, task: Task, pool: Sequence[Example]) -> dict[str, list[dict[str, object]]]:
+    async def _proposals(self, task: Task) -> dict[str, list[dict[str, object]]]:
         """Return candidate settings of each component that has prompts or demonstrations."""
-        pools = await bootstrap_pools(task, pool) if "demos" in self.prompts.proposers else {}
         proposals: dict[str, list[dict[str, object]]] = {}
         for component in tunable(task):
-            keys = tuple(key for key in task.keys if key.startswith(f"{component}."))
-            own = replace(task, keys=keys, candidates=2 * task.candidates)
+            keys = tuple(key for key in task.keys if component_of(key) == component)
+            own = replace(task, keys=keys)
             if demo_keys(own) or text_keys(own):
-                own_pools = {key: pools[key] for key in keys if key in pools}
-                proposals[component] = settings_of(await self.prompts.candidates(own, own_pools))
+                made = await start(own, self.sources, divide(own, self.sources), guided=False)
+                proposals[component] = settings_of([candidate.values for candidate in made.candidates])
         return proposals
 
 

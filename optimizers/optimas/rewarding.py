@@ -8,7 +8,7 @@ stored under the digest of its content.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -16,17 +16,14 @@ from pydantic import Field
 
 from compound.components.engines.local.devices import Placement
 from compound.concurrency.threads import compute
-from compound.errors import BudgetExhausted, TooManyFailures
 from compound.evaluation.feedback import read_feedback
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.execution.trace import Trace
 from compound.formatting import plural
-from compound.graph.configuration import canonical_json, components_of, digest
+from compound.graph.configuration import components_of
 from compound.optimization.method import Memory, Task
-from compound.optimizers.optimas.guided_race import RaceMemory
 from compound.optimizers.search.memory_part import MemoryPart
-from compound.optimizers.search.racing import INCUMBENT, Race
 from compound.rewards.alignment import Evidence
 from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import Embedder
@@ -34,7 +31,7 @@ from compound.rewards.feedback.draws import draws_from_feedback
 from compound.rewards.fit import FittedRewards, component_pairs, fit_rewards
 from compound.rewards.heads import MIN_INPUTS
 from compound.rewards.model import LocalReward, make_backbone
-from compound.rewards.pairs import Collection, Draw, collect, draws_from_runs, expected_cost
+from compound.rewards.pairs import Collection, Draw, collect, expected_cost
 from compound.rewards.settings import BackboneLoRASettings, RewardLearning
 from compound.storage.state import State
 
@@ -75,7 +72,6 @@ class RewardMemory(MemoryPart):
         feedback: the number of draws copied from the feedback folder; ``None`` before that.
         adapter: the adapter that was used last.
         adapters: the last adapter of each configuration, by the digest of the configuration.
-        tried: the locally scored candidates, by the context of their scores (see `_context_key`).
     """
 
     NAME = "rewards"
@@ -84,7 +80,6 @@ class RewardMemory(MemoryPart):
     feedback: int | None = None
     adapter: Adapter | None = None
     adapters: dict[str, Adapter] = Field(default_factory=dict)
-    tried: dict[str, list[dict[str, object]]] = Field(default_factory=dict)
 
 
 @dataclass
@@ -161,48 +156,6 @@ class RunRewards:
         )  # fmt: skip
         self.add(collected.draws, iteration, len({example.id for example, _ in traced}))
         return collected
-
-    async def remember_race(
-        self,
-        component: str,
-        candidates: Sequence[Mapping[str, object]],
-        race: Race,
-        examples: Sequence[Example],
-        iteration: int,
-    ) -> None:
-        """Add preference pairs from the runs of a race, at no cost: runs that did not fail are cached.
-
-        Args:
-            component: the component whose values raced.
-            candidates: the values of each candidate, by key.
-            race: the results of the race.
-            examples: the examples in the order of the race.
-            iteration: the iteration of the pairs.
-        """
-        if not race.standings or not self.task.scorer.has_free_repeats:
-            return
-        count = max(standing.n for standing in race.standings)
-        runs: list[list[tuple[Mapping[str, object], Trace]]] = [[] for _ in range(count)]
-        raced = [(str(s.candidate), candidates[s.candidate], s.n) for s in race.standings]
-        for name, values, n in [(INCUMBENT, {}, count), *raced]:
-            settings = {key.split(".", maxsplit=1)[1]: value for key, value in values.items()}
-            failed = race.failed.get(name, ())
-            succeeded = [i for i in range(n) if examples[i].id not in failed]
-            if not succeeded:
-                continue
-            try:
-                traces = await self.task.scorer.traces(values, [examples[i] for i in succeeded])
-            except (TooManyFailures, BudgetExhausted):  # these runs are not cached after all; skip them
-                continue
-            for i, trace in zip(succeeded, traces, strict=True):
-                runs[i].append((settings, trace))
-        draws = [
-            draw
-            for row in runs
-            if row
-            for draw in draws_from_runs(component, row, self.buffer.sampling, self.task.system)
-        ]
-        self.add(draws, iteration)
 
     def add(self, draws: Sequence[Draw], iteration: int, inputs: int = 0) -> None:
         """Add the draws of an iteration to the buffer and the memory.
@@ -323,19 +276,6 @@ class RunRewards:
         accuracy = learned.model.rewards_of[component].accuracy
         return accuracy.low is not None and accuracy.low >= self.learning.reward.sufficient_accuracy
 
-    def untried(self, task: Task, candidates: Iterable[dict[str, object]]) -> list[dict[str, object]]:
-        """Return the candidates that no earlier job scored locally under the same configuration."""
-        tried = RewardMemory.of(self.memory).tried.get(_context_key(task), ())
-        known = {canonical_json(values) for values in tried}
-        return [values for values in candidates if canonical_json(values) not in known]
-
-    def note_tried(self, task: Task, candidates: Iterable[dict[str, object]]) -> None:
-        """Store the candidates that were scored locally."""
-        stored = RewardMemory.of(self.memory)
-        tried = stored.tried.setdefault(_context_key(task), [])
-        tried += [values for values in candidates if values]
-        stored.store(self.memory)
-
     def untrusted_reason(self, learned: FittedRewards, component: str) -> str:
         """Return why a component's reward must not be used; ``""`` if it may be used."""
         if self.is_trusted(learned, component):
@@ -366,17 +306,11 @@ class RunRewards:
     def gaps(self) -> dict[str, float]:
         """Return the mean reward gap of each component in which it was measured.
 
-        Differences of the global reward come first: between outputs whose order is certain, or was tested on
-        several runs. Where components after this one are random, each candidate of a race ran once per
-        example, which decides no order. The gap is then that of the component's last guided race: the mean
-        difference of local rewards, calibrated on the score (`EvaluationTable.gap`). A component whose local
-        reward tells nothing has none.
+        Where components after this one are random, a candidate that ran once per example decides no order, so
+        that there may be no gap.
         """
         known = dict.fromkeys(entry.draw.component for entry in self.buffer.entries)
-        races = RaceMemory.of(self.memory).races
-        guided = {name: race.gap for name, race in races.items()}
-        found = {name: self.buffer.gap(name) for name in dict.fromkeys([*known, *races])}
-        gaps = {name: guided.get(name) if gap is None else gap for name, gap in found.items()}
+        gaps = {name: self.buffer.gap(name) for name in known}
         return {name: gap for name, gap in gaps.items() if gap is not None}
 
     def _known(self) -> list[str]:
@@ -387,11 +321,6 @@ class RunRewards:
 
 def _folder(adapter: str) -> str:
     return f"adapter-{adapter[:16]}"
-
-
-def _context_key(task: Task) -> str:
-    """Return the digest of the job's keys and the current configuration, on which local scores depend."""
-    return digest([list(task.keys), task.system.configuration.to_json()])
 
 
 def tunable(task: Task) -> list[str]:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from compound.concurrency.threads import compute
 from compound.example import Example
+from compound.execution.ordered import gather_ordered
 from compound.execution.trace import Call, Trace
+from compound.graph.system import System
 from compound.optimization.bounds import JobBound, Outlook
-from compound.optimization.method import Progress, Proposal, Task
+from compound.optimization.method import JobContext, Progress, Proposal, Task
 from compound.optimization.scorer import TRAIN_SAMPLE
-from compound.optimizers.optimas.guides import Guide, LearnedRewards
-from compound.optimizers.optimas.local_scoring import Scores, run_alone
+from compound.optimizers.optimas.guides import Guide, LearnedRewards, Scores
 from compound.optimizers.optimas.rewarding import RunRewards, tunable
 from compound.optimizers.search.prompts import is_whole
 from compound.optimizers.weights.credit.advantages import advantages
@@ -33,6 +34,8 @@ from compound.optimizers.weights.recipes.rollouts import is_lost
 from compound.optimizers.weights.training import WeightTraining
 from compound.rewards.settings import RewardLearning
 from compound.settings.choices import OneOf, or_name
+
+Place = tuple[Trace, Call, int]  # a recorded call, and the index of the sample to draw
 
 FAILURE_MARGIN = 1.0  # a failed answer scores this much less than the worst of the other answers
 
@@ -215,9 +218,32 @@ class LocalTraining:
         settings = self.training.settings
         counted = sum(c.cacheable for c in task.system.components.values())
         recipe: PolicyRecipe = LocalDraws(settings, guidance.scores, 1 / max(1, counted))
-        if guidance.untrusted_reason:
+        if guidance.untrusted:
             recipe = PPO(settings) if isinstance(settings, PPOSettings) else MMGRPO(settings)
-        facts = {**guidance.facts, "component": component, "steered": not guidance.untrusted_reason}
-        facts["why"] = guidance.untrusted_reason
+        facts = {**guidance.facts, "component": component, "steered": not guidance.untrusted}
+        facts["why"] = guidance.untrusted
         async for event in WeightTraining(recipe, section=self.section).propose(task):
             yield replace(event, facts={**facts, **event.facts}) if isinstance(event, Proposal) else event
+
+
+async def run_alone(
+    context: JobContext, system: System, jobs: Sequence[tuple[Place, Mapping[str, object]]]
+) -> list[Call]:
+    """Repeat recorded calls with other settings, concurrently; return the new calls in order.
+
+    Raises:
+        BudgetExhausted: the budget was used up before all calls were made.
+    """
+    executor = context.executor
+
+    async def one(place: Place, settings: Mapping[str, object]) -> Call:
+        trace, call, sample = place
+        return await executor.resample_call(system, trace, call.address, settings=settings, sample=sample)
+
+    return await gather_ordered(
+        executor,
+        [partial(one, *job) for job in jobs],
+        lambda number, call: executor.settle_call(call, jobs[number][0][0]),
+        context.rules.concurrency,
+        [trace.run_fraction(call) for (trace, call, _), _ in jobs],
+    )

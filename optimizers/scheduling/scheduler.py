@@ -5,7 +5,6 @@ Every choice has the numbers that it is based on in ``Job.reason``.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -85,68 +84,6 @@ class RewardGapScheduler:
         return _with_reason(jobs[drawn], reason)
 
 
-@dataclass(frozen=True)
-class UCB:
-    """Scheduler that chooses the highest upper confidence bound of gain per run (UCB1, Auer et al. 2002).
-
-    Gains are scaled by the largest gain so far. Untried jobs are chosen first.
-
-    Attributes:
-        width: the factor of the confidence width; higher values explore more.
-    """
-
-    width: float = 1.0
-
-    def choose(self, jobs: Sequence[Job], history: History, seed: int) -> Job:
-        """Return the job with the highest bound; ties are broken at random."""
-        gains = _gains(jobs, history)
-        order = generator(seed, "schedule", len(history)).permutation(len(jobs))
-        untried = [i for i in order if not gains[i]]
-        if untried:
-            return _with_reason(jobs[untried[0]], {"untried": float(len(untried))})
-        largest = max(max(own) for own in gains) or 1.0
-        total = math.log(sum(map(len, gains)))
-        means = [sum(own) / len(own) / largest for own in gains]
-        bounds = [m + self.width * math.sqrt(2 * total / len(g)) for m, g in zip(means, gains, strict=True)]
-        best = max(order, key=lambda i: bounds[i])
-        reason = {"gain_per_run": means[best] * largest, "bound": bounds[best]}
-        return _with_reason(jobs[best], reason)
-
-
-@dataclass(frozen=True)
-class Thompson:
-    """Scheduler by Thompson sampling of the mean gain per system run (Thompson 1933).
-
-    The posterior of a job's mean gain is normal. It is centered at the mean of the job's gains and one
-    pseudo-observation at the mean over all jobs, and scaled by the standard deviation of all gains.
-    """
-
-    def choose(self, jobs: Sequence[Job], history: History, seed: int) -> Job:
-        """Return the job with the largest draw."""
-        gains = _gains(jobs, history)
-        pooled = [gain for own in gains for gain in own]
-        center = sum(pooled) / len(pooled) if pooled else 0.0
-        spread = float(np.std(pooled)) if len(pooled) > 1 else 0.0
-        spread = spread or abs(center) or 1.0
-        rng = generator(seed, "schedule", len(history))
-        means = [(sum(own) + center) / (len(own) + 1) for own in gains]
-        draws = [m + spread / math.sqrt(len(g) + 1) * rng.normal() for m, g in zip(means, gains, strict=True)]
-        best = int(np.argmax(draws))
-        return _with_reason(jobs[best], {"gain_per_run": means[best], "drawn": float(draws[best])})
-
-
 def _with_reason(job: Job, reason: Mapping[str, float]) -> Job:
     chosen: Job = replace(job, reason=reason)
     return chosen
-
-
-def _gains(jobs: Sequence[Job], history: History) -> list[list[float]]:
-    """Return each job's gains on train examples per system run, in order; 0 for records without a gain."""
-    gains: dict[tuple[str, tuple[str, ...]], list[float]] = {(job.optimizer, job.keys): [] for job in jobs}
-    for record in history:
-        key = record.optimizer, record.keys
-        if key in gains:
-            before, after = record.train_before, record.train_after
-            gain = after - before if record.values and before is not None and after is not None else 0.0
-            gains[key].append(max(0.0, gain) / max(record.runs, 1.0))
-    return list(gains.values())

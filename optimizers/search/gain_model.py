@@ -13,14 +13,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compound.concurrency.matrix_threads import one_matrix_thread
-from compound.graph.configuration import canonical_json
+from compound.graph.configuration import canonical_json, component_of
 from compound.graph.space import Demos, Float, Int, Space, Text
 from compound.optimizers.search.proposers.edits import sentences
 
@@ -34,6 +34,7 @@ DIFFERENT_DEMOS = 0.5  # similarity of different demonstrations: whether there a
 AMPLITUDES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # prior variance of a gain, relative to the noise
 SINGLE_SHARES = (0.9, 0.5)  # of the prior variance, due to single values
 PRIOR_SAMPLES = 2.0  # weight of the scores' variance in the estimate of the noise
+LOCAL_AMPLITUDE, LOCAL_SD = 0.1, 0.5  # median of that of local rewards, and sd of its logarithm
 JITTER = 1e-9  # relative to the diagonal of a covariance with noise
 DIGITS = 9  # of results: the last bits differ between processors, which would break ties differently
 SINGULAR = 1e-6  # the same for a posterior: configurations that resemble each other have equal gains
@@ -47,24 +48,42 @@ class Observation:
         values: the values of all parameters of the search.
         gain: the mean difference of the scores.
         squares: the sum of the squared deviations of the differences from their mean.
-        n: the number of examples, which are the first ones of the search.
-        variance: the variance of the gain, if it is an estimate of another kind than the mean over n
-            examples; ``None`` for the pooled variance divided by n.
+        rows: the numbers of the examples.
+        component: the component whose local reward the differences are of, in units of the score; ``""`` for
+            differences of scores.
     """
 
     values: Values
     gain: float
     squares: float = 0.0
-    n: int = 1
-    variance: float | None = None
+    rows: tuple[int, ...] = (0,)
+    component: str = ""
+
+    @staticmethod
+    def of(
+        values: Values, differences: Sequence[float], rows: Sequence[int], component: str = ""
+    ) -> Observation:
+        """Return the comparison, given its difference on each example."""
+        gain = float(np.mean(differences))
+        squares = float(((np.array(differences) - gain) ** 2).sum())
+        return Observation(values, gain, squares, tuple(rows), component)
+
+    @property
+    def n(self) -> int:
+        """Number of examples."""
+        return len(self.rows)
 
 
 @dataclass(frozen=True)
-class Hyperparameters:
-    """Prior variance of a gain, and the share of it that is due to single values."""
+class Prior:
+    """Variance of a gain, and the share of it that is due to single values."""
 
     amplitude: float
     single: float
+
+    def covariance(self, single: Vector, joint: Vector) -> Vector:
+        """Return the covariance of gains, given those of unit variance."""
+        return np.asarray(self.amplitude * (self.single * single + (1 - self.single) * joint))
 
 
 @dataclass(frozen=True)
@@ -74,7 +93,7 @@ class GainModel:
     Attributes:
         spaces: the parameters of the search.
         incumbent: their current values, whose gain is 0.
-        observations: at least one.
+        observations: at least one of the score; see `Observation`.
         score_variance: variance of the scores of single runs, a prior estimate of the noise.
     """
 
@@ -82,49 +101,98 @@ class GainModel:
     incumbent: Values
     observations: Sequence[Observation]
     score_variance: float
+    slopes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @cached_property
     def noise(self) -> float:
         """Variance of the difference of two scores on one example, pooled over the observations."""
-        squares = sum(observation.squares for observation in self.observations)
-        freedom = sum(observation.n - 1 for observation in self.observations)
-        prior = 2 * max(self.score_variance, JITTER)  # two independent scores
+        return self._noise_of("")
+
+    def _noise_of(self, component: str) -> float:
+        own = [observation for observation in self.observations if observation.component == component]
+        squares = sum(observation.squares for observation in own)
+        freedom = sum(observation.n - 1 for observation in own)
+        prior = 1.0 if component else 2 * max(self.score_variance, JITTER)  # two independent scores
         return (squares + PRIOR_SAMPLES * prior) / (freedom + PRIOR_SAMPLES)
 
     @cached_property
-    def _fitted(self) -> tuple[Hyperparameters, Vector, Vector]:
-        """The hyperparameters, the Cholesky factor of the observations' covariance, and its solution."""
-        grid = [Hyperparameters(a * self.noise, s) for a in AMPLITUDES for s in SINGLE_SHARES]
-        gains = np.array([observation.gain for observation in self.observations])
-        points, noise = [observation.values for observation in self.observations], self._noise_covariance()
-        single, joint = self._similarities(points)
-        fits: list[tuple[float, Hyperparameters, Vector, Vector]] = []
-        with one_matrix_thread():
-            for candidate in grid:
-                factor = _factor(candidate.amplitude * _mix(candidate.single, single, joint) + noise, JITTER)
+    def _priors(self) -> Mapping[str, Prior]:
+        """The prior of the gain by each local reward, and of what they do not explain, of name ``""``."""
+        found: dict[str, Prior] = {}
+        names = dict.fromkeys(sorted(observation.component for observation in self.observations))
+        for name in [*filter(None, names), ""]:
+            own = [o for o in self.observations if o.component == name or not name]
+            gains, noise = np.array([o.gain for o in own]), self._noise_covariance(own)
+            known = self._covariance(own, found) if not name else 0.0
+            parts = self._similarities(name, [o.values for o in own])
+            place = np.array([o.component == name for o in own])
+            mask = np.outer(place, place)
+            fits: list[tuple[float, Prior]] = []
+            for amplitude, single in itertools.product(AMPLITUDES, SINGLE_SHARES):
+                prior = Prior(amplitude * self._noise_of(name), single)
+                factor = _factor(known + mask * prior.covariance(*parts) + noise, JITTER)
                 whitened = _solve(factor, gains)
                 likelihood = -0.5 * float(whitened @ whitened) - float(np.log(np.diag(factor)).sum())
-                fits.append((likelihood, candidate, factor, whitened))
-            _, best, factor, whitened = max(fits, key=lambda fit: fit[0])
-            return best, factor, _solve(factor, whitened, transposed=True)
+                if name:
+                    likelihood -= 0.5 * (math.log(amplitude / LOCAL_AMPLITUDE) / LOCAL_SD) ** 2
+                fits.append((likelihood, prior))
+            found[name] = max(fits, key=lambda fit: fit[0])[1]
+        for name in self.slopes:
+            found.setdefault(name, Prior(1.0, 0.5))
+        return found
 
-    def _noise_covariance(self) -> Vector:
+    @cached_property
+    def _fitted(self) -> tuple[Vector, Vector]:
+        """The Cholesky factor of the observations' covariance, and its solution."""
+        gains = np.array([observation.gain for observation in self.observations])
+        with one_matrix_thread():
+            prior = self._covariance(self.observations, self._priors)
+            factor = _factor(prior + self._noise_covariance(self.observations), JITTER)
+            return factor, _solve(factor, _solve(factor, gains), transposed=True)
+
+    def _covariance(self, observations: Sequence[Observation], priors: Mapping[str, Prior]) -> Vector:
+        """Return the prior covariance of the true gains that observations are about.
+
+        The gain of a configuration is the sum of the gains by the local rewards of its components, and of a
+        rest; the gain by a local reward depends on the values of its component only.
+        """
+        found = np.zeros((len(observations), len(observations)))
+        for name, prior in priors.items():
+            place = [i for i, o in enumerate(observations) if o.component in ("", name)]
+            parts = self._similarities(name, [observations[i].values for i in place])
+            own = prior.covariance(*parts)
+            if name:
+                slope, variance = self.slopes[name]
+                scale = np.array([1.0 if observations[i].component else slope for i in place])
+                whole = np.array([not observations[i].component for i in place])
+                own = own * (np.outer(scale, scale) + variance * np.outer(whole, whole))
+            found[np.ix_(place, place)] += own
+        return found
+
+    def _noise_covariance(self, observations: Sequence[Observation]) -> Vector:
         """Return the covariance of the observed gains around the true ones.
 
         Half of the noise of a difference is the incumbent's, which all differences on an example share.
         """
-        own = np.array([self.noise / o.n if o.variance is None else o.variance for o in self.observations])
-        return np.asarray(np.minimum(own[:, None], own[None, :]) / 2 + np.diag(own / 2))
+        found = np.zeros((len(observations), len(observations)))
+        for name in {observation.component for observation in observations}:
+            place = [i for i, o in enumerate(observations) if o.component == name]
+            own, noise = [observations[i] for i in place], self._noise_of(name)
+            seen = np.zeros((len(own), 1 + max(max(o.rows) for o in own)))
+            for weights, observation in zip(seen, own, strict=True):
+                weights[list(observation.rows)] = 1 / observation.n
+            each = np.array([1 / observation.n for observation in own])
+            found[np.ix_(place, place)] = noise / 2 * (seen @ seen.T + np.diag(each))
+        return found
 
-    def predict(self, points: Sequence[Values]) -> tuple[Vector, Vector]:
+    def predict(self, points: Sequence[Values], component: str = "") -> tuple[Vector, Vector]:
         """Return the means of the gains of some configurations, and their covariance."""
-        hyper, factor, solution = self._fitted
-        known = [observation.values for observation in self.observations]
-        single, joint = self._similarities([*known, *points])
-        prior = hyper.amplitude * _mix(hyper.single, single, joint)
-        size = len(known)
-        across = prior[:size, size:]
+        factor, solution = self._fitted
+        size = len(self.observations)
+        asked = [Observation(point, 0.0, component=component) for point in points]
         with one_matrix_thread():
+            prior = self._covariance([*self.observations, *asked], self._priors)
+            across = prior[:size, size:]
             explained = _solve(factor, across)
             return across.T @ solution, prior[size:, size:] - explained.T @ explained
 
@@ -132,16 +200,17 @@ class GainModel:
         """Return the expected gains of some configurations."""
         return [round(float(mean), DIGITS) for mean in self.predict(points)[0]] if points else []
 
-    def draw(self, points: Sequence[Values], rng: np.random.Generator) -> Vector:
+    def draw(self, points: Sequence[Values], rng: np.random.Generator, component: str = "") -> Vector:
         """Draw the gains of some configurations from the posterior."""
-        means, covariance = self.predict(points)
+        means, covariance = self.predict(points, component)
         with one_matrix_thread():
             drawn = means + _factor(covariance, SINGULAR) @ rng.normal(size=len(means))
         return np.asarray(np.round(drawn, DIGITS))
 
-    def _similarities(self, points: Sequence[Values]) -> tuple[Vector, Vector]:
+    def _similarities(self, component: str, points: Sequence[Values]) -> tuple[Vector, Vector]:
         """Return the covariances of gains of unit variance due to single values, and to combinations."""
-        tables = [self._table(key, [self.incumbent, *points]) for key in self.spaces]
+        keys = [key for key in self.spaces if not component or component_of(key) == component]
+        tables = [self._table(key, [self.incumbent, *points]) for key in keys]
         differences = sum(1 - table for table in tables)
         return _relative(np.mean(tables, axis=0)), _relative(np.exp(-differences))
 
@@ -200,10 +269,6 @@ def _factor(covariance: Vector, jitter: float) -> Vector:
     """Return the Cholesky factor of a covariance, whose diagonal is raised slightly."""
     raised = jitter * max(float(np.diag(covariance).mean()), JITTER) * np.eye(len(covariance))
     return np.asarray(np.linalg.cholesky((covariance + covariance.T) / 2 + raised))
-
-
-def _mix(share: float, single: Vector, joint: Vector) -> Vector:
-    return share * single + (1 - share) * joint
 
 
 def _solve(factor: Vector, right: Vector, *, transposed: bool = False) -> Vector:

@@ -2,103 +2,74 @@
 
 A candidate may change every parameter at once. The first candidates form a balanced design: each option of
 a parameter occurs in equally many of them, so that the effect of a single value is estimated from all
-candidates that share it (`compound.optimizers.search.gain_model`). In each further step, the candidates that
-a draw from the model's posterior ranks highest are scored on further examples: known ones, or new
+candidates that share it (`compound.optimizers.search.gain_model`). Each step scores a few candidates and the
+incumbent on a few further examples: the leader, new texts that a model wrote after reading the leader's
+failing runs, and the candidates that a draw from the model's posterior ranks highest, which may be new
 combinations of values (Thompson sampling). The last part of the budget goes to known candidates alone.
+
+Where local rewards save runs (`LocalGuide`), each step also evaluates values of single components without the
+components after them, as far as these rewards are trusted, and the next step scores fewer candidates.
+
+With a model that writes prompts, each step has other examples: good prompts soon solve the first few, which
+then cannot tell them apart. Differences to the incumbent on different examples are comparable, because the
+model knows which examples they share. Without such a model, every candidate starts on the first examples, so
+that calls that candidates share come from the cache. A local reward is learned faster from many examples.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
-from pydantic import Field
 
-from compound.evaluation.evaluate import Evaluation
 from compound.example import Example
 from compound.execution.rng import generator
+from compound.execution.trace import Trace
 from compound.formatting import plural
 from compound.graph.configuration import canonical_json
-from compound.graph.space import Choice, Float, Int
+from compound.graph.space import Choice, Demos, Float, Int
 from compound.optimization.bounds import JobBound, Outlook
-from compound.optimization.method import Progress, Proposal, ScoredCandidate, Task
-from compound.optimizers.search.gain_model import GainModel, Observation
-from compound.optimizers.search.levels import DRAWS, levels_of_each, new_texts, starting_levels
-from compound.optimizers.search.prompts import (
-    ATTEMPTS,
-    Exemplars,
-    PromptSearch,
-    bootstrap_pools,
-    split,
-    text_keys,
+from compound.optimization.method import Progress, Proposal, Task
+from compound.optimizers.search.design import (
+    Values,
+    balanced_design,
+    changed_values,
+    combinations,
+    incumbent_values,
+    options_of,
+    values_of,
 )
-from compound.optimizers.search.proposers.edits import kind_of, sentences
-from compound.optimizers.search.racing import Track
-from compound.storage.state import State
+from compound.optimizers.search.gain_model import GainModel, Observation
+from compound.optimizers.search.joint_state import Candidate, JointProgress, LocalEvaluations, LocalGuide
+from compound.optimizers.search.prompts import text_keys
+from compound.optimizers.search.proposers import reflect as writing
+from compound.optimizers.search.proposers.demos import draw_demos
+from compound.optimizers.search.proposers.edits import (
+    GROWTH,
+    bounded_edit,
+    clauses_for,
+    kind_of,
+    sentences,
+)
+from compound.optimizers.search.proposers.reflect import describe, reflect
+from compound.optimizers.search.sources import CandidateSources, Rows, demonstrations, divide
 
-STEPS = 16  # planned number of steps, at most; with more runs, steps have more examples
-MOST_STEPS = 64  # candidates that cost less than predicted leave runs for further steps
+MOST_STEPS = 64
 EXPLORATION = 0.85  # of the runs, after which no new candidates are added
-COMBINATIONS = 256  # of values, from which new candidates are chosen
-NEW_TEXTS = 0.25  # of the candidates of a step: new texts per step
+CHANGED, CHANGED_BY_WRITER = 0.5, 0.85  # share of the first candidates with a new text or demonstrations
+NARROWEST = 4  # candidates of a step with a writer or local rewards: more with more parameters and a writer
+FINALISTS = 3  # candidates of a step where local rewards are trusted
+LOCAL = 4.0  # runs of local evaluations for each run of a step, where local rewards are certain
+MOST_PASSES = 16  # of local evaluations in a step
+FEWEST = 0.5  # of a minibatch: examples of a step, at least
+EVALUATIONS = 3  # minibatches of evaluations in a step with a writer: few candidates on more examples
+DESCRIPTIONS, REFLECTIONS = 2, 2  # first texts of each kind for each prompt; reflections also in each step
+ATTEMPTS = 6  # per new text, since duplicates are dropped
 KEPT_GAIN = 0.9  # of the expected gain, which a proposal keeps without its idle edits
-FEWEST_CHANGED = 0.5  # expected share of the texts and demonstrations that a first candidate changes
-
-Values = dict[str, object]
-
-
-class Candidate(State):
-    """A configuration with its comparison to the incumbent.
-
-    Attributes:
-        values: the values of all parameters of the job.
-        gain: the mean difference of its scores and the incumbent's.
-        squares: the sum of the squared deviations from it.
-        n: the number of examples; 0 before the first evaluation.
-    """
-
-    values: Values
-    gain: float = 0.0
-    squares: float = 0.0
-    n: int = 0
-
-
-class JointProgress(State):
-    """Progress of `JointSearch`.
-
-    Attributes:
-        levels: values of each parameter to combine, other than the incumbent's.
-        runs: system runs of the search; ``None`` without a limit.
-        candidates: all candidates so far.
-        field: the numbers of the candidates to score in the next step, the most important ones first.
-        steps: the number of completed steps.
-        price: system runs that a candidate took per example; before the first step, the predicted ones.
-        known: the number of examples that the incumbent was scored on.
-        before: the incumbent's mean score; ``None`` before the first step.
-        variance: variance of the scores of the last step.
-        shown: worked examples for a model that writes prompts, since failed runs are in no cache.
-    """
-
-    levels: dict[str, list[object]]
-    runs: float | None
-    candidates: list[Candidate] = Field(default_factory=list)
-    field: list[int] = Field(default_factory=list)
-    steps: int = 0
-    price: float = 1.0
-    known: int = 0
-    before: float | None = None
-    variance: float = 0.0
-    shown: dict[str, list[str]] | None = None
-
-    def note(self, best: float) -> str:
-        """Return the progress note of the last step; ``best`` is the highest expected gain."""
-        scored = sum(candidate.n > 0 for candidate in self.candidates)
-        size = plural(self.known, "example")
-        return f"{plural(scored, 'candidate')}, the best on up to {size}: expected gain {best:+.3f}"
 
 
 @dataclass(frozen=True)
@@ -106,301 +77,387 @@ class JointSearch:
     """Optimizer that searches all parameters except weights jointly.
 
     Attributes:
-        prompts: proposes prompts and demonstrations.
+        sources: the sources of new prompts and demonstrations.
+        guide: opens local evaluations; ``None`` without local rewards.
     """
 
-    prompts: PromptSearch
+    sources: CandidateSources
+    guide: LocalGuide | None = None
 
     def bound(self, outlook: Outlook) -> JobBound:
         """Declare the requests for new prompts: for the first candidates, and in each step."""
         texts = sum(key in outlook.texts for key in outlook.keys)
-        first = levels_of_each(len(outlook.keys), outlook.candidates) * texts
-        rounds = (first + STEPS * new_texts_per_step(outlook.candidates)) / outlook.candidates
-        return self.prompts.rounds_bound(outlook, rounds)
+        growth = GROWTH if texts and "edits" in self.sources.names else 0
+        price = outlook.prices.keys(outlook.keys)
+        width, block = shape_of(self.sources, outlook, outlook.runs, price)
+        candidates = affordable(width, outlook.minibatch, outlook.runs, price)
+        savings = self.guide.savings(outlook) if self.guide is not None else ()
+        if not texts or not self.sources.writes:
+            return JobBound(growth=growth, candidates=candidates, savings=savings)
+        steps = min(MOST_STEPS, outlook.runs // block + 1)
+        requests: float = DESCRIPTIONS * writing.CHAIN * texts * ("describe" in self.sources.names)
+        if "reflect" in self.sources.names:
+            requests += REFLECTIONS * (2 * steps + texts)
+        asked = [writing.bound(requests, self.sources.lm)]
+        return JobBound(asked, growth, writing.MAX_TOKENS, candidates, savings)
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Score combinations of values in steps, and propose the one with the highest expected gain."""
-        pool, examples = split(task)
-        state = None if task.resume is None else JointProgress.from_json(task.resume)
-        shown: Exemplars | None = None if state is None else state.shown
-        if shown is None:
-            shown = await self.prompts.exemplars(task, pool or examples)
-        if state is None:
-            state = await self._start(task, pool, len(examples), shown)
-            state.shown = {key: list(texts) for key, texts in shown.items()}
+        rows = divide(task, self.sources)
+        local = self.guide.open(task, rows.scored) if self.guide is not None else None
+        if task.resume is not None:
+            search = Search(task, self.sources, rows, local, JointProgress.from_json(task.resume))
+            await search.restore()
+        else:
+            state = await start(task, self.sources, rows, guided=local is not None)
+            search = Search(task, self.sources, rows, local, state)
             yield Progress(state.to_json(), plural(len(state.candidates), "candidate"))
-        while sizes := next_sizes(task, state, len(examples)):
-            await score_step(task, state, examples, sizes)
-            best = await self._choose_field(task, state, len(examples), shown)
-            yield Progress(state.to_json(), state.note(best))
-        yield proposal_of(task, state)
+        while search.state.field and search.state.steps < MOST_STEPS and await search.score_block():
+            await search.evaluate_locally()
+            best = await search.choose_field()
+            yield Progress(search.state.to_json(), search.state.note(best))
+        yield search.proposal()
 
-    async def _start(
-        self, task: Task, pool: Sequence[Example], examples: int, shown: Exemplars
-    ) -> JointProgress:
-        """Propose values of each parameter, and combine them into the first candidates."""
-        pools = await bootstrap_pools(task, pool) if "demos" in self.prompts.proposers else {}
-        runs, free = task.scorer.runs_left, task.scorer.has_free_repeats
-        price = task.prices.keys(task.keys) if free else 1.0
-        count = Track(task.minibatch, examples, price, free_repeats=free).entrants(task.candidates, runs)
-        levels = await starting_levels(task, self.prompts, pools, count, shown)
-        limit = runs if math.isfinite(runs) else None
-        state = JointProgress(levels=levels, runs=limit, price=price)
-        state.candidates = [Candidate(values=values) for values in balanced_design(task, levels, count)]
-        state.field = list(range(len(state.candidates)))
-        return state
 
-    async def _choose_field(self, task: Task, state: JointProgress, examples: int, shown: Exemplars) -> float:
-        """Choose the candidates of the next step; return the highest expected gain."""
-        model, rng = model_of(task, state), generator(task.seed, "step", state.steps)
-        scored = [number for number, candidate in enumerate(state.candidates) if candidate.n]
+async def start(task: Task, sources: CandidateSources, rows: Rows, *, guided: bool) -> JointProgress:
+    """Propose values of each parameter, and combine them into the first candidates."""
+    runs = task.scorer.runs_left
+    pools = await demonstrations(task, sources, rows)
+    price = task.prices.keys(task.keys) if task.scorer.has_free_repeats else 1.0
+    width, block = shape_of(sources, task, runs, price)
+    limit = runs if math.isfinite(runs) else None
+    state = JointProgress(levels={}, origins={}, runs=limit, width=width, block=block, price=price)
+    count = affordable(width, task.minibatch, task.scorer.runs_left, price)
+    for key in task.keys:
+        space, rng = task.system.parameters[key], generator(task.seed, "levels", key)
+        current = task.system.configuration[key]
+        if isinstance(space, Demos) and pools.get(key):
+            for _ in range((count + 1) // 2):
+                state.add_level(key, draw_demos(pools[key], space.max, rng), current, "demos")
+        for option in options_of(space, rng) if isinstance(space, Choice | Int | Float) else ():
+            state.add_level(key, option, current)
+    await Search(task, sources, rows, None, state).first_texts(count)
+    changed = CHANGED_BY_WRITER if sources.writes else CHANGED
+    state.candidates = [
+        Candidate(values=values) for values in balanced_design(task, state.levels, count, changed)
+    ]
+    state.field = [*range(len(state.candidates))][: NARROWEST if guided else None]
+    return state
+
+
+@dataclass
+class Search:
+    """Search of one job.
+
+    Attributes:
+        task: the job.
+        sources: the sources of new prompts and demonstrations.
+        rows: the division of the train examples.
+        local: local evaluations, if any.
+        state: the progress.
+    """
+
+    task: Task
+    sources: CandidateSources
+    rows: Rows
+    local: LocalEvaluations | None
+    state: JointProgress
+    spent: float = 0.0  # system runs of the last step
+
+    @property
+    def guided(self) -> bool:
+        """Whether local rewards are used."""
+        return self.local is not None and self.local.trust > 0
+
+    async def restore(self) -> None:
+        """Learn again what an interrupted search knew."""
+        if self.local is not None:
+            await self.local.restore(self.state.cells)
+            await self.local.learn(self.state.global_runs)
+
+    # -- first candidates --------------------------------------------------------------------------------
+
+    async def first_texts(self, candidates: int) -> None:
+        """Add texts of all sources to the values to combine."""
+        task, names, keys = self.task, self.sources.names, text_keys(self.task)
+        current = incumbent_values(task)
+        if keys and "describe" in names:
+            for key, number in ((key, n) for key in keys for n in range(DESCRIPTIONS)):
+                text = await describe(
+                    task, key, str(current[key]), self.rows.read, number, lm=self.sources.lm
+                )
+                self.state.add_level(key, text, current[key], "describe")
+        if keys and "reflect" in names and task.scorer.has_free_repeats:
+            shown = self.rows.pool or self.rows.scored[: int(min(task.minibatch, task.scorer.runs_left / 3))]
+            runs = await runs_of(task, {}, shown)
+            for number in range(REFLECTIONS * len(keys)):
+                await self._reflect(keys[number % len(keys)], current, runs, f"start {number}")
+        if "edits" in names:
+            for key in keys:
+                self._edit(key, current, (candidates + 1) // 2)
+
+    async def _reflect(
+        self, key: str, values: Values, runs: Sequence[tuple[Trace, Example]], number: str
+    ) -> str | None:
+        """Add a text that a model wrote after reading runs with the given values; return it."""
+        current = self.task.system.configuration[key]
+        known = [str(current), *map(str, self.state.levels.get(key, ()))]
+        text = await reflect(self.task, key, str(values[key]), runs, number, lm=self.sources.lm, known=known)
+        return text if self.state.add_level(key, text, current, "reflect") else None
+
+    def _edit(self, key: str, values: Values, count: int) -> None:
+        """Add up to a number of edited versions of a text."""
+        task, state = self.task, self.state
+        space, clauses = task.system.parameters[key], clauses_for(task.system, key)
+        found = 0
+        for attempt in range(ATTEMPTS * count):
+            rng = generator(task.seed, "edit", key, state.steps, attempt)
+            text = bounded_edit(str(values[key]), rng, space, clauses=clauses)  # type: ignore[arg-type]
+            found += state.add_level(key, text, task.system.configuration[key], "edits")
+            if found == count:
+                break
+
+    # -- scoring -----------------------------------------------------------------------------------------
+
+    async def score_block(self) -> bool:
+        """Score the field and the incumbent on further examples; return whether the runs covered any."""
+        task, state, runs = self.task, self.state, self.task.scorer.runs_left
+        plan = self._plan()
+        new, spent, scores = 0, 0.0, list[float]()
+        for rows, group in groupby(sorted(plan, key=lambda number: (plan[number], number)), plan.__getitem__):
+            field, part = (
+                [state.candidates[number] for number in group],
+                [self.rows.scored[row] for row in rows],
+            )
+            free = task.scorer.has_free_repeats or not all(str(row) in state.scores for row in rows)
+            evaluations = await task.scorer.score([*([{}] if free else []), *(c.values for c in field)], part)
+            failed = [
+                [row for row, run in zip(rows, evaluation.rows, strict=True) if run.failure is not None]
+                for evaluation in evaluations
+            ]
+            if free:
+                state.scores |= dict(zip(map(str, rows), evaluations.pop(0).scores, strict=True))
+                state.failed = sorted({*state.failed, *failed.pop(0)})
+            for candidate, evaluation, own in zip(field, evaluations, failed, strict=True):
+                candidate.rows += rows
+                candidate.failed += own
+                candidate.differences += [
+                    score - state.scores[str(row)] for row, score in zip(rows, evaluation.scores, strict=True)
+                ]
+                scores += evaluation.scores
+                spent, new = spent + evaluation.system_runs, new + len(rows)
+            scores += [state.scores[str(row)] for row in rows]
+        if not plan:
+            return False
+        state.variance, state.price = float(np.var(scores)), spent / new
+        state.steps += 1
+        self.spent = runs - task.scorer.runs_left if math.isfinite(runs) else spent
+        return True
+
+    def _plan(self) -> dict[int, list[int]]:
+        """Return the next examples of each candidate of the field that the runs cover.
+
+        Without a writer and local rewards, these are the first ones that it was not scored on; otherwise,
+        each step goes on to other examples, from the last to the first again.
+        """
+        task, state = self.task, self.state
+        runs, total = task.scorer.runs_left, len(self.rows.scored)
+        price = max(state.price, task.prices.keys(task.keys)) if task.scorer.has_free_repeats else 1.0
+        start = state.steps * state.block if self.sources.writes or self.local is not None else 0
+        plan: dict[int, list[int]] = {}
+        paid, known = 0.0, set(map(int, state.scores))
+        for number in state.field:
+            seen = state.candidates[number].rows
+            rows = [row for i in range(total) if (row := (start + i) % total) not in seen][: state.block]
+            if not plan and not set(rows) <= known and math.isfinite(runs):
+                rows = rows[: int((runs + 1e-9) / (1 + price))]  # if they do not cover one candidate on all
+            cost = price * len(rows) + len(set(rows) - known)
+            if rows and paid + cost <= runs + 1e-9:
+                paid, known = paid + cost, known | set(rows)
+                plan[number] = rows
+        return plan
+
+    async def evaluate_locally(self) -> None:
+        """Evaluate values of single components, for more runs the more the local rewards are trusted."""
+        if self.local is None:
+            return
+        state, scorer = self.state, self.task.scorer
+        await self.local.learn(state.global_runs)
+        goal = scorer.runs_left - LOCAL * self.local.trust * self.spent
+        for turn in range(MOST_PASSES):
+            before = scorer.runs_left
+            if not self.guided or before <= goal or not self._explores():
+                return
+            model = self._model()
+            options = self._options(turn)
+            leader = self._combined(model, self._leader(model), options)
+            runs = before - goal if math.isfinite(before) else self.spent
+            rng = generator(self.task.seed, "local", state.steps, turn)
+            await self.local.evaluate(state.cells, model, leader, options, runs, rng)
+            if scorer.runs_left == before:
+                return
+
+    def _options(self, turn: int = 0) -> dict[str, list[Values]]:
+        """Return values of the parameters of each component with a local reward."""
+        rng = generator(self.task.seed, "options", self.state.steps, turn)
+        known = [candidate.values for candidate in self.state.candidates]
+        names = self.local.slopes if self.local is not None else ()
+        return {name: values_of(name, self.task, known, self.state.levels, rng) for name in names}
+
+    # -- candidates of the next step ---------------------------------------------------------------------
+
+    async def choose_field(self) -> float:
+        """Choose the candidates of the next step; return the highest expected gain.
+
+        These are the highest ones of a draw of all gains; with a model that writes prompts, the leader and
+        the most promising new text come first.
+        """
+        state, task = self.state, self.task
+        model, rng = self._model(), generator(task.seed, "step", state.steps)
+        scored = state.scored
         known = [state.candidates[number].values for number in scored]
         means = model.means(known)
-        leader = scored[int(np.argmax(means))]
+        leader = int(np.argmax(means))
         new: list[Values] = []
-        if explores(task, state):
-            await self._add_texts(task, state, model, leader, shown)
-            known_values = [candidate.values for candidate in state.candidates]
-            new = combinations(task, known_values, state.levels, known_values[leader], rng)
-        complete = [number for number in scored if state.candidates[number].n == examples]
+        first = [leader] if self.sources.writes else []
+        proposed = 0  # new values that are not random
+        if self._explores():
+            parent = self._leader(model)
+            new = await self._rewritten(parent, scored[leader] if means[leader] > 0 else None)
+            if self.guided:
+                new += self._unknown([self._combined(model, parent, self._options())])
+            proposed = len(new)
+            taken = [*(candidate.values for candidate in state.candidates), *new]
+            new += combinations(task, taken, state.levels, known[leader], rng)
         drawn = model.draw([*known, *new], rng)
-        state.field, added = next_field(task.candidates, drawn, scored, complete, len(state.candidates))
-        state.candidates = [*state.candidates, *(Candidate(values=new[i]) for i in added)]
-        return max(means)
+        if proposed:
+            first.append(len(known) + int(np.argmax(drawn[len(known) : len(known) + proposed])))
+        order = [*first, *(int(i) for i in np.argsort(-drawn, kind="stable") if int(i) not in first)]
+        width = state.width if self.local is None else FINALISTS if self.guided else NARROWEST
+        state.field = []
+        for i in order[:width]:
+            if i >= len(known):
+                state.candidates.append(Candidate(values=new[i - len(known)], parent=scored[leader]))
+            state.field.append(scored[i] if i < len(known) else len(state.candidates) - 1)
+        return means[leader]
 
-    async def _add_texts(
-        self, task: Task, state: JointProgress, model: GainModel, leader: int, shown: Exemplars
-    ) -> None:
-        """Add new texts that resemble those of the leading candidate to the values to combine."""
-        if state.steps >= STEPS:
-            return
-        nearby = _at(task, state.candidates[leader].values, model, state)
-        count = new_texts_per_step(task.candidates)
-        for key, texts in (await new_texts(nearby, self.prompts, count, shown, state.steps)).items():
-            state.levels[key] = [*state.levels.get(key, []), *texts]
+    async def _rewritten(self, parent: Values, leader: int | None) -> list[Values]:
+        """Return the parent with new texts: all of them together, and each alone."""
+        task, state, keys = self.task, self.state, text_keys(self.task)
+        if keys and "edits" in self.sources.names:
+            self._edit(keys[state.steps % len(keys)], parent, REFLECTIONS)
+        if not keys or "reflect" not in self.sources.names:
+            return []
+        seen = state.candidates[leader].rows if leader is not None else [*map(int, state.scores)]
+        if not task.scorer.has_free_repeats:
+            if task.scorer.runs_left < writing.SHOWN + state.block * (state.width + 1):
+                return []
+            seen = seen[-writing.SHOWN :]
+        shown = [self.rows.scored[row] for row in seen]
+        runs = await runs_of(task, changed_values(task, parent), shown)
+        texts: Values = {}
+        alone: list[Values] = []
+        for number in range(REFLECTIONS):
+            key = keys[(state.steps * REFLECTIONS + number) % len(keys)]
+            text = await self._reflect(key, parent, runs, f"{state.steps} {number}")
+            if text is not None:
+                texts[key] = text
+                alone.append({**parent, key: text})
+        return [*([{**parent, **texts}] if len(texts) > 1 else []), *alone]
+
+    def _leader(self, model: GainModel) -> Values:
+        """Return the scored values with the highest expected gain; the incumbent's, if none gains."""
+        known = [self.state.candidates[number].values for number in self.state.scored]
+        means = model.means(known)
+        return known[int(np.argmax(means))] if max(means) > 0 else incumbent_values(self.task)
+
+    def _combined(self, model: GainModel, values: Values, options: Mapping[str, Sequence[Values]]) -> Values:
+        """Return values with the best expected gain, changing one component after another."""
+        for own in options.values():
+            points = [values, *({**values, **each} for each in own)]
+            values = points[int(np.argmax(model.means(points)))]
+        return values
+
+    def _unknown(self, found: Sequence[Values]) -> list[Values]:
+        """Return values that are neither the incumbent's nor a candidate's."""
+        known = [incumbent_values(self.task), *(candidate.values for candidate in self.state.candidates)]
+        names = {canonical_json(values) for values in known}
+        return [values for values in found if canonical_json(values) not in names]
+
+    def _explores(self) -> bool:
+        """Return whether new candidates may still be added."""
+        if self.state.runs is None:
+            return self.state.steps < EXPLORATION * MOST_STEPS
+        return self.task.scorer.runs_left > (1 - EXPLORATION) * self.state.runs
+
+    def _model(self) -> GainModel:
+        """Return the model of gains, given all scored candidates and local evaluations."""
+        scored = (self.state.candidates[number] for number in self.state.scored)
+        observations = [Observation.of(each.values, each.differences, each.rows) for each in scored]
+        slopes: Mapping[str, tuple[float, float]] = {}
+        if self.local is not None:
+            observations += self.local.observations(self.state.cells)
+            slopes = self.local.slopes
+        spaces = {key: self.task.system.parameters[key] for key in self.task.keys}
+        return GainModel(spaces, incumbent_values(self.task), observations, self.state.variance, slopes)
+
+    # -- result ------------------------------------------------------------------------------------------
+
+    def proposal(self) -> Proposal:
+        """Propose the candidate with the highest expected gain, if it is positive."""
+        state = self.state
+        scored = [state.candidates[number].values for number in state.scored]
+        if not scored:
+            return Proposal({}, tried=0, note="no candidate could be scored")
+        model = self._model()
+        facts = self.local.finish(state.cells, model) if self.local is not None else {}
+        means = model.means(scored)
+        best = int(np.argmax(means))
+        if means[best] <= 0:
+            note = "no candidate is expected to gain"
+            return Proposal({}, state.before, state.before, len(scored), note, facts)
+        found = scored[best]
+        if any("edits" in origins for origins in state.origins.values()):
+            found = without_idle_edits(self.task, model, found)
+        after = (state.before or 0.0) + model.means([found])[0]
+        changed = changed_values(self.task, found)
+        facts = {**facts, **state.contributions(found)}
+        return Proposal(changed, state.before, after, len(scored), facts=facts)
 
 
-def next_field(
-    size: int, drawn: np.ndarray, scored: Sequence[int], complete: Collection[int], count: int
-) -> tuple[list[int], list[int]]:
-    """Return the candidates of the next step: those that a draw of gains ranks highest.
+def shape_of(sources: CandidateSources, job: Task | Outlook, runs: float, price: float) -> tuple[int, int]:
+    """Return the number of candidates and of examples of a step.
 
-    Args:
-        size: maximum number of candidates of the step.
-        drawn: a draw of the gains of the scored candidates and of the new ones, in this order.
-        scored: the numbers of the scored candidates.
-        complete: the numbers of those that were scored on all examples.
-        count: the number of candidates so far, which new ones are numbered after.
-
-    Returns:
-        The numbers of the candidates, highest draw first, and the indices of the chosen new ones.
+    With a model that writes prompts, few candidates are scored on more examples, since each of its texts is
+    worth telling from the others; more parameters need more candidates. Without one, many cheap variants are
+    scored on few examples.
     """
-    done = set(complete)
-    ranked = [
-        int(i) for i in np.argsort(-drawn, kind="stable") if i >= len(scored) or scored[int(i)] not in done
-    ]
-    field, added = list[int](), list[int]()
-    for i in ranked[:size]:
-        if i < len(scored):
-            field.append(scored[i])
-        else:
-            field.append(count + len(added))
-            added.append(i - len(scored))
-    return field, added
+    width, block = job.candidates, _fewest(job.minibatch)
+    if sources.writes:
+        width = min(width, max(NARROWEST, len(job.keys)))
+        block = max(block, EVALUATIONS * job.minibatch // width)
+    if math.isfinite(runs):
+        block = max(block, math.ceil(runs / (MOST_STEPS * (width * price + 1))))
+    return width, block
 
 
-def new_texts_per_step(candidates: int) -> int:
-    """Return the number of new texts per step, if steps score this number of candidates."""
-    return math.ceil(NEW_TEXTS * candidates)
+def affordable(width: int, minibatch: int, runs: float, price: float) -> int:
+    """Return the number of first candidates that some system runs cover, one at least."""
+    paid = runs - _fewest(minibatch)  # the incumbent is scored, too
+    each = _fewest(minibatch) * price
+    return int(max(1, min(width, paid / each))) if each else width
 
 
-def _compare(candidate: Candidate, evaluation: Evaluation, incumbent: Evaluation) -> None:
-    """Update a candidate with its scores and the incumbent's on the same examples."""
-    differences = np.subtract(evaluation.scores, incumbent.scores)
-    candidate.gain, candidate.n = float(differences.mean()), len(differences)
-    candidate.squares = float(((differences - differences.mean()) ** 2).sum())
+def _fewest(minibatch: int) -> int:
+    return max(1, math.ceil(FEWEST * minibatch))
 
 
-def _at(task: Task, values: Values, model: GainModel, state: JointProgress) -> Task:
-    """Return the task at other values, with the expected score of each candidate so far."""
-    scored = [candidate for candidate in state.candidates if candidate.n]
-    means = model.means([candidate.values for candidate in scored])
-    tried = [
-        ScoredCandidate(candidate.values, (state.before or 0.0) + mean, candidate.n)
-        for candidate, mean in zip(scored, means, strict=True)
-    ]
-    system = task.system.bind({**task.system.configuration, **values})
-    return replace(task, system=system, tried=[*task.tried, *tried])
-
-
-def incumbent_values(task: Task) -> Values:
-    """Return the current values of the job's parameters."""
-    return {key: task.system.configuration[key] for key in task.keys}
-
-
-def changed_values(task: Task, values: Values) -> Values:
-    """Return the values that differ from the incumbent's."""
-    current = incumbent_values(task)
-    return {key: x for key, x in values.items() if canonical_json(x) != canonical_json(current[key])}
-
-
-def model_of(task: Task, state: JointProgress) -> GainModel:
-    """Return the model of gains, given all scored candidates."""
-    observations = [
-        Observation(candidate.values, candidate.gain, candidate.squares, candidate.n)
-        for candidate in state.candidates
-        if candidate.n
-    ]
-    spaces = {key: task.system.parameters[key] for key in task.keys}
-    return GainModel(spaces, incumbent_values(task), observations, state.variance)
-
-
-def balanced_design(task: Task, levels: Mapping[str, Sequence[object]], count: int) -> list[Values]:
-    """Return distinct combinations in which each value of a parameter occurs about equally often.
-
-    A parameter whose only other values are new ones keeps the incumbent's in half of the candidates, so that
-    its effect can be told from that of the others.
-    """
-    current, seen = incumbent_values(task), {canonical_json(incumbent_values(task))}
-    tried = {canonical_json(dict(known.values)) for known in task.tried}
-    keys = [key for key in task.keys if levels.get(key)]
-    design: list[Values] = []
-    for attempt in range(ATTEMPTS if keys else 0):
-        excluded = tried if design or attempt < ATTEMPTS - 1 else set[str]()  # rather again than nothing
-        rng = generator(task.seed, "design", attempt)
-        columns = {key: _column(task, key, levels[key], len(keys), count, rng) for key in keys}
-        for row in range(count):
-            values = {**current, **{key: columns[key][row] for key in keys}}
-            name = canonical_json(values)
-            if len(design) < count and name not in seen and name not in excluded:
-                seen.add(name)
-                design.append(values)
-    return design
-
-
-def _column(
-    task: Task, key: str, levels: Sequence[object], keys: int, count: int, rng: np.random.Generator
-) -> list[object]:
-    """Return the values of one parameter in each candidate of a design, in random order."""
-    current = task.system.configuration[key]
-    if isinstance(task.system.parameters[key], Choice | Int | Float):
-        pattern = [*levels, current] if keys > 1 else list(levels)
-        start = int(rng.integers(len(pattern)))
-        values = [pattern[(start + row) % len(pattern)] for row in range(count)]
-    else:
-        changed = math.ceil(count * max(FEWEST_CHANGED, 1 / keys))
-        values = [levels[row % len(levels)] for row in range(changed)] + [current] * (count - changed)
-    return [values[i] for i in rng.permutation(count)]
-
-
-def combinations(
-    task: Task,
-    candidates: Sequence[Values],
-    levels: Mapping[str, Sequence[object]],
-    start: Values,
-    rng: np.random.Generator,
-) -> list[Values]:
-    """Return new random combinations of values: each parameter keeps that of ``start``, or gets another.
-
-    Args:
-        task: the job.
-        candidates: the candidates so far, which are left out.
-        levels: values of each parameter to combine, other than the incumbent's.
-        start: the values of the leading candidate.
-        rng: the random generator.
-    """
-    seen = {canonical_json(values) for values in (incumbent_values(task), *(t.values for t in task.tried))}
-    seen |= {canonical_json(values) for values in candidates}
-    found: list[Values] = []
-    for _ in range(COMBINATIONS):
-        values = dict(start)
-        for key in task.keys:
-            if rng.random() < 0.5:
-                values[key] = _another(task, key, levels.get(key, []), rng)
-        if canonical_json(values) not in seen:
-            seen.add(canonical_json(values))
-            found.append(values)
-    return found
-
-
-def _another(task: Task, key: str, levels: Sequence[object], rng: np.random.Generator) -> object:
-    """Draw a value of a parameter: a known one, the incumbent's, or a new number of a large range."""
-    space, current = task.system.parameters[key], task.system.configuration[key]
-    if isinstance(space, Int | Float) and len(levels) >= DRAWS:
-        return space.draw(rng)
-    options = [*levels, current]
-    return options[rng.integers(len(options))]
-
-
-def explores(task: Task, state: JointProgress) -> bool:
-    """Return whether new candidates may still be added."""
-    if state.runs is None:
-        return state.steps < EXPLORATION * STEPS
-    return task.scorer.runs_left > (1 - EXPLORATION) * state.runs
-
-
-def next_sizes(task: Task, state: JointProgress, examples: int) -> dict[int, int]:
-    """Return the number of examples of each candidate of the next step that the runs left cover.
-
-    All candidates of a step get equally many further examples.
-    """
-    runs, free = task.scorer.runs_left, task.scorer.has_free_repeats
-    if not state.field or state.steps == (STEPS if state.runs is None else MOST_STEPS):
-        return {}
-    track = Track(task.minibatch, examples)
-    width = task.candidates * state.price + 1
-    step = max(track.fewest, math.ceil((state.runs or 0.0) / (STEPS * width)))
-    if state.runs is None:
-        step = task.minibatch
-    if not free:  # all scores cost whole runs, also the incumbent's
-        size = min(examples, max(step, 2 * state.known))
-        return dict.fromkeys(state.field[: max(0, int((runs + 1e-9) / size) - 1)], size)
-    predicted = max(state.price, task.prices.keys(task.keys))
-    sizes: dict[int, int] = {}
-    known, paid = state.known, 0.0
-    for number in state.field:
-        seen = state.candidates[number].n
-        size = min(examples, seen + step)
-        cost = predicted * (size - seen) + max(0, size - known)
-        if paid + cost <= runs + 1e-9:
-            paid, known = paid + cost, max(known, size)
-            sizes[number] = size
-    return sizes
-
-
-async def score_step(
-    task: Task, state: JointProgress, examples: Sequence[Example], sizes: Mapping[int, int]
-) -> None:
-    """Score candidates and the incumbent; those with equally many examples together."""
-    free, scores = task.scorer.has_free_repeats, list[float]()
-    new, spent = 0, 0.0
-    for size, group in groupby(sorted(sizes, key=lambda number: (sizes[number], number)), sizes.__getitem__):
-        field = [state.candidates[number] for number in group]
-        new += sum(size - candidate.n if free else size for candidate in field)
-        incumbent, *scored = await task.scorer.score([{}, *(c.values for c in field)], examples[:size])
-        for candidate, evaluation in zip(field, scored, strict=True):
-            _compare(candidate, evaluation, incumbent)
-        scores += [score for evaluation in (incumbent, *scored) for score in evaluation.scores]
-        spent += sum(evaluation.system_runs for evaluation in scored)
-        if size >= state.known:
-            state.known, state.before = size, incumbent.mean
-    state.variance = float(np.var(scores))
-    state.price = spent / new
-    state.steps += 1
-
-
-def proposal_of(task: Task, state: JointProgress) -> Proposal:
-    """Propose the candidate with the highest expected gain, if it is positive."""
-    scored = [candidate for candidate in state.candidates if candidate.n]
-    if not scored:
-        return Proposal({}, tried=0, note="no candidate could be scored")
-    means = model_of(task, state).means([candidate.values for candidate in scored])
-    best = int(np.argmax(means))
-    if means[best] <= 0:
-        return Proposal({}, state.before, state.before, len(scored), "no candidate is expected to gain")
-    before, model = state.before or 0.0, model_of(task, state)
-    found = without_idle_edits(task, model, scored[best].values)
-    return Proposal(changed_values(task, found), before, before + model.means([found])[0], len(scored))
+async def runs_of(
+    task: Task, values: Mapping[str, object], rows: Sequence[Example]
+) -> list[tuple[Trace, Example]]:
+    """Return the scored runs of a candidate on some examples."""
+    traces = await task.scorer.traces(values, rows) if rows else []
+    return [*zip(traces, rows, strict=True)]
 
 
 def without_idle_edits(task: Task, model: GainModel, values: Values) -> Values:

@@ -167,15 +167,15 @@ class PromptSearch:
         return replace(self, unused=f"{why}; set {self.section}.lm to a model that writes prompts")
 
     def describe(self, system: System, keys: Collection[str]) -> str:
-        """Return the proposers that a search of some parameters uses, and why ``opro`` is not used."""
+        """Return the proposers that a search of some parameters uses, and why no model writes prompts."""
         kinds = {"demos": Demos, "edits": Text, "opro": Text}
         spaces = [system.parameters[key] for key in keys]
         used = [name for name in self.proposers if any(isinstance(s, kinds[name]) for s in spaces)]
-        told = f"proposers of new prompts and demonstrations: {', '.join(used) or 'none'}"
+        told = f"sources of new prompts and demonstrations: {', '.join(used) or 'none'}"
         if "opro" in used:
             told += f" (prompts by {self.lm or next(iter(system.lms), 'no model')})"
         has_texts = any(isinstance(space, Text) for space in spaces)
-        return f"{told}; opro is not used: {self.unused}" if self.unused and has_texts else told
+        return f"{told}; no model writes prompts: {self.unused}" if self.unused and has_texts else told
 
     def bound(self, outlook: Outlook) -> JobBound:
         """Declare the requests of one round of candidates, all from ``opro``."""

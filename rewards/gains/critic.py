@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from compound.rewards.features import Embedder, FeatureMap
 from compound.rewards.heads import MIN_INPUTS, Head, fit_head
 from compound.rewards.template import Reading, Template
 
-__all__ = ["Critic", "fit_critic", "read_call"]
+__all__ = ["Critic", "FitCritic", "fit_critic", "read_call"]
 
 FOLDS = 5
 RECENCY = 0.8  # decay of a pair's weight per iteration
@@ -74,6 +75,16 @@ def read_call(
     """Return a call as the critic reads it: with the signals among its numbers."""
     reading = template.read(inputs, outputs)
     return replace(reading, numbers={**reading.numbers, **signals})
+
+
+class FitCritic(Protocol):
+    """Fits the local reward of a component to draws; see `fit_critic`."""
+
+    def __call__(
+        self, entries: Sequence[Entry], template: Template, backbone: Embedder, *, certain: bool
+    ) -> Critic | None:
+        """Return the local reward; ``None`` if there are too few draws."""
+        ...
 
 
 @dataclass(frozen=True)

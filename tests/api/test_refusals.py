@@ -37,7 +37,7 @@ components:
 outputs: {answer: $answerer}
 data: {path: data, valid: valid}
 metric: {exact_match: {output: answer}}
-optimize: {method: random, alpha: 0.2, budget: {system_runs: 60}, search: {proposers: [edits]}}
+optimize: {method: random, alpha: 0.2, budget: {system_runs: 60}, search: {sources: [edits]}}
 """
 
 

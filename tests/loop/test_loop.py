@@ -96,7 +96,7 @@ def student(message: str, rng: np.random.Generator) -> str:
 
 def teacher(message: str, rng: np.random.Generator) -> str:
     """Answer as a student, and write prompts when asked for one."""
-    if "new instruction" not in message:
+    if "<prompt>" not in message:
         return student(message, rng)
     return f"<prompt>Version {rng.integers(100)}:\ngive the answer in few words.</prompt>"
 
@@ -189,7 +189,7 @@ class TestFinding:
     def test_what_a_written_prompt_gains_is_found(self, tmp_path: Path) -> None:
         options = OptimizeSettings(
             valid_size=50, budget=BudgetSettings(system_runs=800),
-            search={"proposers": ["opro"]},
+            search={"sources": ["reflect"]},
         )  # fmt: skip
         plain = demo(demos=())
         result = run(tmp_path / "run", options, ScriptedLM(teacher), plain, data(150, 50, 50))
@@ -262,13 +262,15 @@ class TestPlan:
     def test_the_plan_is_the_one_worked_out_by_hand(self) -> None:
         # A decision runs both configurations on 20 examples: 40. A sweep has two jobs of six minibatches
         # of four if all runs are whole: 48. So one of them needs 2·40 + 48 = 128 runs.
-        sampled = problem(iterations=10)
+        sampled = problem(iterations=10, method="random")
         assert make_plan(sampled, 400, 2, WHOLE) == BudgetPlan(3, 2, 40, 0.05 / 3)
         assert make_plan(sampled, 384, 2, WHOLE) == BudgetPlan(3, 2, 40, 0.05 / 3)
         assert make_plan(sampled, 383, 2, WHOLE) == BudgetPlan(2, 2, 40, 0.05 / 2)
         assert make_plan(sampled, 0, 2, WHOLE) == BudgetPlan(1, 2, 40, 0.05)
         assert make_plan(sampled, math.inf, 2, WHOLE) == BudgetPlan(10, 2, 40, 0.005)
-        assert make_plan(problem(iterations=2), 4000, 2, WHOLE) == BudgetPlan(2, 2, 40, 0.025)
+        assert make_plan(problem(iterations=2, method="random"), 4000, 2, WHOLE) == BudgetPlan(
+            2, 2, 40, 0.025
+        )
 
     def test_jobs_whose_candidates_take_no_whole_runs_need_less(self) -> None:
         # No counted call follows `spoil.w`, so that only the incumbent's runs cost in its job, which halves
@@ -776,7 +778,9 @@ class TestSeed:
                 seen.append(frozenset(n for m in messages for n in re.findall(r"what is tr (\d+)", m)))
 
         past: list[Any] = []
-        options = SMALL.model_copy(update={"budget": BudgetSettings(system_runs=900), "iterations": 6})
+        options = SMALL.model_copy(
+            update={"budget": BudgetSettings(system_runs=900), "iterations": 6, "method": "coordinate"}
+        )
         run(tmp_path / "run", options, lm, demo(demos=()), data(200, 20, 5), listener=listen)
         batches = [batch for batch in seen if batch]
         assert len(batches) >= 4
@@ -1002,7 +1006,7 @@ class TestReviewed:
 
     def test_no_more_decisions_are_planned_than_can_accept(self, tmp_path: Path) -> None:
         """Six examples allow p = 1/64 at best: three decisions at 0.05 / 3, not six at 0.05 / 6."""
-        options = SMALL.model_copy(update={"iterations": 6, "budget": BudgetSettings()})
+        options = SMALL.model_copy(update={"iterations": 6, "method": "random", "budget": BudgetSettings()})
         recorded = run(tmp_path / "run", options, splits=data(train=20, valid=6, test=2))
         assert recorded.path.exists()
         plan = read_json(tmp_path / "run", "checkpoint.json")["state"]["search"]["plan"]

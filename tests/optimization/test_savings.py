@@ -24,14 +24,15 @@ from compound.optimization.bounds import Outlook
 from compound.optimization.prices import Prices, estimate_prices, measure_prices
 from compound.optimization.prospects import outlook
 from compound.optimization.savings import LocalSavings, SystemSavings
-from compound.optimizers.optimas.guided import GuidedSearch, savings_of
-from compound.optimizers.search.prompts import PromptSearch
+from compound.optimizers.optimas.local_gains import RewardGuide, savings_of
+from compound.optimizers.search.joint import JointSearch
+from compound.optimizers.search.sources import CandidateSources
 from compound.report.forecast import forecast
 from compound.rewards.settings import RewardLearning
 from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.spec import Program
 
-SEARCH = GuidedSearch(RewardLearning(), PromptSearch(()))
+SEARCH = JointSearch(CandidateSources(()), RewardGuide(RewardLearning()))
 NOTHING = "nothing counted follows it"
 
 
@@ -73,8 +74,7 @@ def data(world: Relay) -> Dataset:
 
 def bound(system: System, component: str, prices: Prices) -> LocalSavings:
     keys = tuple(key for key in system.parameters if key.startswith(f"{component}."))
-    found = SEARCH.bound(Outlook(system, keys, [], 8, 8, 100, prices=prices)).savings
-    assert found is not None
+    (found,) = SEARCH.bound(Outlook(system, keys, [], 8, 8, 100, prices=prices)).savings
     return found
 
 
@@ -97,20 +97,20 @@ class TestByHand:
     def test_little_that_follows_is_not_worth_a_reward(self) -> None:
         """Seven calls of a component and one after it: 8/7 is less than 1.2."""
         system = Relay(2, 2).system()
-        found = savings_of(system, ["a"], estimate_prices(system, {"a": 7, "b": 1}))
+        found = savings_of(system, "a", estimate_prices(system, {"a": 7, "b": 1}))
         assert found.unused_reason == "a global evaluation costs less than 1.2 local ones"
         assert found.at_most == 1
 
     def test_without_counted_calls_there_is_nothing_to_save(self) -> None:
         only = Function("only", show, order=Choice(0, 1))(found=Input("found", str))
         system = System("only", outputs={"answer": only})
-        assert savings_of(system, ["only"], estimate_prices(system)).unused_reason == NOTHING
+        assert savings_of(system, "only", estimate_prices(system)).unused_reason == NOTHING
 
     def test_the_mean_over_jobs(self) -> None:
         """Of prices 1, 0.75, 0.5 and 0.25, local rewards leave 0.25 each: 2.5 / 1."""
         system = Relay(4, 4).system()
         prices = estimate_prices(system)
-        whole = SystemSavings([(savings_of(system, [name], prices), 1.0) for name in "abcd"])
+        whole = SystemSavings([(savings_of(system, name, prices), 1.0) for name in "abcd"])
         assert [each.at_most for each in whole.components] == [4, 3, 2, 1]
         assert whole.at_most == pytest.approx(2.5)
         twice = SystemSavings([(whole.components[0], 2.0), (whole.components[3], 1.0)])
@@ -154,7 +154,7 @@ class TestDocuments:
         system = headed()
         prices = estimate_prices(system)
         names = ("searcher", "presenter", "shortener")
-        assert str(SystemSavings([(savings_of(system, [name], prices), 1.0) for name in names])) == (
+        assert str(SystemSavings([(savings_of(system, name, prices), 1.0) for name in names])) == (
             "local rewards may make an evaluation of a candidate cheaper: "
             "searcher 4 times (1 of a run globally, 0.25 locally); "
             "presenter without limit (0.75 of a run globally, 0 locally); "

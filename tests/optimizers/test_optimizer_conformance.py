@@ -16,12 +16,13 @@ from compound.optimizers.baselines.mipro.optimizer import Mipro
 from compound.optimizers.baselines.opro import OPRO
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.baselines.textgrad import TextGrad
-from compound.optimizers.optimas.segment_search import SegmentSearch
+from compound.optimizers.optimas.hbc import Cloning
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.prompts import PromptSearch
 from compound.optimizers.search.sampling import NumberSearch
+from compound.optimizers.search.sources import CandidateSources
 from compound.testing import OptimizerKit
-from optimas_settings import cloning_search, guided_search, learning, offline_rewards, optimas
+from optimas_settings import guided_search, local_search, offline_rewards, optimas
 
 REWARDS = optimas(
     model="none",
@@ -31,9 +32,8 @@ REWARDS = optimas(
     level=1,
     inputs=8,
     sufficient_accuracy=1.01,
-    rounds=2,
 )
-PROMPTS = PromptSearch(("demos", "edits", "opro"))
+SOURCES = CandidateSources(("demos", "edits", "reflect"))
 TEXTS = ("first.prompt", "second.prompt")
 SECOND = ("second.prompt", "second.demos")
 
@@ -55,7 +55,7 @@ class TestJointSearch(OptimizerKit):
     checkpoints = 4
 
     def make(self) -> Optimizer:
-        return JointSearch(PromptSearch(("demos", "edits", "opro")))
+        return JointSearch(CandidateSources(("describe", "reflect", "demos", "edits")))
 
     def keys(self) -> Sequence[str]:
         return (*TEXTS, "second.demos", "second.temperature", "second.max_tokens")
@@ -138,54 +138,41 @@ class TestOfflineRewards(OptimizerKit):
     checkpoints = 2
 
     def make(self) -> Optimizer:
-        return offline_rewards(REWARDS, PROMPTS)
+        return offline_rewards(REWARDS, SOURCES)
 
     def keys(self) -> Sequence[str]:
         return (*SECOND, "first.prompt")
 
 
 class TestGuidedSearch(OptimizerKit):
-    """The last component: its candidates are compared by the global reward."""
+    """Local evaluations of the first component save calls; the second one is the last."""
 
     checkpoints = 4
 
     def make(self) -> Optimizer:
-        return guided_search(REWARDS, PROMPTS)
+        return guided_search(REWARDS, SOURCES)
 
     def keys(self) -> Sequence[str]:
-        return SECOND
+        return (*SECOND, "first.prompt")
 
 
-class TestGuidedSearchByReward(TestGuidedSearch):
-    """The first component: its local evaluations save calls."""
+class TestLocalSearch(OptimizerKit):
+    checkpoints = 1
+
+    def make(self) -> Optimizer:
+        return local_search(REWARDS, SOURCES)
 
     def keys(self) -> Sequence[str]:
         return ("first.prompt",)
 
 
-class TestSegmentSearch(OptimizerKit):
-    checkpoints = 3
+class TestCloning(TestLocalSearch):
+    """Without pairs there is nothing to imitate."""
+
+    checkpoints = 0
 
     def make(self) -> Optimizer:
-        return SegmentSearch(learning(REWARDS))
-
-    def keys(self) -> Sequence[str]:
-        return ("second.temperature", "second.max_tokens")
-
-
-class TestCloning(OptimizerKit):
-    """Without pairs there is nothing to imitate: the texts of all components are searched together."""
-
-    checkpoints = 2
-
-    def make(self) -> Optimizer:
-        return cloning_search(REWARDS, PROMPTS)
-
-    def keys(self) -> Sequence[str]:
-        return SECOND
-
-    def proposed_keys(self) -> Sequence[str]:
-        return (*SECOND, "first.prompt")
+        return local_search(REWARDS, SOURCES, guide=Cloning(), adapts=False)
 
 
 def test_every_optimizer_has_a_class_here() -> None:

@@ -11,14 +11,13 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 
 import compound.optimizers
 from compound.components.llm import LLM
-from compound.errors import CallError
 from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.graph.component import Input
@@ -34,26 +33,23 @@ from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.baselines.reflection import Scores
 from compound.optimizers.baselines.textgrad import Descent, TextGrad
 from compound.optimizers.fast_slow import FastSlowState
-from compound.optimizers.optimas.evaluation_table import StoredEvaluations
-from compound.optimizers.optimas.guided import GuidedProgress, ScoredValues
-from compound.optimizers.optimas.guided_race import GuidedRace, RaceMemory
 from compound.optimizers.optimas.hbc import CloningMemory
-from compound.optimizers.optimas.local import LocalProgress, Phase
-from compound.optimizers.optimas.local_scoring import Gain, Scoring
+from compound.optimizers.optimas.local import LocalProgress
 from compound.optimizers.optimas.offline import Collecting
 from compound.optimizers.optimas.rewarding import Adapter, RewardMemory
-from compound.optimizers.optimas.segment_search import SegmentProgress, SegmentSearch
-from compound.optimizers.search.joint import Candidate as JointCandidate
-from compound.optimizers.search.joint import JointProgress, JointSearch
+from compound.optimizers.search.joint import JointSearch
+from compound.optimizers.search.joint_state import Candidate as JointCandidate
+from compound.optimizers.search.joint_state import JointProgress, LocalCell
 from compound.optimizers.search.memory_part import MemoryPart
 from compound.optimizers.search.prompts import CandidateRace, PromptSearch, RaceProgress, Source, Sources
 from compound.optimizers.search.racing import Race, Standing
 from compound.optimizers.search.sampling import NumberProgress, NumberSearch, Sample
+from compound.optimizers.search.sources import CandidateSources
 from compound.optimizers.search.trials import Trial, TrialPlan, TrialSearch
 from compound.optimizers.weights.learner.saved import TrainingState
 from compound.storage.state import State, StateError
 from compound.testing import PlainMemory, ScriptedLM
-from optimas_settings import cloning_search, learning, offline_rewards, optimas
+from optimas_settings import guided_search, local_search, offline_rewards, optimas
 
 DEMO = {"inputs": {"question": "q"}, "outputs": {"output": "a"}}
 VALUES: dict[str, object] = {
@@ -73,23 +69,13 @@ TRIALS = TrialPlan(trials=9, batch=4, full=12)
 JOINT = TrialSearch(values={"a.prompt": ["one", "two"]}, plan=TRIALS, trials=[TRIAL], full=[TRIAL])
 DEMOS: list[Demo] = [{"inputs": {"x": "1"}, "outputs": {"y": 2}}]
 TEXT = ScoredText(text="one", mean=0.5)
-GAIN = Gain(values=VALUES, gain=-0.25)
 PAIRS = Collecting(iteration=2, proposals={"a": [{"prompt": "Be brief."}]}, inputs=4)
-SCORING = Scoring(share=80.5, candidates=[VALUES], rounds=1, scored=[GAIN], recorded=["e1"])
 ADAPTER = Adapter(name="9f", data="77")
 SOURCE = Source(configuration=VALUES, examples=["e1"])
-SCORED = ScoredValues(values=VALUES, gain=0.25)
-EVALUATIONS = StoredEvaluations(
-    scores=[{0: 0.5, 1: None}, {0: 1.0}, {}], parts=[[0, 1], [0], []], failed=[(1, 2)],
-    failures=[(1, 2, {"example": "e2", "calls": []})],
-)  # fmt: skip
-GUIDED = GuidedRace(
-    alive=[1, 0], rungs=2, done=1, n_global=2, n_local=3, gains=[0.25, None], sds=[0.1, None], slope=0.5,
-    noise=0.3, spread=0.1, evaluations=EVALUATIONS, predicted=4.0, spent=3.5,
-)  # fmt: skip
-COMPARED = JointCandidate(values={"a.k": 1}, gain=0.25, squares=1.5, n=8)
+CELL = LocalCell(component="a", values={"a.k": 1}, context={}, rows=[0, 3], failed=[3])
+COMPARED = JointCandidate(values={"a.k": 1}, parent=0, rows=[0, 2], differences=[0.25, 0.5], failed=[2])
 STATES: list[State] = [
-    STANDING, RACE, TRIAL, GAIN, PAIRS, SCORING, ADAPTER, SOURCE,
+    STANDING, RACE, TRIAL, PAIRS, ADAPTER, SOURCE,
     RaceProgress(race=RACE),
     CandidateRace(candidates=[VALUES, {}], race=RACE),
     Sample(values=VALUES, mean=0.5),
@@ -114,29 +100,21 @@ STATES: list[State] = [
         written={"a.prompt": ["x", "y"]},
     ),
     Selection(rows=10, allocations=[{"a.k": 1}, {"a.k": 2}], means={'{"a.k":1}': 0.5, '{"a.k":2}': None}),
-    LocalProgress(
-        phase="testing", scoring=SCORING, together=CandidateRace(candidates=[VALUES]),
-        finalists=[VALUES], local_gain=0.5, race=RACE,
-    ),
+    LocalProgress(iteration=2, proposals={}, inputs=4, candidates=[VALUES], gains=[0.5]),
     COMPARED,
     JointProgress(
-        levels={"a.k": [1, 2]}, runs=50.0, candidates=[COMPARED], field=[0], steps=1, price=0.5, known=8,
-        before=0.25, variance=0.1, shown={"a.prompt": ["Input: x: 1"]},
+        levels={"a.k": [1, 2]}, origins={"a.k": ["", "edits"]}, runs=50.0, width=4, block=6,
+        candidates=[COMPARED], field=[0], steps=1, price=0.5, scores={"0": 0.5, "2": 0.0}, failed=[2],
+        variance=0.1, cells=[CELL],
     ),
     Sources(sources=[SOURCE]),
     FastSlowState(
         training=TrainingState(step=5), rounds=1, prompts=[{"a.prompt": "x"}, {}], rewards=[(2.5, 4), (1.0, 4)],
         best={"a.prompt": "x"}, reflection={"mean": 0.5}, started=40.0,
     ),
-    RewardMemory(iteration=2, inputs=9, adapter=ADAPTER, adapters={"c0": ADAPTER}, tried={"9a": [VALUES]}),
+    RewardMemory(iteration=2, inputs=9, adapter=ADAPTER, adapters={"c0": ADAPTER}),
     CloningMemory(start=VALUES),
-    EVALUATIONS, GUIDED, SCORED,
-    RaceMemory(races={"a": GUIDED.statistics()}),
-    GuidedProgress(
-        iteration=2, candidates=[VALUES], round=1, guided=GUIDED, scored=[SCORED], best=VALUES, gain=0.25,
-        before=0.5, policies=[VALUES], race=RACE,
-    ),
-    SegmentProgress(iteration=1, levels={"a.k": [1, 2]}, runs=None, candidates=[VALUES], race=GUIDED),
+    CELL,
 ]  # fmt: skip
 
 
@@ -214,7 +192,7 @@ class TestEveryState:
                 with pytest.raises(StateError, match=rf"cannot be read: {name}: Field required"):
                     type(state).from_json(stored)
 
-    @pytest.mark.parametrize("number", [None, 0, 3, "1"])
+    @pytest.mark.parametrize("number", [None, 0, 99, "1"])
     def test_another_format_is_refused(self, state: State, number: object) -> None:
         with pytest.raises(
             StateError, match=rf"^{kind(state)} has format {number!r}, but this version reads"
@@ -228,17 +206,14 @@ class TestNested:
     @pytest.mark.parametrize(
         ("part", "value", "place"),
         [
-            ("race", {"alive": ["8"], "rungs": 1}, "race.alive.0"),
-            ("race", {"alive": [], "rungs": 1, "standings": [{"candidate": 0}]}, "race.standings.0.mean"),
-            ("scoring", {"share": "8", "candidates": []}, "scoring.share"),
-            ("phase", "resting", "phase"),
-            ("together", {"candidates": [], "extra": 1}, "together.extra"),
+            ("alive", ["8"], "race.alive.0"),
+            ("standings", [{"candidate": 0}], "race.standings.0.mean"),
         ],
     )  # fmt: skip
-    def test_of_a_local_search(self, part: str, value: object, place: str) -> None:
-        stored = LocalProgress(scoring=SCORING).to_json()
-        with pytest.raises(StateError, match=rf"^LocalProgress cannot be read: {re.escape(place)}: "):
-            LocalProgress.from_json({**stored, part: value})
+    def test_of_a_race(self, part: str, value: object, place: str) -> None:
+        stored = RaceProgress(race=RACE).to_json()
+        with pytest.raises(StateError, match=rf"^RaceProgress cannot be read: {re.escape(place)}: "):
+            RaceProgress.from_json({**stored, "race": {**stored["race"], part: value}})
 
 
 class TestMemoryPart:
@@ -260,11 +235,11 @@ class TestMemoryPart:
     def test_a_change_counts_once_it_is_stored(self, tmp_path: Path) -> None:
         memory = PlainMemory(tmp_path)
         kept = RewardMemory.of(memory)
-        kept.tried["here"] = [{"a.k": 1}]
-        assert RewardMemory.of(memory).tried == {}
+        kept.adapters["here"] = ADAPTER
+        assert RewardMemory.of(memory).adapters == {}
         kept.store(memory)
-        kept.tried["here"].append({"a.k": 2})
-        assert RewardMemory.of(memory).tried == {"here": [{"a.k": 1}]}
+        kept.adapters["there"] = ADAPTER
+        assert RewardMemory.of(memory).adapters == {"here": ADAPTER}
 
     def test_one_of_another_version_is_refused(self, tmp_path: Path) -> None:
         memory = PlainMemory(tmp_path)
@@ -308,16 +283,16 @@ def is_right(outputs: Any, example: Example) -> float:
 
 REWARDS = optimas(
     model="none", samples=2, min_rollouts=1, max_rollouts=1, level=1, inputs=8, sufficient_accuracy=1.01,
-    rounds=2,
 )  # fmt: skip
 PROMPTS = PromptSearch(("demos", "edits", "opro"))
+SOURCES = CandidateSources(("describe", "reflect", "demos", "edits"))
 TEXTS = ("first.prompt", "second.prompt")
 SECOND = ("second.prompt", "second.demos")
 OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...], type[State]]] = {
     "random": (RandomSearch(), (*TEXTS, "second.demos", "second.temperature"), CandidateRace),
     "prompts": (PROMPTS, (*TEXTS, "second.demos"), CandidateRace),
     "joint": (
-        JointSearch(PROMPTS), (*TEXTS, "second.demos", "second.temperature", "second.max_tokens"), JointProgress,
+        JointSearch(SOURCES), (*TEXTS, "second.demos", "second.temperature", "second.max_tokens"), JointProgress,
     ),
     "numbers": (NumberSearch(), ("second.temperature", "second.max_tokens"), NumberProgress),
     "mipro": (Mipro(proposers=("llm", "edits")), (*TEXTS, "second.demos"), MIPROProgress),
@@ -325,12 +300,9 @@ OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...], type[State]]] = {
     "textgrad": (TextGrad(), TEXTS, Descent),
     "gepa": (GEPA(GEPASettings(iterations=6)), TEXTS, Evolution),
     "llm_selector": (LLMSelector(), ("first.max_tokens", "second.max_tokens"), Selection),
-    "segment": (
-        SegmentSearch(learning(REWARDS)), ("second.temperature", "second.max_tokens"), SegmentProgress,
-    ),
-    "offline": (offline_rewards(REWARDS, PROMPTS), (*SECOND, "first.prompt"), Collecting),
-    "local": (cloning_search(REWARDS, PROMPTS), ("second.temperature", "second.max_tokens"), LocalProgress),
-    "together": (cloning_search(REWARDS, PROMPTS), SECOND, LocalProgress),
+    "guided": (guided_search(REWARDS, SOURCES), (*SECOND, "first.prompt"), JointProgress),
+    "offline": (offline_rewards(REWARDS, SOURCES), (*SECOND, "first.prompt"), Collecting),
+    "local": (local_search(REWARDS, SOURCES), SECOND, LocalProgress),
 }  # fmt: skip
 
 
@@ -374,32 +346,3 @@ class TestStored:
         with pytest.raises(StateError, match=f"{state.__name__} has format None"):
             asyncio.run(events(optimizer, stored))
         assert assignment.spent == 0
-
-
-def test_a_local_search_passes_through_its_phases(made: Callable[[str], Any]) -> None:
-    """Without pairs there is nothing to imitate: numbers are raced, texts are searched together."""
-    assert set(get_args(Phase)) == {"searching", "testing", "decided"}
-    states, _ = made("local").run(OPTIMIZERS["local"][0])
-    assert list(dict.fromkeys(state["phase"] for state in states)) == ["searching", "testing"]
-    states, _ = made("together").run(OPTIMIZERS["together"][0])
-    assert {state["phase"] for state in states} == {"searching"}
-    assert states[-1]["together"]["race"]
-
-
-def unreliable(message: str, rng: np.random.Generator) -> object:
-    """Answer by `script`, but fail for good in a part of the calls."""
-    if rng.random() < 0.15 and not any(words in message for words in WRITERS):
-        return CallError("the answer cannot be read")
-    return script(message, rng)
-
-
-@pytest.mark.parametrize("name", ["prompts", "joint", "local"])
-def test_a_job_whose_calls_fail_ends_alike_wherever_it_is_interrupted(
-    job: Callable[..., Any], name: str
-) -> None:
-    rows = [Example(f"e{i}", {"question": f"what is {i}"}) for i in range(20)]
-    optimizer, keys, _ = OPTIMIZERS[name]
-    made = job(
-        two_steps(), custom(is_right), rows, lambda: ScriptedLM(unreliable), share=50, keys=keys, candidates=4
-    )
-    assert made.check_resume(lambda: optimizer)

@@ -15,6 +15,7 @@ from compound.api.estimate import estimate
 from compound.optimizers.methods import method
 from compound.spec import loads
 
+READS = "which reads train examples with their expected results"
 MODEL = "openai/gpt-4o-mini"
 FLEET = '{urls: ["http://127.0.0.1:1/v1"], openai: {model: m}}'
 SERVED = {
@@ -62,7 +63,7 @@ def test_a_named_engine_of_a_server_writes_prompts(tmp_path: Path, kind: str, us
     component = "" if used == "lm: mini" else "lm: {choice: [mini, other]},"
     engines = f"engines: {{mini: {SERVED[kind]}, other: {SERVED['class']}}}"
     made = program(tmp_path, f"{used}\n{engines}", component)
-    told = "proposers of new prompts and demonstrations: edits, opro (prompts by mini)"
+    told = f"sources of new prompts and demonstrations: describe, reflect (prompts by mini, {READS})"
     facts = estimate(made)
     assert requests(facts)
     assert told in facts["prospects"]["told"]
@@ -92,7 +93,7 @@ def test_a_model_that_writes_none_is_named_with_the_setting(
     made = program(tmp_path, top, method=name)
     found = method(name, made.system, made.optimize, tmp_path, made.find_engine)
     assert list(found.proposers) == [
-        f"proposers of new prompts and demonstrations: edits; opro is not used: {why}; set "
+        f"sources of new prompts and demonstrations: edits; no model writes prompts: {why}; set "
         f"optimize.{section}.lm to a model that writes prompts"
     ]
 
@@ -111,13 +112,13 @@ def test_a_selector_names_the_models_of_a_component(
 ) -> None:
     engines = f"engines: {{mini: {SERVED['openai']}, other: {SERVED['class']}}}"
     made = program(tmp_path, f"{top}\n{engines}", selector=selector)
-    told = f"proposers of new prompts and demonstrations: edits, opro (prompts by {writer})"
+    told = f"sources of new prompts and demonstrations: describe, reflect (prompts by {writer}, {READS})"
     assert told in check_program(made).notes
 
 
 @pytest.mark.parametrize("name", ["opro", "gepa", "textgrad", "mipro"])
 def test_other_methods_name_the_model_that_writes(tmp_path: Path, name: str) -> None:
-    told = f"proposers of new prompts: {name} (prompts by "
+    told = f"sources of new prompts: {name} (prompts by "
     hint = f"; set optimize.{name}.lm to a model that writes prompts"
     for top, component, expected in [
         ("engines: {mini: {class: own:Served}}", "lm: mini,", "mini)"),
@@ -152,11 +153,12 @@ def test_engines_given_in_python_and_the_record_of_a_run(tmp_path: Path) -> None
         system, {"train": rows[:30], "valid": rows[30:]}, "exact_match", budget=80, engines={"m": lm},
         run_dir=tmp_path / "run", progress=False, baselines=["coordinate"],
     )  # fmt: skip
-    line = "proposers of new prompts and demonstrations: edits, opro (prompts by m)"
-    for folder in (tmp_path / "run", tmp_path / "run/baselines/coordinate"):
+    line = f"sources of new prompts and demonstrations: describe, reflect (prompts by m, {READS})"
+    separate = "sources of new prompts and demonstrations: edits, opro (prompts by m)"
+    for folder, expected in ((tmp_path / "run", line), (tmp_path / "run/baselines/coordinate", separate)):
         events = [json.loads(row) for row in (folder / "events.jsonl").read_text().splitlines()]
         told = [text for e in events for text in (*e.get("told", ()), e.get("note"))]
-        assert line in told
+        assert expected in told
     assert line in (tmp_path / "run/report.md").read_text()
     assert any("<prompt>" in request.messages[-1].text for request in lm.requests)
     assert line in result.to_json()["notes"]

@@ -72,13 +72,14 @@ from compound.optimizers.search.proposers.edits import edit_prompt, sentences
 from compound.optimizers.search.proposers.opro import parse_prompt, prompt_request
 from compound.optimizers.search.racing import Race, Standing, Track, race, rungs_of
 from compound.optimizers.search.sampling import NumberProgress, NumberSearch, enumerate_settings, suggest
+from compound.optimizers.search.sources import CandidateSources
 from compound.settings.optimize import OptimizeSettings
 from compound.testing import PlainMemory, ScriptedLM
 
 # --- doubles -------------------------------------------------------------------------------------------
 
 
-JOINT = JointSearch(PromptSearch())
+JOINT = JointSearch(CandidateSources())
 
 
 def examples(n: int) -> list[Example]:
@@ -1236,7 +1237,7 @@ class TestPromptSearch:
         worth = good_at({"answerer.prompt": "Written 3."})
         check_resume(PromptSearch(("demos", "edits", "opro")), task(system(), None), worth, left)
         check_resume(RandomSearch(), task(system(temperature=Float(0, 1)), None), worth, left)
-        written = JointSearch(PromptSearch(("demos", "edits", "opro")))
+        written = JointSearch(CandidateSources(("describe", "reflect", "demos", "edits")))
         check_resume(written, task(system(temperature=Float(0, 1)), None), worth, left)
 
     @settings(max_examples=40)

@@ -1,4 +1,4 @@
-"""Estimated gains of candidates: the control variate, its weight, cross-fitted critics and gold features."""
+"""Local rewards in searches: cross-fitted critics, gold features, and parts of systems."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from numpy.typing import NDArray
 from scipy import stats
 
 from compound.benchmarks.simulated.systems import Simulated, Step
@@ -24,178 +21,15 @@ from compound.rewards.buffer import Entry
 from compound.rewards.features import NoBackbone
 from compound.rewards.gains import critic
 from compound.rewards.gains.critic import fit_critic, read_call
-from compound.rewards.gains.estimates import Evaluations, estimate_gains
 from compound.rewards.gains.gold import GOLD, gold_features
 from compound.rewards.heads import MIN_INPUTS, Head, fit_head
 from compound.rewards.pairs import Draw, has_certain_downstream
 from compound.rewards.sampling.candidates import Candidate
 from compound.rewards.template import Template
 
-Matrix = NDArray[np.float64]
-TRUE = np.array([-0.3, -0.1, 0.0, 0.1, 0.2, 0.4])
-
 
 def same(x: str) -> str:
     return x
-
-
-def evaluations(
-    rng: np.random.Generator, share: float, n_global: int, n_local: int, noise: float = 0.5
-) -> Evaluations:
-    """Global gains are true gains plus noise; a ``share`` of the variance over examples is seen locally."""
-    seen = rng.normal(size=(len(TRUE), n_local))
-    local = TRUE[:, None] + seen if share else rng.normal(size=(len(TRUE), n_local))
-    scores = np.full((len(TRUE), n_local), np.nan)
-    hidden = rng.normal(size=(len(TRUE), n_global))
-    mixed = math.sqrt(share) * seen[:, :n_global] + math.sqrt(1 - share) * hidden
-    scores[:, :n_global] = TRUE[:, None] + noise * mixed
-    return Evaluations(scores, local)
-
-
-def errors(share: float, *, shrink: bool, repeats: int = 400) -> Matrix:
-    rng = np.random.default_rng(0)
-    return np.array(
-        [estimate_gains(evaluations(rng, share, 6, 40), shrink=shrink).mean - TRUE for _ in range(repeats)]
-    )
-
-
-class TestControlVariate:
-    @pytest.mark.parametrize("share", [0.0, 0.5, 0.95])
-    def test_it_is_unbiased_whatever_the_local_reward_tells(self, share: float) -> None:
-        found = errors(share, shrink=False)
-        se = found.std(0, ddof=1) / math.sqrt(len(found))
-        assert np.all(np.abs(found.mean(0)) < 4 * se + 0.02)  # the estimated slope biases by O(1/n)
-
-    @pytest.mark.parametrize("shrink", [True, False])
-    @pytest.mark.parametrize("share", [0.0, 0.5, 0.95])
-    def test_its_intervals_contain_the_true_gains(self, share: float, *, shrink: bool) -> None:
-        """Of 95 % intervals; shrinkage is biased, and its intervals hold on average over the candidates."""
-        rng = np.random.default_rng(1)
-        found = [estimate_gains(evaluations(rng, share, 6, 60), shrink=shrink) for _ in range(400)]
-        covered = np.mean([np.abs(each.mean - TRUE) <= 1.96 * each.sd for each in found])
-        assert 0.91 < covered < 0.98
-
-    def test_an_informative_reward_lowers_the_variance_and_a_useless_one_hardly_raises_it(self) -> None:
-        alone = 0.5**2 / 6
-        assert errors(0.95, shrink=False).var() < 0.5 * alone
-        assert errors(0.0, shrink=False).var() < 1.3 * alone
-
-    def test_its_formula_by_hand(self) -> None:
-        """Slope (1·1 + 2·2) / (1 + 4) = 1, residuals 0: the gain is the mean of all local gains."""
-        data = Evaluations(np.array([[1.0, 2.0, math.nan]]), np.array([[1.0, 2.0, 6.0]]))
-        found = estimate_gains(data, shrink=False)
-        assert found.slope == pytest.approx(1.0)
-        assert found.mean == pytest.approx([3.0])
-
-    def test_its_numbers_by_hand(self) -> None:
-        """Slope (2 + 4 + 1 + 3) / 4 = 2.5; residuals -0.5, 1.5 and -1.5, 0.5, of variance 4 / 2 within rows.
-
-        Local gains are 2.5 · 2 and 2.5 · 1 with variance 2.5² · 6 / 6; corrections are 0.5 and -0.5. The
-        variance is 2 / 2 + 6.25 / 4, that of global evaluations alone 2 / 2.
-        """
-        scores = np.array([[2.0, 4.0, math.nan, math.nan], [1.0, 3.0, math.nan, math.nan]])
-        local = np.array([[1.0, 1.0, 3.0, 3.0], [1.0, 1.0, 0.0, 2.0]])
-        found = estimate_gains(Evaluations(scores, local), shrink=False)
-        assert found.slope == pytest.approx(2.5)
-        assert found.mean == pytest.approx([5.5, 2.0])
-        assert found.sd == pytest.approx([math.sqrt(2.5625)] * 2)
-        assert [found.noise, found.ratio] == pytest.approx([math.sqrt(2), 2.5625])
-        assert (found.spread, found.doubt) == (math.inf, 0.0)
-
-    def test_a_candidate_with_one_local_evaluation_has_an_estimate(self) -> None:
-        """Its gain is slope · local gain, without a correction."""
-        scores = np.array([[2.0, 4.0], [1.0, 3.0], [math.nan, math.nan]])
-        local = np.array([[1.0, 1.0], [1.0, 1.0], [math.nan, 0.4]])
-        found = estimate_gains(Evaluations(scores, local), shrink=False)
-        assert found.mean == pytest.approx([3.0, 2.0, 2.5 * 0.4])
-
-    def test_without_a_local_reward_deviations_are_those_of_means(self) -> None:
-        """Scores 1 and 3 have variance 2: of two examples sqrt(2 / 2), of one example sqrt(2)."""
-        data = Evaluations(np.array([[1.0, 3.0], [0.0, math.nan]]), np.full((2, 2), math.nan))
-        assert estimate_gains(data).sd == pytest.approx([1.0, math.sqrt(2)])
-
-    def test_without_a_local_reward_it_is_the_mean_of_the_global_gains(self) -> None:
-        data = Evaluations(np.array([[1.0, 3.0], [0.0, math.nan]]), np.full((2, 2), math.nan))
-        found = estimate_gains(data)
-        assert found.mean == pytest.approx([2.0, 0.0])
-        assert (found.slope, found.ratio) == (0.0, 1.0)
-
-    def test_a_negative_slope_is_not_used(self) -> None:
-        data = Evaluations(np.array([[1.0, 2.0, 1.5]]), np.array([[-1.0, -2.0, -1.5]]))
-        assert estimate_gains(data).slope == 0.0
-
-    def test_candidates_without_an_evaluation_have_no_estimate(self) -> None:
-        data = Evaluations(np.array([[1.0, 2.0], [math.nan] * 2]), np.full((2, 2), math.nan))
-        assert math.isnan(estimate_gains(data).mean[1])
-
-
-class TestShrinkage:
-    SCORES = np.array([[2.0, 4.0], [1.0, 3.0], [-1.0, 1.0]])
-
-    def test_its_numbers_by_hand(self) -> None:
-        """All local gains are 1: slope 10 / 6; corrections 4/3, 1/3, -5/3; variance within rows 6 / 3.
-
-        Between candidates it is (2 · 42 / 9 - 3 · 2) / 6 = 5 / 9 with standard error sqrt(6) · 2 / 6, so that
-        corrections weigh (5/9) / (5/9 + 2/2) = 5/14, with the mean squared error of the rest of the spread.
-        """
-        found = estimate_gains(Evaluations(self.SCORES, np.ones((3, 2))))
-        assert found.slope == pytest.approx(5 / 3)
-        assert found.mean == pytest.approx([15 / 7, 25 / 14, 15 / 14])
-        error = (5 / 14) ** 2 + (9 / 14) ** 2 * (5 / 9 + math.sqrt(6) / 3)
-        assert found.sd == pytest.approx([math.sqrt(error)] * 3)
-        assert found.spread == pytest.approx(math.sqrt(5 / 9))
-        assert found.doubt == pytest.approx(math.sqrt(math.sqrt(6) / 3))
-        assert found.ratio == pytest.approx(error)  # of global evaluations alone: 2 / 2
-
-    def test_two_candidates_tell_nothing_about_the_spread(self) -> None:
-        found = estimate_gains(Evaluations(self.SCORES[:2], np.ones((2, 2))))
-        assert (found.spread, found.doubt) == (math.inf, 0.0)
-        assert found.mean == pytest.approx([3.0, 2.0])  # the unbiased estimate
-
-    def test_means_no_further_apart_than_noise_leave_no_correction(self) -> None:
-        """Means 1, 1, 1 of scores 0 and 2: slope 1, corrections 0, and nothing beyond the noise.
-
-        The variance between candidates is 0, with the standard error sqrt(6) · 2 / 6.
-        """
-        found = estimate_gains(Evaluations(np.array([[0.0, 2.0]] * 3), np.ones((3, 2))))
-        assert (found.spread, found.mean.tolist()) == (0.0, [1.0, 1.0, 1.0])
-        assert found.sd == pytest.approx([math.sqrt(math.sqrt(6) / 3)] * 3)
-
-    def test_a_reward_that_explains_everything_leaves_nothing_to_correct(self) -> None:
-        """Local gains are the true ones; global gains are the true ones plus large noise."""
-        rng = np.random.default_rng(1)
-        better = 0
-        for _ in range(100):
-            local = TRUE[:, None] + 0.05 * rng.normal(size=(6, 40))
-            scores = np.full((6, 40), np.nan)
-            scores[:, :6] = local[:, :6] + 1.0 * rng.normal(size=(6, 6))
-            data = Evaluations(scores, local)
-            shrunk, plain = (
-                np.corrcoef(estimate_gains(data, shrink=shrink).mean, TRUE)[0, 1] for shrink in (True, False)
-            )
-            better += shrunk > plain
-        assert better >= 90
-
-    def test_a_misleading_reward_keeps_its_correction(self) -> None:
-        """Within examples the local reward is right, but it likes candidate 0, which is the worst."""
-        rng = np.random.default_rng(2)
-        wrong = 0
-        for _ in range(50):
-            seen = rng.normal(size=(6, 60))
-            local = TRUE[:, None] + seen
-            local[0] += 3.0
-            scores = np.full((6, 60), np.nan)
-            scores[:, :20] = (TRUE[:, None] + seen)[:, :20]
-            wrong += int(np.argmax(estimate_gains(Evaluations(scores, local)).mean)) == 0
-        assert wrong == 0
-
-    @given(st.integers(0, 10_000))
-    def test_estimates_are_finite_and_deviations_positive(self, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        found = estimate_gains(evaluations(rng, float(rng.random()), int(rng.integers(2, 8)), 12))
-        assert np.isfinite(found.mean).all()
-        assert np.all(found.sd >= 0)
-        assert 0 <= found.slope < math.inf
 
 
 class TestGold:
@@ -373,7 +207,7 @@ class TestPart:
     def test_it_ends_with_the_component_and_its_cheap_consequences(self) -> None:
         world = Simulated("chain", noise=0.0)
         system = world.system()
-        part = part_of(system, ["b"], estimate_prices(system))
+        part = part_of(system, "b", estimate_prices(system))
         assert list(part.system.nodes) == ["a", "b"]
         assert [part.weight, part.price] == pytest.approx([2 / 3, 1 / 3])
 
@@ -381,10 +215,10 @@ class TestPart:
         first = Function("first", same)(x=Input("x", str))
         second = Function("second", same)(x=first)
         system = System("s", outputs={"z": second})
-        assert part_of(system, ["first"], estimate_prices(system)).effects == ("second",)
+        assert part_of(system, "first", estimate_prices(system)).effects == ("second",)
 
     def test_it_is_bound_to_the_values_of_the_whole_system(self) -> None:
         system = Simulated("chain", noise=0.0).system()
-        part = part_of(system, ["a"], estimate_prices(system))
+        part = part_of(system, "a", estimate_prices(system))
         bound = part.bind({**system.configuration.to_json(), "a.option": 2, "c.option": 1})
         assert dict(bound.configuration) == {"a.option": 2}

@@ -345,11 +345,11 @@ optimize: {valid_size: -40, budget: {system_run: 400, minutes: .inf}}
         ),
         (
             "seed: 3",
-            "seed: '3', search: {proposers: [demos, opra], lm: smol}, alpha: 2",
+            "seed: '3', search: {sources: [demos, edit], lm: smol}, alpha: 2",
             [
                 "f.yaml:10:18: optimize.seed: must be an integer, but got '3'",
-                "f.yaml:10:51: optimize.search.proposers.1: cannot be 'opra'; did you mean 'opro'?",
-                "f.yaml:10:76: optimize.alpha: must be < 1.0, but got 2",
+                "f.yaml:10:49: optimize.search.sources.1: cannot be 'edit'; did you mean 'edits'?",
+                "f.yaml:10:74: optimize.alpha: must be < 1.0, but got 2",
             ],
         ),
     ],

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from compound.optimizers.optimas.guided import GuidedSearch
 from compound.optimizers.optimas.guides import Guide, LearnedRewards
 from compound.optimizers.optimas.local import LocalSearch
-from compound.optimizers.optimas.local_scoring import LocalSearchSettings
+from compound.optimizers.optimas.local_gains import RewardGuide
 from compound.optimizers.optimas.methods import OptimasSettings
 from compound.optimizers.optimas.offline import OfflineRewards
-from compound.optimizers.search.prompts import PromptSearch
+from compound.optimizers.search.joint import JointSearch
+from compound.optimizers.search.sources import CandidateSources
 from compound.rewards.settings import RewardLearning
 
-PARTS = ("backbone", "pairs", "reward", "search")
+PARTS = ("backbone", "pairs", "reward")
 
 
 def optimas(start: OptimasSettings | None = None, /, **changes: Any) -> OptimasSettings:
@@ -35,23 +35,21 @@ def learning(settings: OptimasSettings) -> RewardLearning:
     return RewardLearning(settings.pairs, settings.backbone, settings.reward)
 
 
-def cloning_search(
-    settings: OptimasSettings, prompts: PromptSearch, search: LocalSearchSettings | None = None
-) -> LocalSearch:
-    """Return the local search of behaviour cloning."""
-    return LocalSearch(learning(settings), search or LocalSearchSettings(rounds=3), prompts)
+def local_search(settings: OptimasSettings, sources: CandidateSources, **how: Any) -> LocalSearch:
+    """Return the local search of the paper's form."""
+    return LocalSearch(learning(settings), sources, **how)
 
 
-def guided_search(settings: OptimasSettings, prompts: PromptSearch, **how: Any) -> GuidedSearch:
-    """Return a search guided by a local reward."""
-    return GuidedSearch(learning(settings), prompts, settings.search.rounds, settings.search.gold, **how)
+def guided_search(settings: OptimasSettings, sources: CandidateSources, **how: Any) -> JointSearch:
+    """Return a search guided by local rewards."""
+    return JointSearch(sources, RewardGuide(learning(settings), settings.gold, **how))
 
 
 def offline_rewards(
-    settings: OptimasSettings, prompts: PromptSearch, guide: Guide | None = None
+    settings: OptimasSettings, sources: CandidateSources, guide: Guide | None = None
 ) -> OfflineRewards:
     """Return the offline phase."""
-    return OfflineRewards(learning(settings), prompts, guide or LearnedRewards())
+    return OfflineRewards(learning(settings), sources, guide or LearnedRewards())
 
 
 def proposals(*proposers: str, lm: str | None = None) -> dict[str, Any]:
@@ -60,7 +58,8 @@ def proposals(*proposers: str, lm: str | None = None) -> dict[str, Any]:
     prompts = {"proposers": list(proposers), **writer}
     sources = ["llm" if name == "opro" else name for name in proposers if name != "demos"]
     alone = {"proposers": sources, **writer}
-    found: dict[str, Any] = dict.fromkeys(("search", "coordinate"), prompts)
-    found |= {name: {"prompts": prompts} for name in ("optimas", "hbc")}
+    searched = ["reflect" if name == "opro" else name for name in proposers]
+    found: dict[str, Any] = {name: {"sources": searched, **writer} for name in ("search", "optimas", "hbc")}
+    found["coordinate"] = prompts
     found |= {name: writer for name in ("opro", "textgrad", "gepa", "llm_selector_diagnoser") if writer}
     return {**found, "mipro": alone}

@@ -43,10 +43,12 @@ class TextSpace(SpaceModel):
     """The initial text."""
     max_length: int = Field(default=Text.max_length, ge=1)
     """Maximum number of characters."""
+    keep: list[str] = Field(default=[])
+    """Passages that every value must contain, word for word."""
 
     def make(self) -> Space:
         """Return the space."""
-        return Text(self.tune, self.max_length)
+        return Text(self.tune, self.max_length, self.keep)
 
 
 class Demonstration(Model):

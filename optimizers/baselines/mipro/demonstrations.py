@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from compound.evaluation.metrics.comparison import Comparison
-from compound.example import Example, Metric
 from compound.execution.rng import generator
-from compound.graph.component import Input, Output
-from compound.graph.configuration import canonical_json, to_json_values
+from compound.graph.configuration import canonical_json
 from compound.graph.space import Demo, as_demos
-from compound.graph.system import System
-from compound.graph.types import accepts
-from compound.optimizers.search.proposers.demos import MAX_CHARACTERS, WeightedDemo, draw_demos
+from compound.optimizers.search.proposers.demos import WeightedDemo, draw_demos
 
 TRIES = 4  # draws per set, since duplicates are dropped
 
@@ -69,37 +64,3 @@ def _fill(
     rest = [demo for demo in labelled if canonical_json(demo["inputs"]) not in shown]
     order = generator(seed, "mipro", key, "labelled", number).permutation(len(rest))
     return [*demos, *(rest[i] for i in order[: most - len(demos)])]
-
-
-def labelled_demos(
-    system: System, metric: Metric, examples: Sequence[Example]
-) -> Mapping[str, Sequence[Demo]]:
-    """Return demonstrations made of examples and their expected answers, by component.
-
-    They exist for a component that writes the output compared by the metric, as its only output, and reads
-    inputs of the system only.
-    """
-    source = system.outputs.get(metric.output) if isinstance(metric, Comparison) else None
-    if not isinstance(metric, Comparison) or not isinstance(source, Output):
-        return {}
-    node = source.node
-    component = node.component
-    wires = {name: wire for name, wire in node.wires.items() if name not in component.settings}
-    if (
-        source.path
-        or len(component.outputs) > 1
-        or not all(isinstance(wire, Input) for wire in wires.values())
-    ):
-        return {}
-    demos: list[Demo] = []
-    for example in examples:
-        fitting = (a for a in metric.accepted(example) if accepts(component.outputs[source.field].type, a))
-        answer = next(fitting, None)
-        if answer is not None:
-            inputs = {
-                name: example.inputs[wire.name] for name, wire in wires.items() if isinstance(wire, Input)
-            }
-            demo = {"inputs": to_json_values(inputs), "outputs": to_json_values({source.field: answer})}
-            if len(canonical_json(demo)) <= MAX_CHARACTERS:
-                demos.append(demo)
-    return {component.name: demos}

@@ -23,11 +23,11 @@ from compound.graph.system import System
 from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.baselines.mipro.demonstrations import demo_sets, labelled_demos
+from compound.optimizers.baselines.mipro.demonstrations import demo_sets
 from compound.optimizers.baselines.mipro.proposer import Proposer
 from compound.optimizers.baselines.mipro.requests import DEMOS, bounds
 from compound.optimizers.search.prompts import MAX_POOL, bootstrap_pools, demo_keys, split, text_keys
-from compound.optimizers.search.proposers.demos import bootstrap, correct_calls
+from compound.optimizers.search.proposers.demos import bootstrap, correct_calls, labelled_demos
 from compound.optimizers.search.proposers.edits import GROWTH, bounded_edit, clauses_for
 from compound.optimizers.search.proposers.opro import MAX_TOKENS
 from compound.optimizers.search.trials import (

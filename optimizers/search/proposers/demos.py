@@ -10,7 +10,7 @@ import numpy as np
 from compound.evaluation.metrics.comparison import Comparison
 from compound.example import Example, Metric
 from compound.execution.trace import Call, Trace
-from compound.graph.component import Component, Output
+from compound.graph.component import Component, Input, Output
 from compound.graph.configuration import canonical_json, to_json_values
 from compound.graph.system import System
 from compound.graph.types import accepts
@@ -110,3 +110,37 @@ def draw_demos(pool: Sequence[WeightedDemo], most: int, rng: np.random.Generator
     weights = np.array([max(demo.weight, 1e-9) for demo in pool])
     chosen = rng.choice(len(pool), size=count, replace=False, p=weights / weights.sum())
     return [pool[i].demo for i in chosen]
+
+
+def labelled_demos(
+    system: System, metric: Metric, examples: Sequence[Example]
+) -> Mapping[str, Sequence[Demo]]:
+    """Return demonstrations made of examples and their expected answers, by component.
+
+    They exist for a component that writes the output compared by the metric, as its only output, and reads
+    inputs of the system only.
+    """
+    source = system.outputs.get(metric.output) if isinstance(metric, Comparison) else None
+    if not isinstance(metric, Comparison) or not isinstance(source, Output):
+        return {}
+    node = source.node
+    component = node.component
+    wires = {name: wire for name, wire in node.wires.items() if name not in component.settings}
+    if (
+        source.path
+        or len(component.outputs) > 1
+        or not all(isinstance(wire, Input) for wire in wires.values())
+    ):
+        return {}
+    demos: list[Demo] = []
+    for example in examples:
+        fitting = (a for a in metric.accepted(example) if accepts(component.outputs[source.field].type, a))
+        answer = next(fitting, None)
+        if answer is not None:
+            inputs = {
+                name: example.inputs[wire.name] for name, wire in wires.items() if isinstance(wire, Input)
+            }
+            demo = {"inputs": to_json_values(inputs), "outputs": to_json_values({source.field: answer})}
+            if len(canonical_json(demo)) <= MAX_CHARACTERS:
+                demos.append(demo)
+    return {component.name: demos}

@@ -26,11 +26,11 @@ from compound.graph.component import Input
 from compound.graph.space import Choice, Demos, Text
 from compound.graph.system import System
 from compound.optimization.method import ScoredCandidate
-from compound.optimizers.baselines.mipro.demonstrations import demo_sets, labelled_demos
+from compound.optimizers.baselines.mipro.demonstrations import demo_sets
 from compound.optimizers.baselines.mipro.optimizer import SIZES, Mipro, MIPROSettings
 from compound.optimizers.baselines.mipro.requests import TIPS
 from compound.optimizers.methods import method
-from compound.optimizers.search.proposers.demos import WeightedDemo
+from compound.optimizers.search.proposers.demos import WeightedDemo, labelled_demos
 from compound.optimizers.search.tpe import next_point
 from compound.optimizers.search.trials import (
     FULL_EVERY,

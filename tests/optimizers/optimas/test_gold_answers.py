@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import compound as cp
-from compound.benchmarks.simulated.heads import Head
 from compound.benchmarks.simulated.relays import Relay
-from compound.optimizers.optimas import evaluation_table
+from compound.optimizers.optimas import local_gains
 from compound.rewards.gains.critic import Critic
 from compound.rewards.gains.gold import GOLD, answers_of, gold_features
 from compound.rewards.template import Reading
@@ -28,7 +27,7 @@ def gold_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(example.id)
         return answers_of(example)
 
-    monkeypatch.setattr(evaluation_table, "answers_of", recorded)
+    monkeypatch.setattr(local_gains, "answers_of", recorded)
     return found
 
 
@@ -41,7 +40,7 @@ def features_read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         found.update(gold)
         return gold_features(outputs, gold)
 
-    monkeypatch.setattr(evaluation_table, "gold_features", recorded)
+    monkeypatch.setattr(local_gains, "gold_features", recorded)
     return found
 
 
@@ -59,18 +58,17 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@pytest.fixture(params=["component", "segment"])
+@pytest.fixture
 def result(
-    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     gold_read: list[str],
     features_read: set[str],
     scored: list[str],
 ) -> cp.Result:
-    """A run that accepts a change of one component, or of a segment, and evaluates the test split."""
+    """A run that accepts a change of one component, and evaluates the test split."""
     monkeypatch.setattr("compound.report.write", lambda path: None)  # it shows the gold answers of test rows
-    world = Head(4) if request.param == "segment" else Relay(4, 1, options=4, skill=(0.05, 0.95))
+    world = Relay(4, 1, options=4, skill=(0.05, 0.95))
     rows = {
         split: [{"id": e.id, **e.inputs, **e.gold} for e in world.examples(n, split)]
         for split, n in SIZES.items()

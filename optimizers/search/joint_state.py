@@ -1,0 +1,220 @@
+"""Progress of the joint search, as stored in checkpoints, and the interface of local evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from pydantic import Field
+
+from compound.example import Example
+from compound.formatting import plural
+from compound.graph.configuration import canonical_json
+from compound.optimization.bounds import Outlook
+from compound.optimization.method import Task
+from compound.optimization.savings import LocalSavings
+from compound.optimizers.search.design import Values
+from compound.optimizers.search.gain_model import GainModel, Observation
+from compound.storage.state import State
+
+__all__ = ["Candidate", "GlobalRuns", "JointProgress", "LocalCell", "LocalEvaluations", "LocalGuide"]
+
+
+class Candidate(State):
+    """A configuration with its comparison to the incumbent.
+
+    Attributes:
+        values: the values of all parameters of the job.
+        parent: the number of the candidate that it changes; ``None`` for the incumbent.
+        rows: the numbers of the examples that it was scored on.
+        differences: its scores minus the incumbent's.
+        failed: the examples on which its run failed.
+    """
+
+    values: Values
+    parent: int | None = None
+    rows: list[int] = Field(default_factory=list)
+    differences: list[float] = Field(default_factory=list)
+    failed: list[int] = Field(default_factory=list)
+
+
+class LocalCell(State):
+    """Evaluations of values of one component without the components after it.
+
+    Attributes:
+        component: the component.
+        values: the values of its parameters.
+        context: the values of the components before it.
+        rows: the numbers of the examples.
+        failed: those on which it failed.
+    """
+
+    component: str
+    values: Values
+    context: Values
+    rows: list[int] = Field(default_factory=list)
+    failed: list[int] = Field(default_factory=list)
+
+
+class JointProgress(State):
+    """Progress of `compound.optimizers.search.joint.JointSearch`.
+
+    Attributes:
+        levels: values of each parameter to combine, other than the incumbent's.
+        origins: the source that proposed each of them; ``""`` for options and numbers.
+        runs: system runs of the search; ``None`` without a limit.
+        width: maximum number of candidates of a step.
+        block: number of examples of a step.
+        candidates: all candidates so far.
+        field: the numbers of the candidates to score in the next step, the most important ones first.
+        steps: the number of completed steps.
+        price: system runs that a candidate took per example; before the first step, the predicted ones.
+        scores: the incumbent's score on each example so far.
+        failed: the examples on which its run failed.
+        variance: variance of the scores of the last step.
+        cells: the local evaluations so far.
+    """
+
+    FORMAT = 3
+    levels: dict[str, list[object]]
+    origins: dict[str, list[str]]
+    runs: float | None
+    width: int
+    block: int
+    candidates: list[Candidate] = Field(default_factory=list)
+    field: list[int] = Field(default_factory=list)
+    steps: int = 0
+    price: float = 1.0
+    scores: dict[str, float] = Field(default_factory=dict)
+    failed: list[int] = Field(default_factory=list)
+    variance: float = 0.0
+    cells: list[LocalCell] = Field(default_factory=list)
+
+    @property
+    def scored(self) -> list[int]:
+        """The numbers of the candidates that were scored."""
+        return [number for number, candidate in enumerate(self.candidates) if candidate.rows]
+
+    @property
+    def before(self) -> float | None:
+        """The incumbent's mean score; ``None`` before the first step."""
+        return float(np.mean([*self.scores.values()])) if self.scores else None
+
+    @property
+    def global_runs(self) -> list[GlobalRuns]:
+        """The scored runs of the incumbent and all candidates, without those that failed."""
+        found: list[tuple[Values, dict[int, float], list[int]]] = []
+        found.append(({}, {int(row): score for row, score in self.scores.items()}, self.failed))
+        for candidate in (self.candidates[number] for number in self.scored):
+            pairs = zip(candidate.rows, candidate.differences, strict=True)
+            scores = {row: self.scores[str(row)] + difference for row, difference in pairs}
+            found.append((candidate.values, scores, candidate.failed))
+        return [
+            (values, {row: score for row, score in scores.items() if row not in failed})
+            for values, scores, failed in found
+        ]
+
+    def note(self, best: float) -> str:
+        """Return the progress note of the last step; ``best`` is the highest expected gain."""
+        most = max((len(candidate.rows) for candidate in self.candidates), default=0)
+        size = plural(most, "example")
+        return f"{plural(len(self.scored), 'candidate')}, the best on up to {size}: expected gain {best:+.3f}"
+
+    def add_level(self, key: str, value: object, current: object, source: str = "") -> bool:
+        """Add a value of a parameter to combine, unless it is ``None`` or known; return whether it is new."""
+        levels = self.levels.setdefault(key, [])
+        known = {canonical_json(known) for known in (current, *levels)}
+        if value is None or canonical_json(value) in known:
+            return False
+        levels.append(value)
+        self.origins.setdefault(key, []).append(source)
+        return True
+
+    def contributions(self, chosen: Values) -> dict[str, object]:
+        """Return what each source contributed: new values, candidates that have one, and the chosen ones."""
+        found: dict[str, dict[str, int]] = {}
+        scored = [self.candidates[number].values for number in self.scored]
+        for key, levels in self.levels.items():
+            for value, origin in zip(levels, self.origins[key], strict=True):
+                if not origin:
+                    continue
+                name = canonical_json(value)
+                tally = found.setdefault(origin, {"values": 0, "scored": 0, "chosen": 0})
+                tally["values"] += 1
+                tally["scored"] += sum(canonical_json(candidate[key]) == name for candidate in scored)
+                tally["chosen"] += canonical_json(chosen[key]) == name
+        return {"sources": found} if found else {}
+
+
+GlobalRuns = tuple[Values, Mapping[int, float]]  # values of the parameters, and scores by example
+
+
+class LocalEvaluations(Protocol):
+    """Evaluations of single components in one job, at a lower price than whole runs.
+
+    Attributes:
+        slopes: for each component with a local reward, the expected gain of the score per unit of it, and
+            the variance of this estimate.
+        trust: how sure it is that the local rewards order outputs like the score, from 0 to 1.
+    """
+
+    @property
+    def slopes(self) -> Mapping[str, tuple[float, float]]: ...  # noqa: D102
+
+    @property
+    def trust(self) -> float: ...  # noqa: D102
+
+    async def restore(self, cells: Sequence[LocalCell]) -> None:
+        """Repeat the evaluations of an interrupted job, from the cache."""
+        ...
+
+    async def learn(self, runs: Iterable[GlobalRuns]) -> None:
+        """Fit the local rewards to global runs, which are in the cache."""
+        ...
+
+    async def evaluate(
+        self,
+        cells: list[LocalCell],
+        model: GainModel,
+        leader: Values,
+        options: Mapping[str, Sequence[Values]],
+        runs: float,
+        rng: np.random.Generator,
+    ) -> None:
+        """Evaluate promising values of each component, for at most a number of system runs.
+
+        Args:
+            cells: the evaluations so far, which are updated.
+            model: the model of gains.
+            leader: the values whose outputs are the inputs of the components after them.
+            options: values of the parameters of each component with a local reward.
+            runs: the system runs.
+            rng: the random generator.
+        """
+        ...
+
+    def observations(self, cells: Sequence[LocalCell]) -> list[Observation]:
+        """Return the mean differences of local rewards."""
+        ...
+
+    def finish(self, cells: Sequence[LocalCell], model: GainModel | None) -> Mapping[str, object]:
+        """Store what the job learned for later ones, and return facts for its record."""
+        ...
+
+
+class LocalGuide(Protocol):
+    """Opens local evaluations for a job."""
+
+    def open(self, task: Task, examples: Sequence[Example]) -> LocalEvaluations | None:
+        """Return the local evaluations of a job; ``None`` if none saves anything.
+
+        Args:
+            task: the job.
+            examples: the examples that candidates are scored on, in the order of use.
+        """
+        ...
+
+    def savings(self, outlook: Outlook) -> Sequence[LocalSavings]:
+        """Return what local evaluations may save, by component."""
+        ...
