@@ -94,21 +94,25 @@ class AccuracyDocument(TypedDict):
     inputs: int
 
 
-class RaceFacts(TypedDict, total=False):
-    """Gains of the candidates of a guided race, by candidate; ``None`` if they are unknown."""
+class LocalFacts(TypedDict):
+    """Use of a component's local reward in a joint search.
 
-    local_gains: list[float | None]
-    global_gains: list[float | None]
-    counts: list[int]
-    gains: list[float | None]
-    sds: list[float | None]
+    ``slope`` is the expected gain of the score per unit of the reward, ``trust`` says how sure it is that the
+    slope is positive, from 0 to 1, and the prices are those of an evaluation, in system runs.
+    """
+
+    trust: float
+    slope: float
+    evaluations: int
+    price: float
+    global_price: float
 
 
 class JobFacts(TypedDict, total=False):
     """Facts reported by optimizers, as far as reports use them."""
 
     component: str
-    guided: RaceFacts | None
+    local: dict[str, LocalFacts]
     accuracy: dict[str, AccuracyDocument] | None
     missing: dict[str, str]
     iteration: int

@@ -22,7 +22,6 @@ from compound.example import Example
 from compound.evaluation.dataset import Dataset
 from compound.api.optimize import optimize
 from compound.optimizers.optimas.methods import OptimasSettings
-from compound.optimizers.search.prompts import PromptSettings
 from compound.rewards.settings import BackboneSettings
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.common import BudgetSettings
@@ -90,7 +89,7 @@ def polish(text: str, style: str) -> str:
     return {"plain": text, "title": text.title(), "quoted": f"'{text}'"}[style]
 
 
-def make(path: Path, *, seed: int = 0, likes_long: bool = False, runs: int = 1300, backbone: str = "none") -> Path:
+def make(path: Path, *, seed: int = 0, likes_long: bool = False, runs: int = 600, backbone: str = "none") -> Path:
     """Optimize the simulated system, and return the run directory.
 
     Args:
@@ -114,13 +113,12 @@ def make(path: Path, *, seed: int = 0, likes_long: bool = False, runs: int = 130
     settings = OptimizeSettings(
         method="optimas", seed=seed, iterations=6, valid_size=30, budget=BudgetSettings(system_runs=runs),
         optimas=OptimasSettings(
-            prompts=PromptSettings(proposers=("edits",)),
-            backbone=BackboneSettings(model=backbone),
+            sources=("edits",), backbone=BackboneSettings(model=backbone)
         ),
     )
     metric = cp.custom(long_and_on_topic if likes_long else brief_and_on_topic)
     optimize(
-        system, Dataset.of(train=rows(60), valid=rows(30), test=rows(30)), metric, settings,
+        system, Dataset.of(train=rows(54), valid=rows(30), test=rows(30)), metric, settings,
         run_dir=path, engines={"scripted": ScriptedLM(scripted_model(likes_long))},
     )
     return path

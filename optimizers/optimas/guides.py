@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,6 +28,7 @@ class Guidance:
         scores: scores the component's calls.
         facts: numbers for the job's record.
         unusable: why there are no scores; ``""`` if there are.
+        examples: the ids of the examples whose calls have scores; ``None`` for all examples.
         untrusted: why the scores must not replace the global reward in training; ``""`` if they may.
     """
 
@@ -35,6 +36,7 @@ class Guidance:
     facts: Mapping[str, object] = field(default_factory=dict)
     unusable: str = ""
     untrusted: str = ""
+    examples: Collection[str] | None = None
 
 
 class Guide(Protocol):

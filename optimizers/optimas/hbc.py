@@ -135,7 +135,8 @@ class Cloning:
         if remove_adapter is not None:
             remove_adapter()
         missing = "" if targets else NO_TARGETS
-        return Guidance(Imitation(targets, labels, backbone), rewards.facts(None), missing, missing)
+        examples = {target.example for target in targets.values()}
+        return Guidance(Imitation(targets, labels, backbone), rewards.facts(None), missing, missing, examples)
 
     def configuration(self, rewards: RunRewards) -> Mapping[str, object]:
         """Return the initial configuration, whose calls have the inputs of the targets."""

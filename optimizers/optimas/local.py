@@ -103,7 +103,9 @@ class LocalSearch:
         if state.gains is None:
             part = part_of(task.system, component, task.prices)
             base = self.guide.configuration(rewards)
-            examples = self._examples(task, part, len(state.candidates), rows.scored)
+            known = guidance.examples
+            usable = [row for row in rows.scored if known is None or row.id in known]
+            examples = self._examples(task, part, len(state.candidates), usable)
             state.gains = await gains_of(task, part, base, state.candidates, examples, guidance.scores)
             yield Progress(state.to_json(), f"scored on {plural(len(examples), 'example')}")
         best = self._choose(task, state.gains)

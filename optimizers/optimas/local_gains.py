@@ -19,6 +19,7 @@ from compound.concurrency.threads import compute
 from compound.example import Example
 from compound.execution.trace import Call, Trace
 from compound.graph.configuration import canonical_json, component_of, components_of, to_readable_json
+from compound.graph.space import PerInput
 from compound.graph.system import System
 from compound.optimization.bounds import Outlook
 from compound.optimization.method import Task
@@ -29,11 +30,13 @@ from compound.optimizers.optimas.rewarding import RunRewards, shared_backbone
 from compound.optimizers.search.design import Values, incumbent_values
 from compound.optimizers.search.gain_model import GainModel, Observation
 from compound.optimizers.search.joint_state import GlobalRuns, LocalCell
-from compound.rewards.buffer import Entry
+from compound.rewards.buffer import Entry, PairBuffer
+from compound.rewards.fit import fit_rewards
 from compound.rewards.gains.critic import Critic, FitCritic, fit_critic, read_call
 from compound.rewards.gains.gold import answers_of, gold_features
 from compound.rewards.gains.slopes import Slope, shrink, slope_within, trust_in
 from compound.rewards.pairs import Draw, has_certain_downstream
+from compound.rewards.policy import store_reward
 from compound.rewards.sampling.candidates import Candidate
 from compound.rewards.settings import RewardLearning
 from compound.rewards.template import Template
@@ -42,6 +45,7 @@ __all__ = ["LocalGains", "RewardGuide", "savings_of"]
 
 WORTH = 1.2  # price of a global over a local evaluation below which there is nothing to save
 VALUES, EXAMPLES = 3, 2  # of a component in one pass: its most promising values, on further examples
+DIGITS = 12  # of mean scores: equal ones must not differ by rounding errors
 ENOUGH = 8  # examples with several outputs, before rewards are used
 NOTHING_FOLLOWS = "nothing counted follows it"
 Place = tuple[str, str, int]  # a component, the values of all parameters, and the number of an example
@@ -63,17 +67,21 @@ class RewardGuide:
 
     def open(self, task: Task, examples: Sequence[Example]) -> LocalGains | None:
         """Return the local evaluations of a job; ``None`` if none saves anything."""
-        parts = {
-            name: part_of(task.system, name, task.prices)
-            for name in components_of(task.keys)
-            if not savings_of(task.system, name, task.prices).unused_reason
-        }
-        rewards = RunRewards.open(task, self.learning) if parts else None
-        return None if rewards is None else LocalGains(self, task, rewards, parts, examples)
+        names = components_of(task.keys)
+        cheap = [name for name in names if not savings_of(task.system, name, task.prices).unused_reason]
+        if not cheap and not chosen_for_each_input(task):
+            return None
+        parts = {name: part_of(task.system, name, task.prices) for name in names}
+        return LocalGains(self, task, RunRewards.open(task, self.learning), parts, cheap, examples)
 
     def savings(self, outlook: Outlook) -> Sequence[LocalSavings]:
         """Return what local evaluations may save, by component."""
         return [savings_of(outlook.system, name, outlook.prices) for name in components_of(outlook.keys)]
+
+
+def chosen_for_each_input(task: Task) -> list[str]:
+    """Return the keys of a job whose values may be chosen for each input."""
+    return [key for key in task.keys if isinstance(task.system.parameters[key], PerInput)]
 
 
 def savings_of(system: System, component: str, prices: Prices) -> LocalSavings:
@@ -107,7 +115,8 @@ class LocalGains:
         guide: how rewards are learned.
         task: the job.
         rewards: the draws of the run.
-        parts: the part that evaluates each component.
+        parts: the part of the system that ends with each component.
+        cheap: the components whose local evaluations save something.
         examples: the examples, in the order of use.
         slopes: as in the interface.
     """
@@ -116,6 +125,7 @@ class LocalGains:
     task: Task
     rewards: RunRewards
     parts: Mapping[str, Part]
+    cheap: Sequence[str]
     examples: Sequence[Example]
     slopes: Mapping[str, Slope] = field(default_factory=dict)
     _learned: dict[str, _Reward] = field(default_factory=dict)
@@ -126,6 +136,10 @@ class LocalGains:
     def __post_init__(self) -> None:
         settings = self.guide.learning.backbone
         self._backbone = shared_backbone(settings.model, settings.max_length, settings.placement)
+        # it is shared in the process, and another job may have trained an adapter on it
+        remove_adapter = getattr(self._backbone, "remove_adapter", None)
+        if remove_adapter is not None:
+            remove_adapter()
         self._backbone.store_in(self.task.context.memory.folder / f"features-{settings.max_length}.bin")
         components = self.task.system.components
         self._templates = {name: Template.of(components[name]) for name in self.parts}
@@ -141,23 +155,25 @@ class LocalGains:
 
     async def learn(self, runs: Iterable[GlobalRuns]) -> None:
         """Read the calls of global runs, which are in the cache, and fit the rewards to them."""
+        found: dict[tuple[str, int], float] = {}  # in an order that does not depend on interruptions
         for values, scores in runs:
             name = self._name(values)
             new = [row for row in scores if (name, row) not in self._scores]
-            self._scores |= {(name, row): scores[row] for row in new}
+            found |= {(name, row): scores[row] for row in sorted(scores)}
             for component in self.parts if new else ():
                 await self._run(component, values, new)
-        self._learned, found = {}, dict[str, Slope]()
-        for component in self.parts:
+        self._scores = found
+        self._learned, slopes = {}, dict[str, Slope]()
+        for component in self.cheap:
             draws = self._draws(component)
             critic = await compute(self._fit, component, draws)
             if critic is not None and (slope := self._slope(component, critic, draws)) is not None:
                 self._learned[component] = _Reward(critic)
-                found[component] = slope
-        if len({d.example for c in found for d in self._draws(c) if len(d.candidates) > 1}) < ENOUGH:
-            found = {}
+                slopes[component] = slope
+        if len({d.example for c in slopes for d in self._draws(c) if len(d.candidates) > 1}) < ENOUGH:
+            slopes = {}
         variance = float(np.var([*self._scores.values()])) if self._scores else 0.0
-        self.slopes = {name: slope for name, slope in shrink(found, variance).items() if slope[0] > 0}
+        self.slopes = {name: slope for name, slope in shrink(slopes, variance).items() if slope[0] > 0}
 
     def _fit(self, component: str, draws: Sequence[Draw]) -> Critic | None:
         entries = [*self._earlier[component], *(Entry(draw, self._iteration) for draw in draws)]
@@ -179,7 +195,7 @@ class LocalGains:
         draws = []
         for (row, _), (call, outputs) in found.items():
             candidates = tuple(
-                Candidate(made.outputs, (float(np.mean(scores)),), {}, certain, made.signals)
+                Candidate(made.outputs, (round(float(np.mean(scores)), DIGITS),), {}, certain, made.signals)
                 for made, scores in outputs.values()
             )
             example = self.examples[row].id
@@ -277,6 +293,25 @@ class LocalGains:
         }
         return gold_features(shown, answers_of(example)) if self.guide.gold else {}
 
+    async def policies(self) -> Values:
+        """Return rewards as values of the parameters that are chosen for each input.
+
+        They read what is known when the system is used, so no gold answers, and are stored with the run.
+        """
+        keys = {component_of(key): key for key in chosen_for_each_input(self.task)}
+        if not keys:
+            return {}
+        known = self.rewards.buffer
+        new = [Entry(draw, self._iteration) for component in keys for draw in self._draws(component)]
+        draws = PairBuffer(known.system, known.sampling, [*known.entries, *new])
+        name, seed = self.guide.learning.backbone.model, self.task.pool_seed
+        learned = await compute(
+            fit_rewards, draws, self.task.system, [*keys], self._backbone, name, seed=seed
+        )
+        model = learned.model
+        folder = self.task.context.memory.folder
+        return {keys[component]: store_reward(model, component, folder) for component in model.rewards_of}
+
     # -- results -----------------------------------------------------------------------------------------
 
     def observations(self, cells: Sequence[LocalCell]) -> list[Observation]:
@@ -333,19 +368,24 @@ class LocalGains:
             learned.known[place] = {_text(c.inputs): r for c, r in zip(calls, found.tolist(), strict=True)}
         return learned.known[place]
 
-    def finish(self, cells: Sequence[LocalCell], model: GainModel | None) -> Mapping[str, object]:
-        """Add the draws to the run's memory, and return how far each reward was trusted."""
+    async def finish(self, cells: Sequence[LocalCell]) -> Mapping[str, object]:
+        """Add the draws to the run's memory, fit rewards to all of it, and return how these were used."""
         draws = [draw for component in self.parts for draw in self._draws(component)]
         self.rewards.add(draws, self._iteration, len({draw.example for draw in draws}))
+        learned = await self.rewards.learn()
         return {
+            **self.rewards.facts(learned),
             "local": {
                 component: {
                     "trust": trust_in(self.slopes[component]) if component in self.slopes else 0.0,
                     "slope": self.slopes.get(component, (0.0, 0.0))[0],
                     "evaluations": sum(len(cell.rows) for cell in cells if cell.component == component),
+                    "price": part.price,
+                    "global_price": self.task.prices.change([component]),
                 }
-                for component in self.parts
-            }
+                for component, part in self.parts.items()
+                if component in self.cheap
+            },
         }
 
     def _current(self, component: str) -> Values:

@@ -116,7 +116,7 @@ class JointSearch:
             await search.evaluate_locally()
             best = await search.choose_field()
             yield Progress(search.state.to_json(), search.state.note(best))
-        yield search.proposal()
+        yield await search.proposal()
 
 
 async def start(task: Task, sources: CandidateSources, rows: Rows, *, guided: bool) -> JointProgress:
@@ -267,8 +267,8 @@ class Search:
         plan: dict[int, list[int]] = {}
         paid, known = 0.0, set(map(int, state.scores))
         for number in state.field:
-            seen = state.candidates[number].rows
-            rows = [row for i in range(total) if (row := (start + i) % total) not in seen][: state.block]
+            ahead = ((start + i) % total for i in range(total))
+            rows = state.usable(state.candidates[number], ahead)[: state.block]
             if not plan and not set(rows) <= known and math.isfinite(runs):
                 rows = rows[: int((runs + 1e-9) / (1 + price))]  # if they do not cover one candidate on all
             cost = price * len(rows) + len(set(rows) - known)
@@ -324,6 +324,7 @@ class Search:
         if self._explores():
             parent = self._leader(model)
             new = await self._rewritten(parent, scored[leader] if means[leader] > 0 else None)
+            new += await self._chosen_for_each_input(parent)
             if self.guided:
                 new += self._unknown([self._combined(model, parent, self._options())])
             proposed = len(new)
@@ -365,6 +366,16 @@ class Search:
                 alone.append({**parent, key: text})
         return [*([{**parent, **texts}] if len(texts) > 1 else []), *alone]
 
+    async def _chosen_for_each_input(self, parent: Values) -> list[Values]:
+        """Return the parent with choices for each input, learned again from twice as many examples."""
+        state = self.state
+        last = max((len(rows) for rows in state.fitted.values()), default=0)
+        if self.local is None or len(state.scores) < 2 * last:
+            return []
+        found = await self.local.policies()
+        state.fitted |= {canonical_json(value): [*map(int, state.scores)] for value in found.values()}
+        return [{**parent, key: value} for key, value in found.items()]
+
     def _leader(self, model: GainModel) -> Values:
         """Return the scored values with the highest expected gain; the incumbent's, if none gains."""
         known = [self.state.candidates[number].values for number in self.state.scored]
@@ -403,14 +414,14 @@ class Search:
 
     # -- result ------------------------------------------------------------------------------------------
 
-    def proposal(self) -> Proposal:
+    async def proposal(self) -> Proposal:
         """Propose the candidate with the highest expected gain, if it is positive."""
         state = self.state
         scored = [state.candidates[number].values for number in state.scored]
         if not scored:
             return Proposal({}, tried=0, note="no candidate could be scored")
         model = self._model()
-        facts = self.local.finish(state.cells, model) if self.local is not None else {}
+        facts = await self.local.finish(state.cells) if self.local is not None else {}
         means = model.means(scored)
         best = int(np.argmax(means))
         if means[best] <= 0:

@@ -74,6 +74,8 @@ class JointProgress(State):
         failed: the examples on which its run failed.
         variance: variance of the scores of the last step.
         cells: the local evaluations so far.
+        fitted: the examples that choices for each input were fitted to, by their value as JSON; a candidate
+            with such a value is not scored on them.
     """
 
     FORMAT = 3
@@ -90,6 +92,7 @@ class JointProgress(State):
     failed: list[int] = Field(default_factory=list)
     variance: float = 0.0
     cells: list[LocalCell] = Field(default_factory=list)
+    fitted: dict[str, list[int]] = Field(default_factory=dict)
 
     @property
     def scored(self) -> list[int]:
@@ -114,6 +117,13 @@ class JointProgress(State):
             (values, {row: score for row, score in scores.items() if row not in failed})
             for values, scores, failed in found
         ]
+
+    def usable(self, candidate: Candidate, rows: Iterable[int]) -> list[int]:
+        """Return the examples that a candidate may still be scored on."""
+        seen = set(candidate.rows)
+        for value in candidate.values.values():
+            seen |= {*self.fitted.get(canonical_json(value), ())} if self.fitted else set()
+        return [row for row in rows if row not in seen]
 
     def note(self, best: float) -> str:
         """Return the progress note of the last step; ``best`` is the highest expected gain."""
@@ -194,11 +204,15 @@ class LocalEvaluations(Protocol):
         """
         ...
 
+    async def policies(self) -> Values:
+        """Return values of parameters that are chosen for each input, fitted to the runs so far."""
+        ...
+
     def observations(self, cells: Sequence[LocalCell]) -> list[Observation]:
         """Return the mean differences of local rewards."""
         ...
 
-    def finish(self, cells: Sequence[LocalCell], model: GainModel | None) -> Mapping[str, object]:
+    async def finish(self, cells: Sequence[LocalCell]) -> Mapping[str, object]:
         """Store what the job learned for later ones, and return facts for its record."""
         ...
 

@@ -42,9 +42,9 @@ from compound.rewards.inspection.explain import (
     rewards_from_margins,
 )
 from compound.rewards.inspection.views import (
-    CandidateGain,
     HeadView,
     Judgement,
+    LocalUse,
     Missing,
     Overview,
     Point,
@@ -64,6 +64,7 @@ Vector = NDArray[np.float64]
 Known = TypeVar("Known", bound=Settings)
 FOLDER = Path("memory") / "rewards"
 BINS = 5
+UNUSED = "the score does not follow it"
 
 
 @dataclass(frozen=True)
@@ -185,37 +186,20 @@ class Inspection:
         known = margins[~np.isnan(margins)]
         bins = reliability(known, 1.0, BINS)
         points, groups = self._points(component)
-        jobs = [f for f in self._facts() if f.get("component") == component]
+        uses = self._uses(component)
         correlation = rank_correlation(
             [[p.local for p in g] for g in groups], [[p.global_ for p in g] for g in groups]
         )
         measure, labels = self._measure(component)
         return HeadView(
             component, reward.accuracy, len(margins), self.buffer.gap(component),
-            len(jobs), sum(bool(f.get("steered")) for f in jobs),
-            next((str(f["why"]) for f in reversed(jobs) if f.get("why")), ""),
+            len(uses), sum(not why for why in uses), next((why for why in reversed(uses) if why), ""),
             tuple(bins), calibration_error(bins) if bins else None, tuple(known.tolist()), tuple(points),
             None if math.isnan(correlation) else correlation, measure, labels,
             self.explanation(component), self.history(component),
             self.drift(component, backbone) if backbone or self.stored.backbone == NONE else None,
-            tuple(self.gains(component)),
+            self._use(component),
         )  # fmt: skip
-
-    def gains(self, component: str) -> list[CandidateGain]:
-        """Return the gains of the candidates that had local and global evaluations in guided races."""
-        found: list[CandidateGain] = []
-        for facts in self._facts():
-            race = facts.get("guided") if facts.get("component") == component else None
-            if race is None or "counts" not in race:
-                continue  # runs of earlier versions do not record the parts of an estimate
-            rows = zip(
-                race["local_gains"], race["global_gains"], race["counts"], race["gains"], race["sds"],
-                strict=True,
-            )  # fmt: skip
-            for local, global_, count, gain, sd in rows:
-                if local is not None and global_ is not None and gain is not None and sd is not None:
-                    found.append(CandidateGain(local, global_, count, gain, sd))
-        return found
 
     def worst(self, component: str, count: int = 3) -> list[Judgement]:
         """Return the held-out pairs with the lowest margins."""
@@ -318,6 +302,21 @@ class Inspection:
             for e in self.events
             if e["event"] == "job" and e.get("facts", {}).get("accuracy") is not None
         ]
+
+    def _use(self, component: str) -> LocalUse | None:
+        """Return the use of a component's reward in the last joint search."""
+        found = [facts["local"] for facts in self._facts() if component in facts.get("local", {})]
+        return LocalUse(**found[-1][component]) if found else None
+
+    def _uses(self, component: str) -> list[str]:
+        """Return, for each job of a component, why its reward was not used; ``""`` if it was."""
+        found: list[str] = []
+        for facts in self._facts():
+            if facts.get("component") == component:
+                found.append("" if facts.get("steered") else str(facts.get("why", "")) or UNUSED)
+            elif (local := facts.get("local", {}).get(component)) is not None:
+                found.append("" if local["evaluations"] else UNUSED)
+        return found
 
     def _points(self, component: str) -> tuple[list[Point], list[list[Point]]]:
         """Return the candidates with a known held-out reward, flat and grouped by call."""

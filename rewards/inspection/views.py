@@ -25,22 +25,19 @@ class Point:
 
 
 @dataclass(frozen=True)
-class CandidateGain:
-    """Gain of a candidate over the incumbent, as estimated in a guided race.
+class LocalUse:
+    """Use of a local reward in a joint search; see `compound.runs.events.LocalFacts`."""
 
-    Attributes:
-        local: the calibrated local gain.
-        global_: the mean difference of the global score on the examples that have one.
-        count: the number of these examples.
-        estimate: the estimate from both.
-        sd: its standard deviation.
-    """
+    trust: float
+    slope: float
+    evaluations: int
+    price: float
+    global_price: float
 
-    local: float
-    global_: float
-    count: int
-    estimate: float
-    sd: float
+    @property
+    def saved(self) -> float:
+        """System runs that as many global evaluations would have cost in addition."""
+        return self.evaluations * (self.global_price - self.price)
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ class HeadView:
         history: the cross-validated accuracy each time the rewards were fitted.
         drift: the accuracy on each iteration's pairs of a head fitted to earlier ones; ``None`` if it would
             need the backbone.
-        gains: the gains of the candidates of guided races, oldest first.
+        local: the use of the reward in the last joint search.
     """
 
     component: str
@@ -109,7 +106,7 @@ class HeadView:
     explanation: Explanation | None
     history: tuple[Judged, ...]
     drift: tuple[Judged, ...] | None
-    gains: tuple[CandidateGain, ...] = ()
+    local: LocalUse | None = None
 
 
 @dataclass(frozen=True)

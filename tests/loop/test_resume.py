@@ -122,7 +122,7 @@ def run(folder, url):
     if METHOD == "optimas":  # a second model calls after the first one, which a local reward can save
         checker = LLM("checker", prompt="Repeat the answer.")
         replied = checker(question=Input("question"), reply=replied)
-    ended = Function("suffix", suffix, end=Choice(" or so", "", "!"))(answer=replied)
+    ended = Function("suffix", suffix, end=Choice("", " or so", "!"))(answer=replied)
     system = System("resumed", outputs={"answer": ended}, lm="remote")
     data = Dataset.of(train=rows(24, "tr"), valid=rows(12, "va"), test=rows(6, "te"))
     wanted = dict(
@@ -223,7 +223,7 @@ for line in sys.stdin:
 def answered(text: str, seed: int) -> str:
     """Answer by what was asked and its seed alone."""
     draw = int.from_bytes(hashlib.sha256(f"{seed} {text}".encode()).digest()[:8], "big") / 2**64
-    if "new instruction" in text:
+    if "improved instruction" in text:
         return f"<prompt>Think {int(draw * 100)} times.\nThen reply in few words.</prompt>"
     asked = text.rsplit("Question: ", 1)[-1].splitlines()[0].rsplit(maxsplit=1)[-1]
     if "Repeat the answer." in text:
@@ -441,19 +441,19 @@ def test_the_uninterrupted_run_has_every_phase(site: Site) -> None:
     assert [kind for kind in kinds if kind != "note"][:2] == ["outlook", "start"]
     assert kinds[-3:] == ["test_before", "test_after", "done"]
     jobs = [event["optimizer"] for event in events(site.whole) if event["event"] == "job"]
-    assert set(jobs) == ({"joint"} if site.method == "search" else {"local"})
+    assert set(jobs) == {"joint"}
     decisions = [event for event in events(site.whole) if event["event"] == "decision"]
     assert any(decision["accepted"] for decision in decisions)
-    assert any("new instruction" in text for text in site.asked)
+    assert any("improved instruction" in text for text in site.asked)
     assert any(refused_first(text.split(" ", 1)[1]) for text in site.asked)
     assert any(text.count("Question:") > 1 for text in site.asked)
     if site.method == "search":
         assert [event["event"] for event in events(site.whole / "baselines" / "random")][-1] == "done"
     else:
-        facts = [event["facts"] for event in events(site.whole) if event["event"] == "job"]
-        assert {fact["component"] for fact in facts} == {"answerer", "suffix"}
-        races = [fact for fact in facts if fact["guided"]]
-        assert {(fact["component"], fact["savings"]) for fact in races} == {("answerer", 2.0)}
+        (facts,) = (event["facts"] for event in events(site.whole) if event["event"] == "job")
+        assert set(facts["local"]) == {"answerer"}
+        assert facts["local"]["answerer"]["price"] == 0.5
+        assert facts["local"]["answerer"]["evaluations"] > 0
         assert "answerer" in {record["draw"]["component"] for record in records(site.whole, "memory.jsonl")}
     assert all(count == 1 + refused_first(text.split(" ", 1)[1]) for text, count in site.asked.items())
 
@@ -513,15 +513,15 @@ def test_killed_around_every_event_a_run_goes_on_to_the_same_end(site: Site) -> 
 
 
 @pytest.mark.parametrize("site", ["optimas"], indirect=True)
-def test_killed_at_every_event_of_a_guided_race_a_run_goes_on_to_the_same_end(
+def test_killed_at_every_event_of_a_search_with_rewards_a_run_goes_on_to_the_same_end(
     site: Site, pytestconfig: pytest.Config
 ) -> None:
-    """No call of the race is paid twice: its evaluations are in the checkpoint of each rung.
+    """No call is paid twice: local evaluations are in the checkpoint of each step.
 
     Without ``--slow``, every second event.
     """
     whole = events(site.whole)
-    last = next(i for i, e in enumerate(whole) if e["event"] == "job" and e["facts"]["guided"])
+    last = next(i for i, e in enumerate(whole) if e["event"] == "job" and e["facts"]["local"])
     first = max(i for i, e in enumerate(whole[:last]) if e["event"] in ("start", "job", "decision"))
 
     def check(number: int) -> int:

@@ -197,4 +197,4 @@ class TestTrust:
         rewards = self.rewards(job)
         rewards.buffer.add([entry.draw for entry in filled(inputs, informative=informative).entries], 1)
         guidance = asyncio.run(LearnedRewards().guidance(rewards, "a"))
-        assert (guidance.untrusted_reason == "") == (inputs == 20)
+        assert (guidance.untrusted == "") == (inputs == 20)

@@ -26,7 +26,6 @@ WIDE, TALL = 3.4, 2.9  # inches of a panel
 SMALL = 8.5
 FEATURES = 8  # bars per panel
 WORDS = 24  # bars of an attribution
-NORMAL = 1.96  # standard deviations of a 95 % interval
 MANY = 20  # above this many distinct values, group them
 FORMS = {
     "words": "number of words",
@@ -58,11 +57,6 @@ def margins_svg(heads: Sequence[HeadView]) -> str:
 def alignment_svg(heads: Sequence[HeadView]) -> str:
     """Return the plot of local against global rewards (OPTIMAS, figure 5a)."""
     return _panels("alignment", heads, draw_alignment)
-
-
-def gains_svg(heads: Sequence[HeadView]) -> str:
-    """Return the plot of the candidates' local against their global gains, with the estimates from both."""
-    return _panels("gains", heads, draw_gains, legend=True)
 
 
 def length_svg(heads: Sequence[HeadView]) -> str:
@@ -164,27 +158,6 @@ def draw_alignment(axes: Axes, head: HeadView) -> None:
     _scatter(axes, [(p.local, p.global_) for p in head.points])
     _label(axes, "local reward minus call mean", "global reward minus call mean")
     _note(axes, "" if head.correlation is None else f"rank correlation {head.correlation:.2f}", low=True)
-
-
-def draw_gains(axes: Axes, head: HeadView) -> None:
-    """Draw each candidate's global gain and its estimate by its local gain; on the diagonal both agree."""
-    low, high = _range([value for gain in head.gains for value in (gain.local, gain.global_, gain.estimate)])
-    axes.plot([low, high], [low, high], color=PALETTE["muted"], linewidth=0.9, linestyle=(0, (4, 3)))
-    local = [gain.local for gain in head.gains]
-    axes.plot(local, [gain.global_ for gain in head.gains], "o", color=PALETTE["other1"], markersize=5,
-              fillstyle="none", label="few global runs alone")  # fmt: skip
-    axes.errorbar(local, [gain.estimate for gain in head.gains], [NORMAL * gain.sd for gain in head.gains],
-                  fmt="o", color=PALETTE["accent"], markersize=4, linewidth=1.2,
-                  label="estimate, 95 % interval")  # fmt: skip
-    _label(axes, "calibrated local gain", "gain of the global score")
-    _note(axes, "" if head.gains else "no guided race")
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Return limits around values, with a margin."""
-    low, high = min(values, default=-0.1), max(values, default=0.1)
-    margin = 0.05 * (high - low) or 0.05
-    return low - margin, high + margin
 
 
 def draw_length(axes: Axes, head: HeadView) -> None:

@@ -45,6 +45,8 @@ def reward_blocks(facts: Mapping[str, object]) -> list[Block]:
         return [f"The local rewards of this run cannot be read: {facts['problem']}."]
     overview = TypeAdapter(Overview).validate_python(facts)
     blocks: list[Block] = [rewards(overview), _how(overview)]
+    if any(head.local for head in overview.heads):
+        blocks += [use(overview), USED]
     if any(head.explanation for head in overview.heads):
         blocks += [explanations(overview), EXPLAINED]
     return [*blocks, *_figures(overview)]
@@ -96,6 +98,34 @@ def _how(overview: Overview) -> str:
     )
 
 
+USED = (
+    "Use in the last joint search. The slope is the expected gain of the score per unit of the local reward, "
+    "trust says how sure it is that the slope is positive, and prices are those of one evaluation, in system "
+    "runs. Saved is what the same number of global evaluations would have cost in addition."
+)
+
+
+def use(overview: Overview) -> Table:
+    """Return the table of what each local reward was used for, and what that saved."""
+    rows = [
+        (
+            head.component, number(local.trust), number(local.slope), count(local.evaluations),
+            number(local.price), number(local.global_price), f"{local.saved:.1f}",
+        )
+        for head in overview.heads if (local := head.local) is not None
+    ]  # fmt: skip
+    headings = (
+        "component",
+        "#trust",
+        "#slope",
+        "#local evaluations",
+        "#price",
+        "#global price",
+        "#runs saved",
+    )
+    return table(headings, rows)
+
+
 EXPLAINED = (
     "A logistic regression on only the named features approximates each head's held-out ranking. Weights are "
     "log odds per standard deviation. Agreement is the share of held-out pairs that it orders like the head, "
@@ -137,10 +167,6 @@ DRIFT = (
     "The line is the cross-validated accuracy each time the rewards were trained. Squares are the accuracy "
     "on an iteration's new pairs of a reward trained on earlier iterations only (larger: more inputs)."
 )
-GAINS = (
-    "Gains of candidates over the incumbent in guided races: the mean of few global evaluations, and the "
-    "estimate that also uses many local ones. The local gain is in units of the score."
-)
 STEPS = "Validation score after each accepted change, with the changed components."
 
 
@@ -150,12 +176,12 @@ def _figures(overview: Overview) -> list[Block]:
         ("calibration", CALIBRATION, lambda: figures.calibration_svg(heads)),
         ("margins", MARGINS, lambda: figures.margins_svg(heads)),
         ("alignment", ALIGNMENT, lambda: figures.alignment_svg(heads)),
-        ("gains", GAINS, lambda: figures.gains_svg(heads)),
         ("length", LENGTH, lambda: figures.length_svg(heads)),
         ("weights", WEIGHTS, lambda: figures.weights_svg(heads)),
-        ("drift", DRIFT, lambda: figures.drift_svg(heads)),
     ]
     drawings = of_heads if heads else []
+    if any(len(head.history) > 1 for head in heads):
+        drawings.append(("drift", DRIFT, lambda: figures.drift_svg(heads)))
     if overview.steps:
         drawings.append(("steps", STEPS, lambda: figures.steps_svg(overview)))
     try:

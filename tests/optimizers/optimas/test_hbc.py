@@ -21,9 +21,9 @@ from compound.example import Example
 from compound.graph.component import Input
 from compound.graph.space import Choice, Text
 from compound.graph.system import System
-from compound.optimizers.optimas.hbc import Cloning, CloningMemory, Imitation, Target, targets_of
+from compound.optimizers.optimas.hbc import NO_TARGETS, Cloning, CloningMemory, Imitation, Target, targets_of
 from compound.optimizers.optimas.methods import HBCSettings
-from compound.optimizers.search.prompts import PromptSearch
+from compound.optimizers.search.sources import CandidateSources
 from compound.rewards.buffer import PairBuffer, input_key
 from compound.rewards.features import NoBackbone
 from compound.rewards.pairs import Draw
@@ -34,7 +34,7 @@ from compound.runs.recorder import Interrupted
 from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings, make_settings
 from compound.testing import ScriptedLM
-from optimas_settings import cloning_search, offline_rewards, optimas
+from optimas_settings import local_search, offline_rewards, optimas
 
 WORDS = ("red", "green", "blue", "big", "small")
 
@@ -234,22 +234,23 @@ class TestMethod:
         """The weigher reads other drafts by now; candidates still meet the drafts it was collected with."""
         train = [Example(f"e{i}", {"question": f"question {i}"}) for i in range(20)]
         opening = job(system(), METRIC, train, share=500, minibatch=4)
-        prompts = PromptSearch()
+        prompts = CandidateSources()
         opening.run(offline_rewards(REWARDS, prompts, Cloning()))
         later = job(system("odd"), METRIC, train, share=500, minibatch=4, keys=("weigher.by",))
         later.task = replace(
             later.task, context=replace(later.task.context, memory=opening.task.context.memory)
         )
-        _, proposal = later.run(cloning_search(REWARDS, prompts))
+        _, proposal = later.run(local_search(REWARDS, prompts, guide=Cloning(), adapts=False))
         assert proposal.values == {"weigher.by": 3}
         assert proposal.facts["local_gain"] == pytest.approx(1)
 
-    def test_a_component_with_nothing_to_imitate_goes_by_the_global_reward(self, job: Any) -> None:
+    def test_a_component_with_nothing_to_imitate_is_left_as_it_is(self, job: Any) -> None:
         train = [Example(f"e{i}", {"question": f"question {i}"}) for i in range(20)]
         assignment = job(system(), METRIC, train, share=500, minibatch=4, keys=("weigher.by",))
-        _, proposal = assignment.run(cloning_search(REWARDS, PromptSearch()))
+        _, proposal = assignment.run(local_search(REWARDS, CandidateSources(), guide=Cloning(), adapts=False))
         assert not proposal.facts["steered"]
-        assert proposal.values == {"weigher.by": 3}
+        assert proposal.values == {}
+        assert proposal.note == NO_TARGETS
 
 
 def answer(message: str) -> str:
@@ -270,7 +271,8 @@ class TestPrompts:
             return float("red" in outputs["answer"])
 
         train = [Example(f"e{i}", {"question": f"question {i}"}) for i in range(20)]
-        assignment = job(small, custom(colourful), train, lambda: ScriptedLM(answer), share=500, minibatch=4)
+        assignment = job(small, custom(colourful), train, lambda: ScriptedLM(answer), share=500, minibatch=4,
+            candidates=24)  # fmt: skip
         target = {"output": "red green blue"}
         buffer = PairBuffer(small.identity)
         memory = assignment.task.context.memory
@@ -283,7 +285,7 @@ class TestPrompts:
             draw = Draw("answerer", "answerer", example.id, "digest", dict(example.inputs), found)
             for record in buffer.add([draw], 1):
                 memory.append(record)
-        prompts = PromptSearch(("edits",))
-        _, proposal = assignment.run(cloning_search(REWARDS, prompts))
+        prompts = CandidateSources(("edits",))
+        _, proposal = assignment.run(local_search(REWARDS, prompts, guide=Cloning(), adapts=False))
         assert "brief" in proposal.values["answerer.prompt"]
         assert proposal.facts["local_gain"] == pytest.approx(np.sqrt(2 / 3))

@@ -7,7 +7,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,9 @@ from compound.benchmarks.simulated.systems import SHAPES, Simulated
 from compound.components.flow import Map
 from compound.components.function import Function
 from compound.components.llm import LLM
-from compound.errors import BudgetExhausted, DataError, DeclarationError, TooManyFailures
-from compound.evaluation.evaluate import EvaluationRules
+from compound.errors import DataError, DeclarationError, TooManyFailures
 from compound.evaluation.metrics.custom import custom
 from compound.example import Example, Metric
-from compound.execution.budget import Budget, Meter
 from compound.execution.cache import MemoryCache
 from compound.execution.executor import Executor
 from compound.execution.trace import Call, Failure, Trace
@@ -31,14 +28,14 @@ from compound.graph.space import Choice, Demos, Text
 from compound.graph.system import System
 from compound.graph.types import Port
 from compound.narrowing import entry
-from compound.optimization.method import JobContext, Proposal, ScoredCandidate
-from compound.optimizers.optimas.local_scoring import Gain, boltzmann, run_alone
+from compound.optimization.method import Proposal
+from compound.optimizers.optimas.local import boltzmann
 from compound.optimizers.optimas.methods import OptimasSettings
 from compound.optimizers.optimas.offline import Collecting, collect_pairs, settings_of
 from compound.optimizers.optimas.rewarding import RewardMemory, RunRewards
-from compound.optimizers.search.prompts import PromptSearch, Source, Sources, bootstrap_pools, pool_order
+from compound.optimizers.search.prompts import Source, Sources, bootstrap_pools, pool_order
+from compound.optimizers.search.sources import CandidateSources
 from compound.rewards.alignment import Accuracy
-from compound.rewards.buffer import PairBuffer
 from compound.rewards.features import FeatureMap, NoBackbone
 from compound.rewards.fit import FittedRewards
 from compound.rewards.heads import MIN_INPUTS, Head
@@ -46,11 +43,11 @@ from compound.rewards.model import LocalReward, RewardModel
 from compound.rewards.pairs import Draw, collect, draws_from_runs, expected_cost
 from compound.rewards.sampling.candidates import Candidate, Sampling
 from compound.rewards.template import Template
-from compound.testing import PlainMemory, ScriptedLM
-from optimas_settings import cloning_search, guided_search, learning, offline_rewards, optimas
+from compound.testing import ScriptedLM
+from optimas_settings import guided_search, learning, offline_rewards, optimas
 
 REWARDS = optimas(model="none", min_rollouts=1, max_rollouts=2, level=1)
-PROMPTS = PromptSearch(("edits",))
+EDITS = CandidateSources(("edits",))
 
 
 def keys_of(component: str, system: System) -> tuple[str, ...]:
@@ -133,15 +130,6 @@ class Broken(Slow):
         return await super().run(inputs, values, call)
 
 
-class Picky(Slow):
-    """Fails for every third input."""
-
-    async def run(self, inputs: Mapping[str, Any], values: Mapping[str, Any], call: CallContext) -> Any:
-        if inputs["x"] % 3 == 0:
-            raise RuntimeError("not this one")
-        return await super().run(inputs, values, call)
-
-
 class Fussy(Slow):
     """Says as many words as its option, and fails for some inputs."""
 
@@ -151,54 +139,18 @@ class Fussy(Slow):
         return {"y": f"{inputs['x']} " + "word " * values["option"]}
 
 
-def test_d3_outputs_stay_with_their_inputs_whatever_the_latency(job: Any) -> None:
-    """D3: results in order of completion were zipped with inputs in order, and most pairs were wrong."""
-    system = System("slow", outputs={"y": Slow()(x=Input("x", int))})
-    rows = [Example(f"e{i}", {"x": i}) for i in range(8)]
-    made = job(system, custom(lambda outputs, example: 0.0), rows)
-    traces = asyncio.run(made.scorer.traces({}, rows))
-    jobs = [((t, t.calls[0], t.sample), {"option": o}) for o in range(6) for t in traces]
-    calls = asyncio.run(run_alone(made.task.context, system, jobs))
-    assert [c.outputs["y"] for c in calls] == [f"{o} {i}" for o in range(6) for i in range(8)]
-    assert made.spent == pytest.approx(8 + 5 * 8)  # the incumbent's option is in the cache
-
-
-def test_calls_made_alone_stay_within_the_budget_of_system_runs(tmp_path: Path) -> None:
-    """Each holds its share of a run before it is made: there is no budget to spend and then to count."""
-    lm = ScriptedLM(lambda message: "so")
-    second = LLM("second", prompt="b")(text=LLM("first", prompt="a")(text=Input("x", str)))
-    system = System("pair", outputs={"y": second}, lm="lm")
-    meter = Meter(Budget(system_runs=4))
-    executor = Executor({"lm": lm}, cache=MemoryCache(), meter=meter)
-    trace = executor.settle(asyncio.run(executor.run(system, {"x": "a"}, example="e")))
-    context = JobContext(
-        executor, custom(lambda outputs, example: 0.0), EvaluationRules(concurrency=8), PlainMemory(tmp_path)
-    )
-    settings = [{"temperature": 1.0}] * 20
-    jobs = [((trace, trace.calls[0], number), own) for number, own in enumerate(settings, 1)]
-    assert len(asyncio.run(run_alone(context, system, jobs[:4]))) == 4
-    assert meter.system_runs == 1 + 4 / 2
-    with pytest.raises(BudgetExhausted, match="of 4 system runs"):
-        asyncio.run(run_alone(context, system, jobs))
-    assert meter.system_runs <= 4
-    assert len(lm.requests) <= 2 * 4
-
-
 class TestBoltzmann:
     def test_it_draws_in_proportion(self) -> None:
-        """A thousand draws against softmax of reward / temperature."""
+        """Thousands of draws against softmax of reward / temperature."""
         rewards, temperature = [0.0, 0.5, 1.0], 0.7
         rng = np.random.default_rng(0)
-        counts = Counter(boltzmann(rewards, temperature, 1, rng)[0] for _ in range(3000))
+        counts = Counter(boltzmann(rewards, temperature, rng) for _ in range(3000))
         weights = np.exp(np.array(rewards) / temperature)
         expected = 3000 * weights / weights.sum()
         assert stats.chisquare([counts[i] for i in range(3)], expected).pvalue > 1e-3
 
-    def test_without_temperature_the_best_come_first(self) -> None:
-        assert boltzmann([1.0, 3.0, 2.0], 0.0, 2, np.random.default_rng(0)) == [1, 2]
-
-    def test_nothing_is_drawn_twice(self) -> None:
-        assert sorted(boltzmann([0.0] * 5, 1.0, 5, np.random.default_rng(0))) == list(range(5))
+    def test_without_temperature_it_is_the_best(self) -> None:
+        assert boltzmann([1.0, 3.0, 2.0], 0.0, np.random.default_rng(0)) == 1
 
 
 class TestGuidedSearch:
@@ -210,7 +162,7 @@ class TestGuidedSearch:
         best, _ = world.optimum()
         for name in world.names:
             made = job(system, world, world.examples(40), keys=keys_of(name, system))
-            _, proposal = made.run(guided_search(REWARDS, PROMPTS))
+            _, proposal = made.run(guided_search(REWARDS, EDITS))
             wanted = {} if best[name] == 0 else {f"{name}.option": best[name]}
             assert proposal.values == wanted
 
@@ -224,7 +176,7 @@ class TestGuidedSearch:
     def test_a_constant_metric_is_said_to_be_one(self, job: Any, metric: Metric, reason: str) -> None:
         system = System("slow", outputs={"y": Slow()(x=Input("x", int))})
         made = job(system, metric, [Example(f"e{i}", {"x": i}) for i in range(20)])
-        _, proposal = made.run(offline_rewards(REWARDS, PROMPTS))
+        _, proposal = made.run(offline_rewards(REWARDS, EDITS))
         assert reason in proposal.note
         assert proposal.values == {}
 
@@ -233,7 +185,7 @@ class TestGuidedSearch:
         system = System("slow", outputs={"y": Slow()(x=Input("x", int))})
         broken = custom(lambda o, e: float("nan") if o["y"].startswith("3") else float(o["y"][0]))
         made = job(system, broken, [Example(f"e{i}", {"x": i}) for i in range(20)])
-        _, proposal = made.run(guided_search(REWARDS, PROMPTS))
+        _, proposal = made.run(guided_search(REWARDS, EDITS))
         assert proposal.values == {"slow.option": 5}
 
     def test_one_distinct_output_is_said_to_be_the_reason(self, job: Any) -> None:
@@ -242,7 +194,7 @@ class TestGuidedSearch:
 
         system = System("same", outputs={"y": Function("same", same, by=Choice(1, 2, 3))(x=Input("x", int))})
         made = job(system, custom(lambda o, e: 1.0), [Example(f"e{i}", {"x": i}) for i in range(20)])
-        _, proposal = made.run(offline_rewards(REWARDS, PROMPTS))
+        _, proposal = made.run(offline_rewards(REWARDS, EDITS))
         assert "same: all draws gave the same output" in proposal.note
         assert RunRewards.open(made.task, learning(REWARDS)).is_constant("same")  # more would say the same
         other = job(system.bind({"same.by": 2}), custom(lambda o, e: 1.0), made.task.train)
@@ -257,7 +209,7 @@ class TestGuidedSearch:
             "two", outputs={"aside": Slow()(x=x), "y": Function("half", half, by=Choice(1, 2))(x=x)}
         )
         made = job(system, custom(lambda o, e: o["y"]), [Example(f"e{i}", {"x": i + 1}) for i in range(20)])
-        _, proposal = made.run(offline_rewards(REWARDS, PROMPTS))
+        _, proposal = made.run(offline_rewards(REWARDS, EDITS))
         assert (
             "slow: all its outputs led to the same score: the metric does not depend on them" in proposal.note
         )
@@ -268,7 +220,7 @@ class TestGuidedSearch:
         made = job(world.system(), world, world.examples(20), keys=("a.option",))
         made.task.context.memory.append({"system": "another", "iteration": 1, "draw": draw_json()})
         with pytest.raises(DataError, match="belongs to another system"):
-            made.run(guided_search(REWARDS, PROMPTS))
+            made.run(guided_search(REWARDS, EDITS))
         assert made.spent == 0
 
     @pytest.mark.parametrize("make", [guided_search, offline_rewards])
@@ -276,14 +228,14 @@ class TestGuidedSearch:
         world = Simulated("chain", noise=0.1, options=12, common=False)
         keys = ("b.option",) if make is guided_search else tuple(world.system().parameters)
         made = job(world.system(), world, world.examples(60), keys=keys, share=150.0)
-        assert len(made.check_resume(lambda: make(REWARDS, PROMPTS))) >= 2
+        assert len(made.check_resume(lambda: make(REWARDS, EDITS))) >= 2
 
     def test_what_failed_is_not_run_again_for_being_interrupted(self, job: Any) -> None:
         """Failed calls are not in the cache: who records the incumbent's calls anew would pay for them."""
         system = System("fussy", outputs={"y": Fussy()(x=Input("x", int))})
         rows = [Example(f"e{i}", {"x": i}) for i in range(30)]
         metric = custom(lambda o, e: len(o["y"].split()) / 6)
-        search = guided_search(REWARDS, PROMPTS)
+        search = guided_search(REWARDS, EDITS)
         assert len(job(system, metric, rows).check_resume(lambda: search)) >= 2
 
     @pytest.mark.parametrize("share", [10.0, 30.0, 60.0, 120.0])
@@ -293,7 +245,7 @@ class TestGuidedSearch:
             made = job(
                 world.system(), world, world.examples(80), keys=keys_of(name, world.system()), share=share
             )
-            made.run(guided_search(REWARDS, PROMPTS))
+            made.run(guided_search(REWARDS, EDITS))
             assert made.spent <= share + 1e-6
 
     def test_prompts_are_searched_by_the_local_reward_of_what_they_make(self, job: Any) -> None:
@@ -311,138 +263,29 @@ class TestGuidedSearch:
         brief = custom(lambda o, e: 1.0 / len(o["y"].split()))
         rows = [Example(f"e{i}", {"q": f"question {i}"}) for i in range(40)]
         made = job(system, brief, rows, lambda: ScriptedLM(answers), keys=("talker.prompt", "talker.demos"))
-        _, proposal = made.run(guided_search(REWARDS, PROMPTS))
+        _, proposal = made.run(guided_search(REWARDS, EDITS))
         assert answers(proposal.values["talker.prompt"]) == "yes"
 
-    def test_it_is_tried_again_when_another_component_has_changed(self, job: Any) -> None:
-        """Where components interact, what was no better may be by now."""
-        world = Simulated("chain", noise=0.0)
-        made = job(world.system(), world, world.examples(20), keys=("b.option",))
-        rewards = RunRewards.open(made.task, learning(REWARDS))
-        candidates: list[dict[str, object]] = [{"b.option": i} for i in range(1, 4)]
-        rewards.note_tried(made.task, candidates)
-        assert rewards.untried(made.task, candidates) == []
-        for key in ("a.option", "b.option"):
-            later = replace(made.task, system=made.task.system.bind({key: 2}))
-            assert rewards.untried(later, candidates) == candidates
-
-
-class TestRaces:
-    """Who compares settings by the global reward has paid for pairs."""
-
-    def made(self, job: Any) -> Any:
-        world = Simulated("chain", noise=0.0, options=6)
-        return job(world.system(), world, world.examples(40), keys=("c.option",), share=200)
-
-    def test_a_race_makes_pairs_for_nothing(self, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing counted follows the last component, so its options race by the global reward."""
-        made, plain = self.made(job), self.made(job)
-        _, proposal = made.run(guided_search(REWARDS, PROMPTS))
-        monkeypatch.setattr(RunRewards, "remember_race", forget)
-        plain.run(guided_search(REWARDS, PROMPTS))
-        assert not proposal.facts["steered"]
-        assert made.spent == plain.spent
-        assert not list(plain.task.context.memory.records())
-        buffer = RunRewards.open(made.task, learning(REWARDS)).buffer
-        pairs = [pair for pair, _ in buffer.pairs("c")]
-        assert len({pair.example for pair in pairs}) >= 4
-        assert all(entry(pair.chosen, "y", float) > entry(pair.rejected, "y", float) for pair in pairs)
-        assert {len(entry.draw.candidates) for entry in buffer.entries} <= {2, 3, 4}
-        assert all(entry.draw.candidates[0].settings == {} for entry in buffer.entries)
-        assert any("option" in c.settings for entry in buffer.entries for c in entry.draw.candidates)
-
-    def test_calls_that_read_something_else_are_not_compared(self) -> None:
-        """Of two runs one has another input, one failed, one says the same: one candidate is left."""
-
-        def run(x: float, y: float, score: float, failed: bool = False) -> Trace:
-            failure = Failure("error", "broken") if failed else None
-            call = Call("a", "a", "a", (), {"x": x}, {} if failed else {"y": y}, failure)
-            return Trace("e", "digest", 0, 0, {"x": x}, (call,), score=score)
-
-        runs: list[Any] = [({}, run(1, 5, 0.5)), ({"option": 1}, run(2, 6, 0.6)), ({"option": 2}, run(1, 7, 0.7)),
-                ({"option": 3}, run(1, 5, 0.5)), ({"option": 4}, run(1, 0, 0.0, failed=True))]  # fmt: skip
-        (draw,) = draws_from_runs("a", runs, Sampling(samples=3), Simulated("chain").system())
-        assert [(c.outputs["y"], c.rewards) for c in draw.candidates] == [(5, (0.5,)), (7, (0.7,))]
-
-    def test_an_incumbent_that_always_fails_is_left_out(self, job: Any) -> None:
+    def test_an_incumbent_that_always_fails_is_replaced(self, job: Any) -> None:
         system = System("broken", outputs={"y": Broken()(x=Input("x", int))})
         rows = [Example(f"e{i}", {"x": i}) for i in range(20)]
         made = job(system, custom(lambda o, e: int(o["y"][0]) / 5), rows, share=200)
-        _, proposal = made.run(guided_search(REWARDS, PROMPTS))
+        _, proposal = made.run(guided_search(REWARDS, EDITS))
         assert proposal.values == {"slow.option": 5}
-        entries = RunRewards.open(made.task, learning(REWARDS)).buffer.entries
-        assert {c.settings["option"] for entry in entries for c in entry.draw.candidates} == set(range(1, 6))
-
-    def test_remembering_it_costs_nothing_even_where_runs_failed(
-        self, job: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """What failed is not in the cache: every third input was run again for every candidate."""
-        system = System("picky", outputs={"y": Picky()(x=Input("x", int))})
-        rows = [Example(f"e{i}", {"x": i}) for i in range(40)]
-        spent = []
-        for remembers in (True, False):
-            made = job(system, custom(lambda o, e: int(o["y"][0]) / 5), rows, share=60)
-            if not remembers:
-                monkeypatch.setattr(RunRewards, "remember_race", forget)
-            made.run(guided_search(REWARDS, PROMPTS))
-            spent.append(made.spent)
-        assert spent[0] == spent[1] > 0
 
 
-class TestTogether:
-    """Behaviour cloning of two models, the second brief when told so, or shown so; without pairs."""
+def test_calls_that_read_something_else_are_not_compared() -> None:
+    """Of two runs one has another input, one failed, one says the same: one candidate is left."""
 
-    def made(self, job: Any, **task: Any) -> Any:
-        def says(message: str) -> str:
-            brief = any(word in message.lower() for word in ("brief", "few words", "short"))
-            return "yes" if brief else "well that is a long story to tell"
+    def run(x: float, y: float, score: float, failed: bool = False) -> Trace:
+        failure = Failure("error", "broken") if failed else None
+        call = Call("a", "a", "a", (), {"x": x}, {} if failed else {"y": y}, failure)
+        return Trace("e", "digest", 0, 0, {"x": x}, (call,), score=score)
 
-        q = Input("q", str)
-        first = LLM("first", prompt=Text("Say something."), demos=Demos(max=1), lm="lm")
-        second = LLM("second", prompt=Text("Answer."), demos=Demos(max=1), lm="lm")
-        system = System("two", outputs={"y": second(q=q, said=first(q=q))})
-        brief = custom(lambda o, e: 1.0 / len(o["y"].split()))
-        rows = [Example(f"e{i}", {"q": f"question {i}"}) for i in range(60)]
-        return job(system, brief, rows, lambda: ScriptedLM(says), share=300, candidates=24, **task)
-
-    def test_texts_with_nothing_to_imitate_are_searched_together(self, job: Any) -> None:
-        made = self.made(job, keys=("first.prompt", "first.demos"))
-        states, proposal = made.run(cloning_search(REWARDS, PROMPTS))
-        assert proposal.facts["together"] == ["first", "second"]
-        assert proposal.facts["steered"] is False
-        assert proposal.after > proposal.before
-        assert set(proposal.values) & {"second.prompt", "second.demos"}
-        assert states[-1]["together"]["race"]["done"]
-
-    def test_one_with_an_output_to_imitate_is_not_among_them(self, job: Any) -> None:
-        made = self.made(job, keys=("first.prompt", "first.demos"))
-        buffer = PairBuffer(made.task.system.identity)
-        outputs = ({"output": "yes"}, (1.0,)), ({"output": "no"}, (0.0,))
-        candidates = tuple(Candidate(y, rewards, certain=True) for y, rewards in outputs)
-        draw = Draw("second", "second", "e1", "digest", {"q": "question 1", "said": "so"}, candidates)
-        for record in buffer.add([draw], 1):
-            made.task.context.memory.append(record)
-        _, proposal = made.run(cloning_search(REWARDS, PROMPTS))
-        assert proposal.facts["together"] == ["first"]
-        assert set(proposal.values) <= {"first.prompt", "first.demos"}
-
-    def test_what_one_of_them_tried_alone_says_nothing_about_all(self, job: Any) -> None:
-        """A writer of prompts looked for the others' texts in what an earlier job had tried, and found none."""
-        keys, tried = ("first.prompt",), (ScoredCandidate({"first.prompt": "Say it."}, 0.3, 4),)
-        made = self.made(job, keys=keys, tried=tried)
-        _, proposal = made.run(cloning_search(REWARDS, PromptSearch(("edits", "opro"), lm="lm")))
-        assert proposal.facts["together"] == ["first", "second"]
-
-    def test_what_changed_others_is_not_remembered_as_tried(self, job: Any) -> None:
-        made = self.made(job)
-        changes = [{}, {"first.prompt": "Say it."}, {"second.prompt": "Be brief."}]
-        asyncio.run(made.scorer.score([*changes, {**changes[1], **changes[2]}], made.task.train[:2]))
-        tried = [known.values["first.prompt"] for known in made.scorer.scored_for(["first.prompt"])]
-        assert tried == ["Say something.", "Say it."]
-
-    def test_interrupted_anywhere_they_propose_the_same(self, job: Any) -> None:
-        made = self.made(job, keys=("first.prompt", "first.demos"))
-        assert made.check_resume(lambda: cloning_search(REWARDS, PROMPTS))
+    runs: list[Any] = [({}, run(1, 5, 0.5)), ({"option": 1}, run(2, 6, 0.6)), ({"option": 2}, run(1, 7, 0.7)),
+            ({"option": 3}, run(1, 5, 0.5)), ({"option": 4}, run(1, 0, 0.0, failed=True))]  # fmt: skip
+    (draw,) = draws_from_runs("a", runs, Sampling(samples=3), Simulated("chain").system())
+    assert [(c.outputs["y"], c.rewards) for c in draw.candidates] == [(5, (0.5,)), (7, (0.7,))]
 
 
 class TestPools:
@@ -511,7 +354,7 @@ class TestWaves:
 
     def inputs(self, job: Any, share: float) -> dict[str, int]:
         made = self.made(job, share)
-        made.run(offline_rewards(replace_settings(sufficient_accuracy=1.01), PROMPTS))
+        made.run(offline_rewards(replace_settings(sufficient_accuracy=1.01), EDITS))
         entries = RunRewards.open(made.task, learning(REWARDS)).buffer.entries
         assert made.spent <= share
         return {
@@ -530,7 +373,7 @@ class TestWaves:
             "chain", noise=0.0, options=6
         )  # three draws each, and what follows: 1, 7 / 3, 11 / 3
         made = job(world.system(), world, world.examples(60), share=12)
-        made.run(offline_rewards(REWARDS, PROMPTS))
+        made.run(offline_rewards(REWARDS, EDITS))
         entries = RunRewards.open(made.task, learning(REWARDS)).buffer.entries
         assert {entry.draw.component for entry in entries} == {"c"}
 
@@ -539,10 +382,10 @@ def test_the_offline_phase_goes_on_in_waves_that_double(job: Any) -> None:
     """One more time as many inputs while a reward is not surely good, up to the settings' number."""
     world = Simulated("chain", noise=0.3, options=12, common=False)
     made = job(world.system(), world, world.examples(60))
-    states, _ = made.run(offline_rewards(replace_settings(inputs=30, sufficient_accuracy=1.01), PROMPTS))
+    states, _ = made.run(offline_rewards(replace_settings(inputs=30, sufficient_accuracy=1.01), EDITS))
     assert [state["inputs"] for state in states] == [0, 4, 8, 16, 30]
     surely = job(world.system(), world, world.examples(60))
-    states, _ = surely.run(offline_rewards(replace_settings(inputs=30, sufficient_accuracy=0.5), PROMPTS))
+    states, _ = surely.run(offline_rewards(replace_settings(inputs=30, sufficient_accuracy=0.5), EDITS))
     assert states[-1]["inputs"] < 30
 
 
@@ -575,19 +418,6 @@ def test_a_minibatch_that_fails_more_than_it_may_can_be_chance(job: Any, failing
             asyncio.run(scored)
     else:
         assert [evaluation.failed for evaluation in asyncio.run(scored)] == [failing, failing]
-
-
-def test_the_next_round_edits_the_best_prompt_so_far(job: Any) -> None:
-    llm = LLM("llm", prompt=Text("Answer."))
-    system = System("t", outputs={"y": llm(q=Input("q", str))}, lm="lm")
-    task = job(system, custom(lambda o, e: 0.0), [Example("e", {"q": "?"})], keys=("llm.prompt",)).task
-    best = "Consider the unusual zebra first."
-    gains: list[tuple[dict[str, object], float]] = [
-        ({}, 0.0), ({"llm.prompt": best}, 0.4), ({"llm.prompt": "Other words."}, 0.1)
-    ]  # fmt: skip
-    scored = [Gain(values=values, gain=gain) for values, gain in gains]
-    made = asyncio.run(cloning_search(REWARDS, PROMPTS)._next_candidates(task, scored))
-    assert sum("zebra" in str(values["llm.prompt"]) for values in made) >= len(made) - 1 > 0
 
 
 def test_d2_fresh_inputs_are_fresh(job: Any) -> None:
@@ -642,10 +472,6 @@ class TestSettled:
         assert self.settled(job, none, (one,)) is True
         assert self.settled(job, none, (one,), "another") is False  # here it might read other things
         assert self.settled(job, none, (one, other)) is False  # another input may tell them apart
-
-
-async def forget(*arguments: Any) -> None:
-    """Store nothing of a race."""
 
 
 def half(x: int, by: int) -> float:
@@ -703,7 +529,7 @@ def test_the_proposal_names_only_keys_of_the_job(job: Any) -> None:
     world = Simulated("diamond", noise=0.1, options=5)
     for keys in (("a.option",), ("d.option",)):
         made = job(world.system(), world, world.examples(30), keys=keys)
-        _, proposal = made.run(guided_search(REWARDS, PROMPTS))
+        _, proposal = made.run(guided_search(REWARDS, EDITS))
         assert isinstance(proposal, Proposal)
         assert set(proposal.values) <= set(keys)
 
@@ -711,7 +537,7 @@ def test_the_proposal_names_only_keys_of_the_job(job: Any) -> None:
 def test_candidates_of_all_components_are_collected_in_one_batch(job: Any) -> None:
     world = Simulated("five", noise=0.1)
     made = job(world.system(), world, world.examples(30), share=200.0)
-    _, proposal = made.run(offline_rewards(REWARDS, PROMPTS))
+    _, proposal = made.run(offline_rewards(REWARDS, EDITS))
     assert set(proposal.facts["accuracy"]) == set(world.names)
     assert set(proposal.facts["gaps"]) == set(world.names)
     counts: Sequence[int] = list(proposal.facts["pairs"].values())

@@ -67,13 +67,13 @@ class Workload:
 
 
 _REWARDS: dict[str, Any] = {
-    "prompts": {"lm": "writer", "proposers": ["demos", "edits", "opro"]},
+    "lm": "writer",
     "backbone": {"model": "none"},
     "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 2, "level": 1},
     "reward": {"min_accuracy": 0.5, "trust_level": 1},
 }
 _CLONED = {
-    **{name: _REWARDS[name] for name in ("prompts", "backbone")},
+    **{name: _REWARDS[name] for name in ("lm", "backbone")},
     "pairs": {"inputs": 6, "samples": 2, "min_rollouts": 1, "max_rollouts": 2, "level": 1},
 }
 
@@ -97,7 +97,7 @@ def answer(body: Mapping[str, Any]) -> str:
     model, text = str(body["model"]), str(body["messages"][-1]["content"])
     draw = int.from_bytes(hashlib.sha256(json.dumps(body, sort_keys=True).encode()).digest()[:4]) / 2**32
     if model == "writer":
-        return f"```\nAnswer the question with its number, form {int(draw * 90)}.\n```"
+        return f"<prompt>\nAnswer the question with its number, form {int(draw * 90)}.\n</prompt>"
     asked = re.findall(r"what is \w+ (\d+)", text)
     number = asked[-1] if asked else "0"
     chance = 0.35 + 0.3 * (model == "strong") + 0.3 * ("form" in text or "number" in text)
