@@ -252,7 +252,8 @@ def _with_writer(made: Method, system: System, engine_of: Callable[[str], Engine
                 optimizers[name] = (
                     replace(cast("Any", optimizer), **{part: found}) if part else cast("Optimizer", found)
                 )
-                told[found.describe(system, keys)] = None
+                if not isinstance(found, CandidateSources) or found.names:
+                    told[found.describe(system, keys)] = None
     for name, section in made.sections.items() if keys else ():
         other = not isinstance(section, PromptSettings | SearchSettings | DiagnoserSettings)
         if other and hasattr(section, "lm") and "llm" in getattr(section, "proposers", ["llm"]):

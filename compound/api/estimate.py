@@ -19,7 +19,6 @@ from compound.evaluation.metrics.models import ModelMetric
 from compound.execution.executor import Executor
 from compound.extras import check_installed
 from compound.graph.bounds import CallBound, Use
-from compound.optimization.adaptation import with_method
 from compound.optimization.allowance import Allowance, allowance
 from compound.optimization.bounds import Amount, amount_of, unbounded
 from compound.optimization.budget_plan import stochastic
@@ -72,7 +71,7 @@ def estimate(program: Program, *, strict: bool = False) -> dict[str, Any]:
     bounds = [bound(problem)]
     for name, method in zip(settings.baselines, others, strict=True):
         own = settings.model_copy(update={"method": name, "baselines": ()})
-        bounds.append(bound(with_method(replace(problem, settings=own), method)))
+        bounds.append(bound(replace(problem, settings=own).with_method(method)))
     plan, free = plan_by_runs(problem)
     memory = plan_memory(problem, others)
     memory.check()

@@ -21,11 +21,12 @@ from compound.evaluation.metrics.repeated import check_repeats
 from compound.evaluation.metrics.scoring import check_rows
 from compound.example import Example, Metric
 from compound.execution.executor import Executor
+from compound.execution.rng import generator
 from compound.execution.sender import Engines
+from compound.graph.configuration import Configuration
 from compound.graph.system import System
 from compound.loop.loop import OptimizationLoop, final_configuration
 from compound.loop.retry import retry_failed as retry_rows
-from compound.optimization.adaptation import with_method
 from compound.optimization.budget_plan import check_budget, check_decidable
 from compound.optimization.preflight import check_libraries, check_prices, check_spending
 from compound.optimization.problem import Problem
@@ -44,6 +45,8 @@ from compound.storage.artifacts import is_reference, leads_outside
 from compound.storage.paths import run_folder
 from compound.storage.state import StateError
 from compound.trackers.tracking import Tracking, tracked
+
+SET_ASIDE = 0.2  # of the train examples, at most, for second looks
 
 
 def optimize(
@@ -253,7 +256,7 @@ def _open_baseline(
     """Return the problem of a baseline, and the recorder of its run."""
     settings = problem.settings.model_copy(update={"method": name, "baselines": ()})
     method = methods.method(name, problem.system, settings, problem.folder, problem.engines)
-    other = with_method(replace(problem, settings=settings), method)
+    other = replace(problem, settings=settings).with_method(method)
     other = replace(other, outlook={**problem.outlook, **outlook(other)})
     run = open_run(parent.run.path / "baselines" / name, "", describe(other))
     return other, Recorder(run, parent=parent, listener=_label_events(listener, name))
@@ -348,19 +351,51 @@ def make_problem(
         methods.check_trainable(each, system, Executor(engines).engine)
     engines = for_system(engines, system)
     train, valid, test = (splits[role] for role in ("train", "valid", "test"))
-    given = Problem(system, train, valid, test, metric, settings, method, engines, folder)
-    problem = with_method(given, method)
+    train, further = _further_examples(system, data, settings, train, valid)
+    check_rows(metric, system.outputs, further)
+    given = Problem(system, train, valid, test, metric, settings, method, engines, folder, further=further)
+    problem = given.with_method(method)
     check_decidable(problem)
     check_budget(problem)
-    for checked in (problem, *(with_method(problem, other) for other in others)):
+    for checked in (problem, *(problem.with_method(other) for other in others)):
         check_libraries(checked)
         check_prices(checked)
     check_spending(problem)
     return problem
 
 
+def _further_examples(
+    system: System,
+    data: Dataset,
+    settings: OptimizeSettings,
+    train: Sequence[Example],
+    valid: Sequence[Example],
+) -> tuple[Sequence[Example], Sequence[Example]]:
+    """Return the train examples, and the examples of second looks at a change; see `Problem.further`.
+
+    These are validation examples beyond `valid_size`. If they are too few and a run may only return what a
+    test supports, a part of the train examples is set aside for it.
+    """
+    known = {example.id for example in valid}
+    more = read_examples(data, "valid", system.inputs, limit=2 * len(valid), seed=settings.seed)
+    further = [example for example in more if example.id not in known]
+    lacking = min(len(valid) - len(further), int(SET_ASIDE * len(train)))
+    if settings.accept == "best" or lacking <= 0:
+        return train, further
+    order = generator(settings.seed, "further").permutation(len(train)).tolist()
+    apart = {i for i in order if train[i].id not in known}
+    apart = {*[i for i in order if i in apart][:lacking]}
+    kept = [example for i, example in enumerate(train) if i not in apart]
+    return kept, [*further, *(train[i] for i in sorted(apart))]
+
+
 def save_best(problem: Problem, recorder: Recorder) -> None:
-    """Write ``best.json``."""
-    final_configuration(recorder.state, recorder.run.path / MEMORY_FOLDER).save(
-        recorder.run.path / "best.json", system=problem.system.name, signature=problem.system.signature
-    )
+    """Write ``best.json``, and ``promising.json`` if a change scored higher that the run does not return."""
+    folder, search = recorder.run.path / MEMORY_FOLDER, recorder.state.search
+    found = {"best.json": final_configuration(recorder.state, folder)}
+    if search is not None and search.promising is not None and search.promising != search.best:
+        found["promising.json"] = Configuration(search.promising).located(folder)
+    for name, configuration in found.items():
+        configuration.save(
+            recorder.run.path / name, system=problem.system.name, signature=problem.system.signature
+        )

@@ -88,7 +88,10 @@ def _job(event: Mapping[str, Any]) -> str:
 def _decision(event: Mapping[str, Any]) -> str:
     if "p" not in event:
         return str(event.get("note", ""))
-    verdict = "accepted" if event["accepted"] else "rejected"
+    verdict = event["verdict"]
+    if verdict == "promising":
+        kept = "kept" if event["accepted"] else "not kept"
+        verdict += f" ({kept}; better with probability {event['probability']:.2f})"
     lost = ""
     if event.get("lost"):
         lost = f" ({plural(event['lost'], 'example')} lost to transient failures before the change)"

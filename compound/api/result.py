@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from compound import notebook
 from compound.errors import RunDirectoryError
@@ -33,7 +33,11 @@ class Result:
         best: the best configuration.
         before, after: evaluations on the validation split, before the search and for ``best``.
         test_before, test_after: the same on the test split; ``None`` if there is none or the budget ended.
-        accepted: number of accepted proposals.
+        verdict: whether a test supports ``best`` (``supported``), it only scored higher (``promising``), or
+            it is the initial configuration (``unchanged``).
+        supported: the last configuration that a test supported, at first the initial one.
+        promising: the one with the highest score of those that only scored higher; ``None`` without one.
+        accepted: number of proposals that became the best configuration.
         spent: system runs, calls, tokens, cost and seconds, including the test split.
         path: the run directory.
         baselines: results of the baselines, by method.
@@ -45,6 +49,9 @@ class Result:
     after: Evaluation
     test_before: Evaluation | None
     test_after: Evaluation | None
+    verdict: Literal["supported", "promising", "unchanged"]
+    supported: Configuration
+    promising: Configuration | None
     accepted: int
     spent: Mapping[str, Any]
     path: Path
@@ -72,7 +79,7 @@ class Result:
             after=mean(self.after),
             test_before=mean(self.test_before),
             test_after=mean(self.test_after),
-            accepted=str(self.accepted),
+            verdict=self.verdict,
             system_runs=f"{self.spent.get('system_runs', 0.0):g}",
             path=repr(str(self.path)),
         )
@@ -87,7 +94,7 @@ class Result:
         ]
         scores = notebook.table(["split", "before", "after", "gain"], rows)
         facts = [
-            ("accepted proposals", self.accepted),
+            ("verdict", self.verdict),
             ("system runs", f"{self.spent.get('system_runs', 0.0):g}"),
             ("calls", self.spent.get("calls", 0)),
             ("run", self.path),
@@ -111,6 +118,7 @@ class Result:
             "cost": spent.get("cost", 0.0),
             "unpriced_calls": spent.get("unpriced", 0),
             "seconds": spent.get("seconds", 0.0),
+            "verdict": self.verdict,
             "accepted": self.accepted,
             "configuration": self.best.to_json(),
             "run": str(self.path),
@@ -138,13 +146,22 @@ def _read_result(folder: UntrustedFolder) -> Result:
     with inconsistency_errors(folder):
         events = [e for e in read_records(folder, "events.jsonl") if "spent" in e]
         notes = (e.get("told", [e.get("note", "")]) for e in events if e["event"] in ("outlook", "note"))
+        accepted = sum(bool(e.get("accepted")) for e in events if e["event"] == "decision")
+        best = final_configuration(state, folder.path / MEMORY_FOLDER)
+        supported = search.supported or search.best  # earlier versions kept only what a test supported
+        is_supported = supported == search.best
         return Result(
-            best=final_configuration(state, folder.path / MEMORY_FOLDER),
+            best=best,
+            verdict="unchanged" if not accepted else "supported" if is_supported else "promising",
+            supported=Configuration(supported).located(folder.path / MEMORY_FOLDER),
+            promising=None
+            if search.promising is None
+            else Configuration(search.promising).located(folder.path / MEMORY_FOLDER),
             before=stored.state.before,
             after=search.incumbent,
             test_before=state.test_before.evaluation if state.test_before else None,
             test_after=state.test_after.evaluation if state.test_after else None,
-            accepted=sum(bool(e.get("accepted")) for e in events if e["event"] == "decision"),
+            accepted=accepted,
             spent=events[-1]["spent"],
             path=folder.path,
             baselines={b.path.name: _read_result(b) for b in baselines(folder) if load_checkpoint(b)},

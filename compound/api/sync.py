@@ -400,7 +400,7 @@ def _listed(path: Path) -> dict[str, Any]:
             result = read_result(path)
             before, after = result.test_before or result.before, result.test_after or result.after
             split = "test" if result.test_after else "valid"
-            row["result"] = f"{split} {before.mean:.3f} -> {after.mean:.3f}, {result.accepted} accepted"
+            row["result"] = f"{split} {before.mean:.3f} -> {after.mean:.3f}, {result.verdict}"
             row["status"] = "finished" if stored.state.done else "unfinished"
     except RunDirectoryError as error:
         return {**row, "status": "damaged", "result": error.message}

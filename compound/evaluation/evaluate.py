@@ -151,6 +151,20 @@ class Evaluation:
         """Return failure kinds and messages with their counts, most frequent first."""
         return Counter(f"{r.failure.kind}: {r.failure.message}" for r in self.rows if r.failure).most_common()
 
+    def joined(self, other: Evaluation) -> Evaluation:
+        """Return the evaluation of the same configuration on the examples of both."""
+        violation = self.violation or other.violation
+        return replace(
+            self,
+            rows=(*self.rows, *other.rows),
+            usage=self.usage + other.usage,
+            system_runs=self.system_runs + other.system_runs,
+            bounds=None if violation else self.bounds,
+            violation=violation,
+            metric_usage=self.metric_usage + other.metric_usage,
+            cached_calls=self.cached_calls + other.cached_calls,
+        )
+
     def summary(self) -> Summary:
         """Return ``mean, low, high, n, failed`` for reports; unknown limits are ``None``."""
         return {**self.interval.to_json(), "failed": self.failed}

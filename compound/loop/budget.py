@@ -13,9 +13,9 @@ from compound.optimization.bounds import Amount
 from compound.optimization.budget_plan import (
     BudgetPlan,
     all_jobs,
-    decision_cost,
     make_plan,
     minimum_job_runs,
+    reserved_cost,
     usable_runs,
 )
 from compound.optimization.method import Job
@@ -130,7 +130,7 @@ class RunBudget:
 
     def _decision_cost(self, keys: frozenset[str]) -> float:
         if keys not in self._costs:
-            self._costs[keys] = decision_cost(self._problem, keys, self.prices)
+            self._costs[keys] = reserved_cost(self._problem, keys, self.prices)
         return self._costs[keys]
 
     @functools.cached_property

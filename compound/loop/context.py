@@ -12,7 +12,6 @@ from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.graph.system import System
 from compound.loop.budget import RunBudget
-from compound.optimization.adaptation import follow
 from compound.optimization.budget_plan import stochastic
 from compound.optimization.prices import Prices
 from compound.optimization.problem import Problem
@@ -68,7 +67,6 @@ class RunContext:
         recorder.attach_meters(meter, test_meter)
         proposals = Proposals(meter, give_up=problem.settings.budget.max_proposal_failures)
         if (search := recorder.state.search) is not None:
-            problem = follow(problem, joint=search.joint)
             proposals.restore(search.ledger)
         return cls(problem, recorder, meter, test_meter, executor, proposals)
 
@@ -111,14 +109,20 @@ class RunContext:
         return [decision * repeats + i for i in range(repeats)]
 
     async def validate(
-        self, system: System, samples: Sequence[int], on_trace: OnTrace | None = None
+        self,
+        system: System,
+        samples: Sequence[int],
+        on_trace: OnTrace | None = None,
+        *,
+        examples: Sequence[Example] | None = None,
     ) -> Evaluation:
-        """Evaluate a configuration on the validation split.
+        """Evaluate a configuration on validation examples.
 
         Args:
             system: the system, bound to the configuration.
             samples: the sample indices.
             on_trace: called with each scored trace, after it was recorded.
+            examples: the examples; by default, the validation split.
         """
         problem, record = self.problem, self.recorder.trace("valid")
 
@@ -128,8 +132,8 @@ class RunContext:
                 on_trace(example, trace)
 
         return await evaluate(
-            self.executor, system, problem.valid, problem.metric, samples=samples, rules=problem.rules,
-            on_trace=receive,
+            self.executor, system, examples or problem.valid, problem.metric, samples=samples,
+            rules=problem.rules, on_trace=receive,
         )  # fmt: skip
 
     def record_violation(self, *violations: str) -> None:

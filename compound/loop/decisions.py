@@ -1,55 +1,115 @@
-"""Decisions: compare the working configuration with the best one on validation examples."""
+"""Decisions: compare the working configuration with a reference on validation examples.
+
+The reference is the last configuration that a test supported, at first the initial one. A decision takes one
+look at the validation examples, or two: if the first one does not decide, a second one adds examples that
+nothing has used, as far as the budget covers them. Whether there may be two looks, which then share the level
+of the decision, is fixed before the first one, so that the levels of all looks sum to at most ``alpha``
+(Dunn 1961).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import special
 
 from compound.errors import BudgetExhausted
 from compound.evaluation.alpha import decision_level
 from compound.evaluation.evaluate import Evaluation, gain_interval, joint_bounds
 from compound.evaluation.paired_tests import TestName, applicable_test, bounded_p, paired_test
+from compound.evaluation.power import POWER
 from compound.evaluation.statistics import Bounds
+from compound.example import Example
 from compound.execution.rng import generator
 from compound.formatting import plural
 from compound.graph.system import System
 from compound.loop.context import RunContext
-from compound.optimization.budget_plan import stochastic, uses_up_decisions
+from compound.optimization.budget_plan import decision_cost, further_cost, stochastic, uses_up_decisions
+from compound.runs.events import Verdict
 
 __all__ = ["decide", "stop_if_undecidable"]
 
 PATIENCE = 3  # consecutive rounds without a proposal before the search ends
 MOST_REPETITIONS = 20  # of the validation examples, in the estimate of a sufficient number
+FIRST_SHARE = 0.6  # of the level of a decision, for the first of two looks
+LEAST_FURTHER = 0.5  # examples of a second look, at least, relative to the first one
 
 
 @dataclass(frozen=True)
-class PairedComparison:
+class Look:
     """Evaluations of two configurations on the same validation examples and fresh samples.
 
     Attributes:
-        before: the best configuration.
-        after: the working one.
+        before: the reference.
+        after: the working configuration.
         p: one-sided p-value of the gain.
         test: the test that returned it.
+        level: the level of the test.
     """
 
     before: Evaluation
     after: Evaluation
     p: float
     test: TestName
+    level: float
+
+    @property
+    def gains(self) -> list[float]:
+        """Gain on each example; see `_scores_before`."""
+        pairs = zip(_scores_before(self.before, self.after), self.after.scores, strict=True)
+        return [new - old for old, new in pairs]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether a test supports the change, or the change at least scored higher."""
+        if self.p <= self.level:
+            return "supported"
+        return "promising" if sum(self.gains) > 0 else "rejected"
 
     def to_json(self) -> dict[str, object]:
         """Return the comparison as recorded with a decision."""
         gain = gain_interval(self.before, self.after).to_json()
-        return {
+        record: dict[str, object] = {
             "p": self.p,
             "test": self.test,
             "before": self.before.summary(),
             "after": self.after.summary(),
             "gain": {name: gain[name] for name in ("mean", "low", "high")},
+            "probability": probability_of_gain(self.gains),
         }
+        if self.verdict == "promising":
+            record["examples"] = examples_to_know(self.gains, self.level)
+        return record
+
+
+def probability_of_gain(gains: Sequence[float]) -> float:
+    """Return the probability that the mean gain of all examples of the task is positive.
+
+    This is Student's posterior of a mean under a flat prior, limited by Laplace's rule of succession, since
+    few equal gains do not make sure of anything.
+
+    >>> round(probability_of_gain([1, 0, 0, 0, 0, 0, 0, 0, 0, 0]), 2), probability_of_gain([0.0, 0.0])
+    (0.83, 0.5)
+    """
+    n, mean, sd = len(gains), float(np.mean(gains)), float(np.std(gains, ddof=1)) if len(gains) > 1 else 0.0
+    most = (n + 1) / (n + 2)
+    if not sd:
+        return 0.5 if not mean else most if mean > 0 else 1 - most
+    return min(most, max(1 - most, float(special.stdtr(n - 1, mean / sd * math.sqrt(n)))))
+
+
+def examples_to_know(gains: Sequence[float], level: float) -> int:
+    """Return about how many examples support a gain like this one with a probability of `POWER`.
+
+    >>> examples_to_know([1, -1, 1, 0, 0, 0, 0, 0, 0, 1], 0.05)
+    62
+    """
+    mean, sd = float(np.mean(gains)), float(np.std(gains))
+    quantiles = special.ndtri(1 - level) + special.ndtri(POWER)
+    return max(len(gains) + 1, math.ceil(float(quantiles * sd / mean) ** 2))
 
 
 async def decide(context: RunContext) -> None:
@@ -67,18 +127,17 @@ async def decide(context: RunContext) -> None:
     record: dict[str, object] = {"decision": search.decisions, "level": level, "changes": changes}
     accepted, violations = False, list[str]()
     try:
-        compared = await _compare(context, best, working)
+        first, look = await _looks(context, working, level)
     except BudgetExhausted as error:
         search.stopped = error.message
         record["note"] = "the budget was exhausted before the decision"
     else:
-        accepted = compared.p <= level
-        record |= compared.to_json()
-        violations = [compared.before.violation, compared.after.violation]
-        if lost := _lost_examples(compared.before):
+        record |= {"verdict": look.verdict, "level": look.level, "looks": 1 + (look is not first)}
+        record |= look.to_json()
+        violations = [look.before.violation, look.after.violation]
+        if lost := _lost_examples(look.before):
             record["lost"] = len(lost)
-        if accepted:
-            search.incumbent, search.best = compared.after, working.configuration.to_json()
+        accepted = _accept(context, working, first, look)
     if search.decisions == plan.decisions and not search.stopped:
         search.stopped = (
             "the planned decision was made"
@@ -88,6 +147,24 @@ async def decide(context: RunContext) -> None:
     context.recorder.event("decision", accepted=accepted, **record)
     context.record_violation(*violations)
     stop_if_undecidable(context)
+
+
+def _accept(context: RunContext, working: System, first: Look, look: Look) -> bool:
+    """Store what a decision found; return whether the working configuration becomes the best one.
+
+    With ``accept: best``, that is the one with the highest validation score, whatever the verdict.
+    """
+    search, values = context.search, working.configuration.to_json()
+    is_reference = search.best == search.supported
+    gain = sum(look.gains) if is_reference else first.after.mean - search.incumbent.mean
+    if look.verdict == "supported":
+        search.supported = values
+    elif look.verdict == "promising" and first.after.mean > (search.promising_score or -math.inf):
+        search.promising, search.promising_score = values, first.after.mean
+    accepted = look.verdict == "supported" or (context.problem.settings.accept == "best" and gain > 0)
+    if accepted:
+        search.incumbent, search.best = first.after, values
+    return accepted
 
 
 def stop_if_undecidable(context: RunContext) -> None:
@@ -101,17 +178,30 @@ def stop_if_undecidable(context: RunContext) -> None:
         return
     if bounds is None or context.state.bounds_violation or stochastic(context.problem.system):
         return
-    scores, level = search.incumbent.scores, _highest_level(context)
-    p = _smallest_p(scores, bounds)
-    if p <= level:
-        return
-    enough = (n for n in range(2, MOST_REPETITIONS) if _smallest_p(scores * n, bounds) <= level)
-    repetitions = next(enough, None)
-    advice = f"; about {repetitions * len(scores)} such examples would do" if repetitions else ""
-    search.stopped = (
-        f"no change can be accepted: if all {plural(len(scores), 'validation example')} scored "
-        f"{bounds[1]:g}, p would be {p:.2g}, above the level {level:.2g}{advice}"
-    )
+    scores = search.incumbent.scores
+    if context.problem.settings.accept == "best":
+        if min(scores) < bounds[1]:
+            return
+        search.stopped = (
+            f"no change can score higher: all {plural(len(scores), 'validation example')} score {bounds[1]:g}"
+        )
+    else:
+        # a second look may add examples, which score the minimum at best for the change
+        further = min(len(context.problem.further), len(scores)) * [bounds[0]]
+        level = _highest_level(context)
+        if further and _smallest_p([*scores, *further], bounds) <= level * (1 - FIRST_SHARE):
+            return
+        level *= FIRST_SHARE if further else 1.0
+        p = _smallest_p(scores, bounds)
+        if p <= level:
+            return
+        enough = (n for n in range(2, MOST_REPETITIONS) if _smallest_p(scores * n, bounds) <= level)
+        repetitions = next(enough, None)
+        advice = f"; about {repetitions * len(scores)} such examples would do" if repetitions else ""
+        search.stopped = (
+            f"no change can be accepted: if all {plural(len(scores), 'validation example')} scored "
+            f"{bounds[1]:g}, p would be {p:.2g}, above the level {level:.2g}{advice}"
+        )
     context.recorder.event("note", note=f"the search ends: {search.stopped}")
 
 
@@ -128,17 +218,48 @@ def _highest_level(context: RunContext) -> float:
     return decision_level(context.problem.settings.alpha, planned, [*tested, *untested])
 
 
-async def _compare(context: RunContext, best: System, working: System) -> PairedComparison:
-    """Evaluate both on fresh samples (if the system is stochastic) and test the difference."""
+async def _looks(context: RunContext, working: System, level: float) -> tuple[Look, Look]:
+    """Return the first and the last look at the working configuration and the reference."""
+    reference = context.problem.bind(context.search.supported)
+    further = _further_examples(context, reference, working)
     number = context.search.decisions
     samples = context.samples(number)
-    before = await context.validate(best, samples)
-    after = await context.validate(working, samples)
-    rng = generator(context.problem.settings.seed, "decision", number)
-    known = joint_bounds(before.bounds, after.bounds)
-    bounds = None if context.state.bounds_violation else known
-    p = paired_test(_scores_before(before, after), after.scores, bounds=bounds, rng=rng)
-    return PairedComparison(before, after, p, applicable_test(bounds))
+
+    async def look(examples: Sequence[Example], level: float, known: Look | None = None) -> Look:
+        before = await context.validate(reference, samples, examples=examples)
+        after = await context.validate(working, samples, examples=examples)
+        if known is not None:
+            before, after = known.before.joined(before), known.after.joined(after)
+        rng = generator(context.problem.settings.seed, "decision", number)
+        bounds = joint_bounds(before.bounds, after.bounds)
+        bounds = None if context.state.bounds_violation else bounds
+        p = paired_test(_scores_before(before, after), after.scores, bounds=bounds, rng=rng)
+        return Look(before, after, p, applicable_test(bounds), level)
+
+    first = await look(context.problem.valid, level * FIRST_SHARE if further else level)
+    if not further or first.verdict != "promising":
+        return first, first
+    try:
+        return first, await look(further, level * (1 - FIRST_SHARE), first)
+    except BudgetExhausted:  # a limit other than that of system runs
+        return first, first
+
+
+def _further_examples(context: RunContext, reference: System, working: System) -> Sequence[Example]:
+    """Return the examples of a second look: as many as the rest of the budget covers, or none.
+
+    Only the last decision uses what is left, unless the plan has reserved runs for every second look.
+    """
+    problem, search, budget = context.problem, context.search, context.budget
+    later = budget.plan.decisions - search.decisions
+    if not problem.further or (later and problem.settings.accept == "best"):
+        return ()
+    keys = frozenset(change.key for change in reference.configuration.diff(working.configuration))
+    cost = further_cost(problem, keys, budget.prices)
+    left = budget.runs_left() - decision_cost(problem, keys, budget.prices) - later * budget.plan.cost
+    count = len(problem.further) if math.isinf(left) else int((left + 1e-9) / cost)
+    count = min(count, len(problem.further), len(problem.valid))
+    return problem.further[:count] if count >= LEAST_FURTHER * len(problem.valid) else ()
 
 
 def _lost_examples(evaluation: Evaluation) -> list[str]:

@@ -72,8 +72,8 @@ class OptimizationLoop:
         context.state.search = SearchState(
             plan=budget.plan,
             free_runs=budget.free_runs,
-            joint=context.problem.method.separate is not None,
             best=start.configuration.to_json(),
+            supported=start.configuration.to_json(),
             incumbent=evaluation,
             prices=budget.prices,
             ledger=context.proposals.snapshot(),

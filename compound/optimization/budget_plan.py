@@ -63,7 +63,7 @@ def make_plan(problem: Problem, left: float, jobs: int, prices: Prices) -> Budge
     each = _plan_of_each_job(problem, left, prices)
     if each is not None:
         return each
-    cost = decision_cost(problem, {key for job in all_jobs(problem.method) for key in job.keys}, prices)
+    cost = reserved_cost(problem, {key for job in all_jobs(problem.method) for key in job.keys}, prices)
     most = problem.settings.iterations if problem.method.decisions is None else problem.method.decisions
     decisions = _decisions(problem, left, 2 * cost + jobs * planned_job_runs(problem, prices), most)
     return BudgetPlan(decisions, jobs, cost, problem.settings.alpha / decisions)
@@ -75,7 +75,7 @@ def _plan_of_each_job(problem: Problem, left: float, prices: Prices) -> BudgetPl
     if settings.decide != "component" or not has_job_per_component(method):
         return None
     weights = sum(job.weight for job in method.jobs)
-    cost = sum(job.weight * decision_cost(problem, job.keys, prices) for job in method.jobs) / weights
+    cost = sum(job.weight * reserved_cost(problem, job.keys, prices) for job in method.jobs) / weights
     most = settings.iterations * len(method.jobs)
     decisions = _decisions(problem, left, 2 * cost + planned_job_runs(problem, prices), most)
     if decisions < len(method.jobs):
@@ -131,6 +131,21 @@ def decision_cost(problem: Problem, keys: Collection[str], prices: Prices) -> fl
     repeats = settings.repeats if random else 1
     cost = len(problem.valid) * repeats * (price + fresh) + (1 - price)
     return round(cost, 9)  # sums of shares may exceed a whole number by rounding
+
+
+def further_cost(problem: Problem, keys: Collection[str], prices: Prices) -> float:
+    """Return the system runs for one further example of a decision, which both configurations execute."""
+    price = 1.0 if _is_dynamic(problem.system) else min(1.0, prices.keys(keys))
+    return (1 + price) * (problem.settings.repeats if stochastic(problem.system) else 1)
+
+
+def reserved_cost(problem: Problem, keys: Collection[str], prices: Prices) -> float:
+    """Return the system runs to reserve for a decision, with its second look if there may be one."""
+    further = 0.0
+    if problem.settings.accept == "supported":
+        count = min(len(problem.further), len(problem.valid))
+        further = count * further_cost(problem, keys, prices)
+    return decision_cost(problem, keys, prices) + further
 
 
 def _is_dynamic(system: System) -> bool:

@@ -308,10 +308,8 @@ class Method:
     ``opening`` is a job that runs once before the scheduler is used; its weight is its share of the budget of
     all jobs. ``least`` is the minimum runs per job, in minibatches. ``decisions`` is the maximum number
     of decisions, regardless of the budget. ``jobs_each`` is the number of jobs before each decision; if set,
-    there are no others, and a job without a proposal uses up its decision. ``joint`` is a job that replaces
-    those of its parameters if the budget is too small for one of them, and ``separate`` is the method before
-    that (`compound.optimization.adaptation`). ``notes`` are shown at the start. ``proposers`` names the
-    sources of new prompts and demonstrations, and says why one is not used.
+    there are no others, and a job without a proposal uses up its decision. ``notes`` are shown at the start.
+    ``proposers`` names the sources of new prompts and demonstrations, and says why one is not used.
     ``sections`` are the settings used in addition to the common ones, by section of ``optimize:``.
     """
 
@@ -323,8 +321,6 @@ class Method:
     least: float = 6.0
     decisions: int | None = None
     jobs_each: int | None = None
-    joint: Job | None = None
-    separate: Method | None = None
     notes: Sequence[str] = ()
     proposers: Sequence[str] = ()
     sections: Mapping[str, Settings] = field(default_factory=dict)

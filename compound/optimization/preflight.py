@@ -114,7 +114,7 @@ def check_libraries(problem: Problem) -> None:
     for lm in list_models(problem):
         with suppress(CompoundError):  # the run reports why it cannot be opened
             needed.append((f"the engine of {lm!r}", libraries_of(find(lm))))
-    for job in (*method.jobs, *filter(None, [method.opening, method.joint])):
+    for job in (*method.jobs, *filter(None, [method.opening])):
         optimizer = method.optimizers[job.optimizer]
         spaces = [system.parameters[key] for key in job.keys]
         requires_for = getattr(optimizer, "requires_for", lambda _, own=optimizer: libraries_of(own))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from compound.evaluation.evaluate import EvaluationRules
@@ -20,6 +20,7 @@ from compound.settings.optimize import OptimizeSettings
 class Problem:
     """A system to optimize, examples, metric and settings; names in settings are resolved in ``folder``.
 
+    ``further`` are examples that nothing uses before a decision that needs more than the validation split.
     ``outlook`` holds the result of `compound.optimization.prospects.outlook` and duplicate examples, for the
     record. ``open_executor`` makes the executor of a run, in this process or with workers.
     """
@@ -33,6 +34,7 @@ class Problem:
     method: Method
     engines: Engines
     folder: Path = Path()
+    further: Sequence[Example] = ()
     outlook: Mapping[str, object] = field(default_factory=dict)
     open_executor: OpenExecutor = Executor
 
@@ -41,6 +43,11 @@ class Problem:
         """Rules of evaluations: concurrency and the treatment of failures."""
         s = self.settings
         return EvaluationRules(s.concurrency, s.failure_score, s.max_failed)
+
+    def with_method(self, method: Method) -> Problem:
+        """Return the problem with a method, whose training steps use no more examples than there are."""
+        jobs = [job.within(len(self.train)) for job in method.jobs]
+        return replace(self, method=replace(method, jobs=jobs))
 
     def bind(self, values: Mapping[str, object]) -> System:
         """Return the system bound to a configuration."""

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 GAINS = (0.05, 0.1)  # gains for which the number of required examples is reported
 WORSE = 0.05  # assumed share of examples that get worse, in the second case
-JOINT = "the budget is too small for a job of each component: all are searched together, by whole system runs"
 SMALL = 0.1  # warn if the smallest detectable gain is larger
 
 
@@ -303,7 +302,6 @@ def outlook(problem: Problem) -> ProspectsDocument:
             *_fewer_decisions(problem, plan),
             *_unknown_bounds(problem),
             *problem.method.proposers,
-            *([JOINT] if problem.method.separate else []),
             *describe_prospects(power, plan, found, problem.settings.budget.system_runs),
             *([str(savings)] if savings else []),
         ],

@@ -44,11 +44,11 @@ from compound.report.rendering.tables import Table, table
 from compound.report.training.steps import method_training
 from compound.report.training.tables import mebibytes
 from compound.report.writing import align_columns
-from compound.runs.events import AccuracyDocument
+from compound.runs.events import AccuracyDocument, is_supported
 
 UNOPTIMIZED = "unoptimized"
 TRAINED = ("steps", "sampled", "tokens", "sample_seconds", "train_seconds", "memory")  # of weight training
-SHOWN = ("method", "n", "test", "gain on test", "accepted", "search runs")  # columns that fit in a terminal
+SHOWN = ("method", "n", "test", "gain on test", "supported", "search runs")  # columns that fit in a terminal
 READING = (
     "Each row is the mean over its finished seeds. Gains are paired: the score after optimization minus the "
     "score before it, for the same example in the same run.",
@@ -184,7 +184,7 @@ class _Run:
         return {example: after[example] - before[example] for example in before if example in after}
 
     def verdicts(self) -> list[bool]:
-        return [bool(e["accepted"]) for e in self.record.all("decision")] if self.record else []
+        return [is_supported(e) for e in self.record.all("decision")] if self.record else []
 
     def accuracy(self) -> Mapping[str, AccuracyDocument]:
         """Return the latest held-out ranking accuracy of each component's local reward."""
@@ -354,7 +354,7 @@ def methods(facts: SweepFacts, file: str) -> Table:
     spreads = [spread(row["test"]) for row in mine]
     shown = any(spreads)  # the column of spreads; earlier sweeps have none
     headings = (
-        "method", "#n", "#test", *["#spread over seeds"] * shown, "#gain on test", "#accepted",
+        "method", "#n", "#test", *["#spread over seeds"] * shown, "#gain on test", "#supported",
         "#search runs", "#test runs", "#calls", "#tokens", "#cost", "#time",
     )  # fmt: skip
     rows = [

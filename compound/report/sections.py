@@ -87,10 +87,12 @@ def _decisions(facts: RunFacts) -> list[Block]:
     planned = facts["plan"]["decisions"] if facts["plan"] else 0
     tests = {decision["test"] or "sign flips" for decision in facts["decisions"] if decision["p"] is not None}
     how = (
-        "A candidate is accepted if p, from a one-sided paired test of the mean gain on validation examples, "
-        f"is at most the level. The levels of the {plural(planned, 'planned decision')} sum to at most "
+        "A candidate is compared with the last supported configuration, at first the initial one. It is "
+        "supported if p, from a one-sided paired test of the mean gain on validation examples, is at most "
+        f"the level. The levels of the {plural(planned, 'planned decision')} sum to at most "
         f"{p_value(facts['alpha'])}. If no candidate is better than the initial configuration, this bounds "
-        "the probability that the run accepts any."
+        "the probability that the run calls any supported. Promising candidates only scored higher; they are "
+        "better with the stated probability. Kept ones became the best configuration."
     )
     return [
         tables.decisions(facts),

@@ -63,11 +63,16 @@ class Gain(TypedDict):
     high: float | None
 
 
-class DecisionEvent(Recorded):
-    """The working configuration was compared with the best one, if the budget allowed.
+Verdict = Literal["supported", "promising", "rejected"]
 
-    ``lost`` is the number of examples with runs of the best configuration that were lost to transient
-    failures; they are no evidence for the change.
+
+class DecisionEvent(Recorded):
+    """The working configuration was compared with the last supported one, if the budget allowed.
+
+    ``verdict`` is ``supported`` if the test supports the change, ``promising`` if it only scored higher, with
+    the ``probability`` that it is better and about how many ``examples`` would support it. ``lost`` is the
+    number of examples with runs of the reference that were lost to transient failures; they are no evidence
+    for the change. ``level`` is that of the last of the ``looks``.
     """
 
     event: Literal["decision"]
@@ -75,6 +80,10 @@ class DecisionEvent(Recorded):
     level: float
     accepted: bool
     changes: list[ChangeRow]
+    verdict: NotRequired[Verdict]
+    looks: NotRequired[int]
+    probability: NotRequired[float]
+    examples: NotRequired[int]
     p: NotRequired[float]
     test: NotRequired[TestName]
     before: NotRequired[Summary]
@@ -82,6 +91,11 @@ class DecisionEvent(Recorded):
     gain: NotRequired[Gain]
     lost: NotRequired[int]
     note: NotRequired[str]
+
+
+def is_supported(event: DecisionEvent) -> bool:
+    """Return whether a test supported a change; earlier versions accepted only such changes."""
+    return event["verdict"] == "supported" if "verdict" in event else event["accepted"]
 
 
 class AccuracyDocument(TypedDict):

@@ -78,9 +78,12 @@ class SearchState(State):
     Attributes:
         plan: division of the budget.
         free_runs: system runs left for jobs when the plan was made; ``None`` without a limit.
-        joint: whether the joint job of the method replaces others; the plan holds for these jobs only.
-        best: values of the best configuration.
+        best: values of the best configuration: by default, the one with the highest validation score.
         incumbent: evaluation of the best configuration on the validation split.
+        supported: values of the last configuration that a test supported, at first the initial ones.
+        promising: values of the configuration with the highest score of those that only scored higher;
+            ``None`` without one.
+        promising_score: its validation score.
         working: values changed by jobs since the last decision.
         jobs_in_round: number of jobs finished since the last decision.
         decisions: number of decisions made.
@@ -96,9 +99,11 @@ class SearchState(State):
 
     plan: BudgetPlan
     free_runs: float | None
-    joint: bool = False
     best: dict[str, object]
     incumbent: StoredEvaluation
+    supported: dict[str, object] = Field(default_factory=dict)
+    promising: dict[str, object] | None = None
+    promising_score: float | None = None
     ledger: LedgerState
     prices: Prices = Field(default_factory=Prices)
     working: dict[str, object] = Field(default_factory=dict)

@@ -139,7 +139,12 @@ class CommonSettings(Settings):
     candidates: int = Field(default=8, ge=1)
     """Number of candidates per proposal round."""
     alpha: float = Field(default=0.05, gt=0, lt=1)
-    """Probability, over the whole run, of accepting a configuration that is not better."""
+    """Probability, over the whole run, of the verdict `supported` for a configuration that is not better."""
+    accept: Literal["best", "supported"] = "best"
+    """Which configuration a run returns: `best` (the one with the highest validation score, with the verdict
+    of the test beside it, and the initial one if nothing scored higher), or `supported` (only one that the
+    test supports). With `supported`, a part of the budget, and of the train examples if the validation split
+    has no unused ones, is kept for second looks at changes that the first look does not decide."""
     repeats: int = Field(default=1, ge=1)
     """Number of runs per example when a stochastic system is evaluated."""
     baselines: tuple[MethodName, ...] = ()

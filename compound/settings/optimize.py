@@ -62,6 +62,7 @@ class OptimizeSettings(CommonSettings):
             minibatch: int = ...,
             candidates: int = ...,
             alpha: float = ...,
+            accept: Literal["best", "supported"] = ...,
             repeats: int = ...,
             baselines: tuple[str, ...] = ...,
             trackers: tuple[TrackerName, ...] = ...,

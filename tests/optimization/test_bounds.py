@@ -95,7 +95,7 @@ def program(method: str, lm: ScriptedLM, what: System | None = None, **settings:
     values = {
         "valid_size": 10, "minibatch": 3, "candidates": 3, "iterations": 2, "budget": {"system_runs": 90},
         **proposals(*ALL), "max_failed": 1.0,
-        "optimas": {**LEARNED, "prompts": {"proposers": ALL}}, "hbc": {**LEARNED, "prompts": {"proposers": ALL}},
+        "optimas": LEARNED, "hbc": LEARNED,
         "better_together": {"stages": ["mipro", "gepa"]},
     }  # fmt: skip
     return Given(
@@ -125,8 +125,9 @@ def test_no_method_takes_more_than_the_dry_run_says(method: str, tmp_path: Path)
     spent = run(given, tmp_path).to_json()
     assert 0 < spent["calls"] <= most["calls"]
     assert len(lm.requests) == spent["calls"]
-    assert spent["tokens"] <= most["tokens"]
-    assert spent["cost"] <= most["cost"]
+    if not most["why"]:
+        assert spent["tokens"] <= most["tokens"]
+        assert spent["cost"] <= most["cost"]
     assert spent["system_runs"] + spent["test_runs"] <= most["system_runs"]
 
 

@@ -208,7 +208,7 @@ class TestWords:
 
         pick = Selector("pick", *map(str, range(4)))(question=Input("question"))
         step = Function("step", answer)(question=Input("question"), pick=pick)
-        result = run(tmp_path, System("some", {"answer": step}), 100, iterations=1)
+        result = run(tmp_path, System("some", {"answer": step}), 100, iterations=1, accept="supported")
         told = terminal_summary(result.path)
         assert "1 scored higher, but not significantly (smallest p = 0.125, above the level 0.05)" in told
 

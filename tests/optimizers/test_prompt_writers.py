@@ -83,8 +83,8 @@ def test_a_named_engine_of_a_server_writes_prompts(tmp_path: Path, kind: str, us
     [
         ("search", "search"),
         ("coordinate", "coordinate"),
-        ("optimas", "optimas.prompts"),
-        ("hbc", "hbc.prompts"),
+        ("optimas", "optimas"),
+        ("hbc", "hbc"),
     ],
 )
 def test_a_model_that_writes_none_is_named_with_the_setting(
@@ -162,4 +162,4 @@ def test_engines_given_in_python_and_the_record_of_a_run(tmp_path: Path) -> None
     assert line in (tmp_path / "run/report.md").read_text()
     assert any("<prompt>" in request.messages[-1].text for request in lm.requests)
     assert line in result.to_json()["notes"]
-    assert [told for told in result.baselines["coordinate"].notes if "proposers" in told] == [line]
+    assert [told for told in result.baselines["coordinate"].notes if "sources" in told] == [separate]

@@ -80,7 +80,7 @@ def run(path: Path, listener: Callable[[Mapping[str, Any]], None] | None = None)
         alpha=0.2,
         budget=BudgetSettings(system_runs=240),
         baselines=("random",),
-        optimas=optimas(model="none", min_rollouts=1, max_rollouts=2, level=1),
+        optimas=optimas(model="none", min_rollouts=1, max_rollouts=2, level=1, form="paper"),
     )
     return optimize(
         system, data, exact_match("answer"), settings, run_dir=path, engines={"lm": ScriptedLM(answered)},

@@ -14,7 +14,7 @@ from compound.evaluation.paired_tests import TestName
 from compound.evaluation.statistics import IntervalDocument
 from compound.graph.draw import GraphDocument
 from compound.optimization.prospects import Detection, ProspectDocument
-from compound.runs.events import ChangeRow, Gain, Spent
+from compound.runs.events import ChangeRow, Gain, Spent, Verdict
 
 
 class SplitData(TypedDict):
@@ -146,6 +146,9 @@ class DecisionFacts(TypedDict):
     decision: int
     accepted: bool
     level: float
+    verdict: Verdict | None
+    probability: float | None
+    examples: int | None
     p: float | None
     test: TestName | None
     before: Summary | None

@@ -32,7 +32,7 @@ from compound.report.facts.record import Record, compared, summary, to_strict_js
 from compound.report.facts.traces import read_traces
 from compound.report.facts.words import headline
 from compound.runs.directory import inconsistency_errors
-from compound.runs.events import DecisionEvent, JobEvent, Recorded, RetryEvent, Spent
+from compound.runs.events import DecisionEvent, JobEvent, Recorded, RetryEvent, Spent, is_supported
 
 
 def summarize(path: str | Path) -> RunFacts:
@@ -136,7 +136,7 @@ def _method(record: Record, seed: int) -> MethodRow:
         "test": summary(last),
         "gain": compared(first, last, seed=seed) if record.best != record.start else None,
         "versus": None,
-        "accepted": sum(bool(e["accepted"]) for e in decisions),
+        "accepted": sum(map(is_supported, decisions)),
         "decisions": len(decisions),
         "missing": record.missing,
         "failed": None,
@@ -192,6 +192,9 @@ def decision(event: DecisionEvent) -> DecisionFacts:
         "decision": event["decision"],
         "accepted": event["accepted"],
         "level": event["level"],
+        "verdict": event.get("verdict"),
+        "probability": event.get("probability"),
+        "examples": event.get("examples"),
         "p": event.get("p"),
         "test": event.get("test"),
         "before": event.get("before"),

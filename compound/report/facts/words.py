@@ -144,10 +144,29 @@ def _of_proposals(proposals: ProposalFacts) -> list[str]:
     return notes
 
 
+def _unsupported(facts: Measured) -> str:
+    """Return a note on a change that only scored higher, if there is one."""
+    promising = [d for d in facts["decisions"] if d["verdict"] == "promising"]
+    kept = next((d for d in reversed(facts["decisions"]) if d["accepted"]), None)
+    shown = kept if kept is not None and kept["verdict"] == "promising" else None
+    if shown is None and kept is None and promising:
+        shown = max(promising, key=lambda d: d["probability"] or 0.0)
+    if shown is None or shown["p"] is None:
+        return ""
+    subject = "The change is" if shown is kept else "The most promising change was not kept, but is"
+    return (
+        f"{subject} not supported by the test on validation examples (p {_is(shown['p'])}, above the level "
+        f"{p_value(shown['level'])}): it is better with a probability of {number(shown['probability'])}, and "
+        f"about {shown['examples']:,} examples would support such a gain."
+    )
+
+
 def _notes(facts: Measured, scores: HeadlineScores) -> list[str]:
     """Return the caveats of the sentence."""
     notes = []
     accepted = bool(facts["changes"])
+    if kept := _unsupported(facts):
+        notes.append(kept)
     if scores.split == "valid" and accepted:
         notes.append(
             "The configuration was selected on the validation split: expect a lower score on new data."

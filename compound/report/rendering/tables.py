@@ -8,7 +8,7 @@ from typing import Literal
 
 from compound.evaluation.evaluate import Summary
 from compound.optimization.proposals import OUTCOMES
-from compound.report.facts.documents import MethodRow, RunFacts, TallyFacts
+from compound.report.facts.documents import DecisionFacts, MethodRow, RunFacts, TallyFacts
 from compound.report.facts.text import count, interval, limits, line, money, number, p_value, seconds, signed
 
 Row = Sequence[str]
@@ -34,7 +34,7 @@ def methods(facts: RunFacts) -> Table:
     """Return the table of the unoptimized system, this method and the baselines."""
     headings = (
         "method", f"#validation{_same_n(facts, 'valid')}", f"#test{_same_n(facts, 'test')}", "#gain on test",
-        "#failed", "#accepted", "#search runs", "#test runs", "#calls", "#tokens", "#cost", "#time",
+        "#failed", "#supported", "#search runs", "#test runs", "#calls", "#tokens", "#cost", "#time",
     )  # fmt: skip
     rows = [
         (
@@ -82,22 +82,31 @@ def decisions(facts: RunFacts) -> Table:
         "#no.",
         "#after runs",
         "changed",
-        "#best before",
+        "#reference",
         "#candidate",
         "#gain",
         "#p",
         "#level",
         "verdict",
+        "#better with probability",
     )
     rows = [
         (
             str(d["decision"]), count(d["at"]), ", ".join(change[0] for change in d["changes"]),
             interval(d["before"]), interval(d["after"]), interval(d["gain"], signed), p_value(d["p"]),
-            p_value(d["level"]), "accepted" if d["accepted"] else d["note"] or "rejected",
+            p_value(d["level"]), _verdict(d), number(d["probability"]),
         )
         for d in facts["decisions"]
     ]  # fmt: skip
     return table(headings, rows)
+
+
+def _verdict(decision: DecisionFacts) -> str:
+    """Return the verdict of a decision, and whether the candidate became the best configuration."""
+    known = decision["verdict"]
+    if known is None:  # without a comparison, or of an earlier version
+        return "accepted" if decision["accepted"] else decision["note"] or "rejected"
+    return f"{known}, kept" if decision["accepted"] else known
 
 
 def jobs(facts: RunFacts) -> Table:
