@@ -8,7 +8,9 @@ The parts are
   a number, not an estimate.
 - ``drawn``: other gains, with random samples and the exact binomial limit of their number.
 - ``power``: typical improvements, for the tests that were considered.
-- ``runs``: whole optimization runs in which no candidate is better.
+- ``runs``: whole optimization runs in which no candidate is better, with one and two looks at most.
+- ``policies``: whole runs with one decision on candidates of known gain: how often each of `accept: best` and
+  `accept: supported` returns the candidate, with one and two looks.
 
 Each finished part is written to ``benchmarks/data/false_accepts.json``, and the other parts are kept. All
 parts take about 20 minutes on two cores. See `docs/adr/0031` for the conclusions.
@@ -23,6 +25,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -31,10 +34,18 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from compound.benchmarks.simulated.acceptance.gains import NONE, SOME, Vector
-from compound.benchmarks.simulated.acceptance.worlds import WORLDS, accepted
+from compound.benchmarks.simulated.acceptance.worlds import (
+    VALID,
+    WORLDS,
+    World,
+    decisions_of,
+    problem,
+    supported,
+)
 from compound.evaluation.paired_tests import bounded_p, student_p
 from compound.evaluation.statistics import UNIT
 from compound.execution.rng import generator
+from compound.runs.events import is_supported
 
 OUTPUT = Path(__file__).parents[1] / "data" / "false_accepts.json"
 SIZES = (10, 20, 40, 80, 200)
@@ -42,6 +53,8 @@ LEVELS = (0.05, 0.05 / 6)
 SAMPLES = 2_000
 RUNS = 2_000
 ALPHA = 0.05
+START, GAINS = 0.4, (-0.1, -0.05, 0.0, 0.05, 0.1, 0.2, 0.3)  # of the part `policies`
+POLICY_RUNS, EXAMPLES = 400, 40
 SURE = 0.999  # probability that a valid test stays within the limit of its false accepts
 NEGLIGIBLE = 1e-13  # probability of samples that are counted as accepted without being tested
 FLIPS = 2_000  # sign patterns, a tenth of those in a run
@@ -225,14 +238,34 @@ def measure_power(pool: ProcessPoolExecutor) -> dict[str, object]:
 
 
 def measure_runs(pool: ProcessPoolExecutor) -> dict[str, object]:
-    """Count the runs that accept any change."""
+    """Count the runs that call any change supported."""
     found: dict[str, object] = {}
-    for name, world in WORLDS.items():
-        worlds = itertools.repeat(world, RUNS)
-        wrong = sum(n > 0 for n in pool.map(accepted, worlds, range(RUNS), chunksize=20))
-        found[name] = {"gain": round(world.gain, 4), "runs": RUNS, "accepted": wrong}
-        print(name, found[name], flush=True)
+    for (name, world), looks in itertools.product(WORLDS.items(), (1, 2)):
+        run = partial(supported, world, further=VALID * (looks - 1))
+        wrong = sum(n > 0 for n in pool.map(run, range(RUNS), chunksize=20))
+        row = {"gain": round(world.gain, 4), "runs": RUNS, "supported": wrong}
+        found[f"{name}, {looks} look{'s' * (looks > 1)}"] = row
+        print(name, looks, row, flush=True)
     return {"alpha": ALPHA, "limit": limit(RUNS, ALPHA), "worlds": found}
+
+
+def returned(gain: float, further: int, seed: int) -> tuple[bool, bool]:
+    """Return whether a run with `accept: best` returns a candidate, and whether a test supports it."""
+    world = World(f"chance {START}", f"chance {START + gain:.2f}", UNIT, gain)
+    (decision,) = decisions_of(problem(world, seed, valid=EXAMPLES, further=further, decisions=1))
+    return decision["accepted"], is_supported(decision)
+
+
+def measure_policies(pool: ProcessPoolExecutor) -> dict[str, object]:
+    """Count how often each policy returns a candidate."""
+    rows = []
+    for gain, looks in itertools.product(GAINS, (1, 2)):
+        run = partial(returned, gain, EXAMPLES * (looks - 1))
+        found = np.array(list(pool.map(run, range(POLICY_RUNS), chunksize=20)))
+        best, supported_share = (round(float(share), 4) for share in found.mean(axis=0))
+        rows.append({"gain": gain, "looks": looks, "best": best, "supported": supported_share})
+        print(rows[-1], flush=True)
+    return {"runs": POLICY_RUNS, "examples": EXAMPLES, "rows": rows}
 
 
 PARTS: Mapping[str, Callable[[ProcessPoolExecutor], dict[str, object]]] = {
@@ -240,6 +273,7 @@ PARTS: Mapping[str, Callable[[ProcessPoolExecutor], dict[str, object]]] = {
     "drawn": measure_drawn,
     "power": measure_power,
     "runs": measure_runs,
+    "policies": measure_policies,
 }
 
 

@@ -14,16 +14,14 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from rich.progress import track
 from scipy import stats
 
-from compound.benchmarks.simulated.ablations import SHARES
 from compound.benchmarks.simulated.reward_accuracy import KINDS, accuracy, lora
-from compound.benchmarks.simulated.search import Outcome, search, world
 from compound.benchmarks.simulated.systems import SHAPES
 from compound.evaluation.statistics import UNIT, Bounds, interval_of_means
 from compound.execution.rng import generator
@@ -53,37 +51,6 @@ def settings(method: str, seed: int, runs: float, **changed: object) -> Optimize
     budget = BudgetSettings(system_runs=runs)
     given = {**SETTINGS.given, "method": method, "seed": seed, "budget": budget, method: own, **changed}
     return OptimizeSettings.model_validate(given)
-
-
-# -- searches --------------------------------------------------------------------------------------------
-
-
-STRENGTHS = (0.1, 0.3, -0.1, -0.3)
-
-
-def interaction(shape: str, seed: int) -> dict[str, object]:
-    """Return the results by interaction strength, without noise; below 0 components hinder each other."""
-    given = settings("optimas", seed, 1200)
-    worlds = {
-        strength: world(shape, seed, interaction=strength, noise=0.0, blur=0.0, options=6)
-        for strength in STRENGTHS
-    }
-    return {str(strength): _brief(search(made, given)) for strength, made in worlds.items()}
-
-
-def misaligned(shape: str, seed: int) -> dict[str, object]:
-    """Return the shares of the optimum before and after one local step of each component, by label noise."""
-    found: dict[str, object] = {}
-    for i, share in enumerate(SHARES):
-        given = settings(f"{LABELS}:mislabelled_{i}", seed, 600, iterations=1)
-        outcome = search(world(shape, seed), given)
-        jobs = len(world(shape, seed).names) + 1
-        found[str(share)] = {"start": outcome.start, "reached": outcome.working[:jobs][-1][1]}
-    return found
-
-
-def _brief(outcome: Outcome) -> dict[str, object]:
-    return {k: v for k, v in asdict(outcome).items() if k != "working"}
 
 
 # -- schedulers ------------------------------------------------------------------------------------------
@@ -194,24 +161,6 @@ def sum_accuracy(rows: Rows) -> dict[str, object]:
     }
 
 
-def sum_interaction(rows: Rows) -> dict[str, object]:
-    """Return the share of the optimum, and the remaining gain of one component's change, by strength."""
-    return {
-        str(strength): {
-            "reached": _by_shape(rows, str(strength), "reached"),
-            "single": _by_shape(rows, str(strength), "single"),
-        }
-        for strength in STRENGTHS
-    }
-
-
-def sum_misaligned(rows: Rows) -> dict[str, object]:
-    """Return the gain of one step of each component, by the share of shuffled labels."""
-    return {
-        str(share): _by_shape(rows, str(share), "reached", less=(str(share), "start")) for share in SHARES
-    }
-
-
 def sum_regret(rows: Rows) -> dict[str, object]:
     """Return regrets, and paired tests against `uniform`."""
     found = next(iter(rows.values()))
@@ -242,8 +191,6 @@ class Part:
 PARTS: Mapping[str, Part] = {
     "accuracy": Part(accuracy, sum_accuracy),
     "lora": Part(lora, sum_lora, ("chain",), 3),
-    "interaction": Part(interaction, sum_interaction, seeds=5),
-    "misaligned": Part(misaligned, sum_misaligned, ("five",)),
     "regret": Part(regret, sum_regret, ("five",), 200),
 }
 

@@ -1,4 +1,4 @@
-"""Ablations of `optimas`: rewards learned from shuffled labels, frozen rewards, no local reward."""
+"""Ablations of `optimas`: rewards learned from shuffled labels, and no local reward."""
 
 from __future__ import annotations
 
@@ -22,13 +22,7 @@ from compound.settings.optimize import OptimizeSettings
 
 @dataclass(frozen=True)
 class FitToShuffled:
-    """Fits a critic to draws, in a share of which the scores of the candidates are shuffled.
-
-    Attributes:
-        share: share of the draws.
-    """
-
-    share: float = 1.0
+    """Fits a critic to draws in which the scores of the candidates are shuffled."""
 
     def __call__(
         self, entries: Sequence[Entry], template: Template, backbone: Embedder, *, certain: bool
@@ -39,21 +33,10 @@ class FitToShuffled:
 
     def _shuffled(self, draw: Draw) -> Draw:
         rng = generator(0, "labels", draw.example, draw.address)
-        if rng.random() >= self.share:
-            return draw
         order = rng.permutation(len(draw.candidates))
         rewards = [draw.candidates[i].rewards for i in order]
         candidates = [replace(c, rewards=r) for c, r in zip(draw.candidates, rewards, strict=True)]
         return replace(draw, candidates=tuple(candidates))
-
-
-def fit_to_first(
-    entries: Sequence[Entry], template: Template, backbone: Embedder, *, certain: bool
-) -> Critic | None:
-    """Fit a critic to the draws of the first iteration only (frozen rewards)."""
-    first = min((entry.iteration for entry in entries), default=0)
-    kept = [entry for entry in entries if entry.iteration == first]
-    return fit_critic(kept, template, backbone, certain=certain)
 
 
 def fit_nothing(
@@ -77,10 +60,5 @@ def _with(fit: FitCritic) -> MethodFactory:
     return MethodFactory(ablated, OptimasSettings)
 
 
-SHARES = (0.0, 0.5, 0.75, 0.9, 1.0)
-mislabelled_0, mislabelled_1, mislabelled_2, mislabelled_3, mislabelled_4 = (
-    _with(FitToShuffled(share)) for share in SHARES
-)
-shuffled = mislabelled_4
-frozen = _with(fit_to_first)
+shuffled = _with(FitToShuffled())
 unguided = _with(fit_nothing)

@@ -145,6 +145,7 @@ def settings_of(name: str, valid: int, runs: int, rule: str, seed: int) -> Optim
     """Return the settings of a run."""
     own: dict[str, object] = {"optimas": {"backbone": {"model": "none"}}} if name == "optimas" else {}
     return make_settings({
+        "accept": "supported",
         "method": name, "seed": seed, "valid_size": valid, "decide": rule, "budget": {"system_runs": runs},
         **own,
     })  # fmt: skip

@@ -1,6 +1,6 @@
 """Compare methods on simulated systems with the price structure of real ones, whose optimum is known.
 
-    python -m compound.benchmarks.simulated.relay_searches [METHOD ...] [--first-seed 20]
+    python -m compound.benchmarks.simulated.relay_searches [METHOD ...]
 
 The systems are relays (`compound.benchmarks.simulated.relays`), with a few tuned steps at the beginning,
 whose candidates a local evaluation compares for a fraction of a run, before an expensive tail, and a system
@@ -10,16 +10,15 @@ the configuration that the search found, as a share of the optimum's, for 20 see
 evaluation and of the decision are additional to the stated ones, and the acceptance test has no influence.
 
 Ablations of `optimas`: `no gold` (the reward does not read gold answers), `shuffled` (of the labels that the
-reward is fitted to), `frozen` (a reward fitted to the draws of earlier jobs only), `unguided` (no local
-reward). Finished methods and systems are kept, so an interrupted measurement can
-be resumed; to measure a method again, remove its entry from the file. With another first seed, the
-relays of 20 further seeds are measured, and the file is ``benchmarks/data/relay_searches_SEED.json``.
+reward is fitted to), `unguided` (no local reward). Finished methods and systems are kept, so an interrupted
+measurement can be resumed; to measure a method again, remove its entry from the file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -44,8 +43,8 @@ from compound.runs.recorder import Recorder
 from compound.settings.optimize import OptimizeSettings, make_settings
 
 OUTPUT = Path(__file__).parents[1] / "data" / "relay_searches.json"
-SEEDS, TRAIN, VALID = 20, 200, 5
-BUDGETS = (50, 100, 130, 200, 400, 800)
+SEEDS, TRAIN, VALID = 10, 200, 5
+BUDGETS = (50, 130, 200, 400)
 BUDGETS_OF_HEAD = (100, 200, 400)
 SYSTEMS: Mapping[str, Callable[[int], Relay | Head]] = {
     "4 calls, 1 tuned": lambda seed: Relay(4, 1, seed=seed),
@@ -54,21 +53,17 @@ SYSTEMS: Mapping[str, Callable[[int], Relay | Head]] = {
     "cheap head": Head,
 }  # by seed
 HEAD = "cheap head"
-RELAYS = tuple(system for system in SYSTEMS if system != HEAD)
 NO_BACKBONE = {"backbone": {"model": "none"}}
 ABLATIONS = "compound.benchmarks.simulated.ablations"
 METHODS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "optimas": ("optimas", NO_BACKBONE),
     "search": ("search", {}),
+    "unguided": (f"{ABLATIONS}:unguided", NO_BACKBONE),
+    "shuffled": (f"{ABLATIONS}:shuffled", NO_BACKBONE),
+    "no gold": ("optimas", {**NO_BACKBONE, "gold": False}),
     "coordinate": ("coordinate", {}),
     "llm_selector": ("llm_selector", {}),
-    "hbc": ("hbc", NO_BACKBONE),
-    "paper": ("optimas", {**NO_BACKBONE, "form": "paper"}),
     "random": ("random", {}),
-    "no gold": ("optimas", {**NO_BACKBONE, "gold": False}),
-    "shuffled": (f"{ABLATIONS}:shuffled", NO_BACKBONE),
-    "frozen": (f"{ABLATIONS}:frozen", NO_BACKBONE),
-    "unguided": (f"{ABLATIONS}:unguided", NO_BACKBONE),
 }
 
 
@@ -119,41 +114,30 @@ def budgets_of(system: str) -> Sequence[int]:
     return BUDGETS_OF_HEAD if system == HEAD else BUDGETS
 
 
-def systems_of(name: str, first_seed: int) -> Sequence[str]:
-    """Return the systems that a method is measured on."""
-    return [system for system in SYSTEMS if not first_seed or system in RELAYS]
-
-
-def missing(
-    name: str, known: Mapping[str, Mapping[str, object]], first_seed: int = 0
-) -> list[tuple[str, int]]:
+def missing(known: Mapping[str, Mapping[str, object]]) -> list[tuple[str, int]]:
     """Return the systems and numbers of system runs that a method is to be measured with."""
-    wanted = ((system, runs) for system in systems_of(name, first_seed) for runs in budgets_of(system))
+    wanted = ((system, runs) for system in SYSTEMS for runs in budgets_of(system))
     return [(system, runs) for system, runs in wanted if str(runs) not in known.get(system, {})]
 
 
-def rows_of(
-    name: str, known: Mapping[str, dict[str, object]], first_seed: int = 0
-) -> dict[str, dict[str, object]]:
+def rows_of(name: str, known: Mapping[str, dict[str, object]]) -> dict[str, dict[str, object]]:
     """Measure a method with all systems and budgets, except the known ones."""
     found = {system: dict(rows) for system, rows in known.items()}
-    seeds = range(first_seed, first_seed + SEEDS)
-    with ProcessPoolExecutor() as pool:
-        for system, runs in missing(name, known, first_seed):
-            values = list(pool.map(partial(share, system, name, runs), seeds))
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for system, runs in missing(known):
+            values = list(pool.map(partial(share, system, name, runs), range(SEEDS)))
             summary = interval_of_means(values, bounds=UNIT)
             rounded = [round(value, 4) for value in values]
             found.setdefault(system, {})[str(runs)] = {**summary.to_json(), "values": rounded}
             print(name, system, runs, summary, flush=True)
     return {
-        system: {str(runs): found[system][str(runs)] for runs in budgets_of(system)}
-        for system in systems_of(name, first_seed)
+        system: {str(runs): found[system][str(runs)] for runs in budgets_of(system)} for system in SYSTEMS
     }
 
 
-def start(system: str, first_seed: int = 0) -> float:
+def start(system: str) -> float:
     """Return the mean expected score of the initial configurations, as a share of the optimum's."""
-    worlds = [SYSTEMS[system](seed) for seed in range(first_seed, first_seed + SEEDS)]
+    worlds = [SYSTEMS[system](seed) for seed in range(SEEDS)]
     return round(sum(value_of(world, {}) / world.optimum()[1] for world in worlds) / SEEDS, 4)
 
 
@@ -161,21 +145,16 @@ def main() -> None:
     """Measure the named methods, or all that are missing, and write the file after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("methods", nargs="*", metavar="METHOD", help=f"one of {', '.join(METHODS)}")
-    parser.add_argument("--first-seed", type=int, default=0, help="the first of the 20 seeds")
     args = parser.parse_args()
-    first: int = args.first_seed
-    output = OUTPUT.with_stem(f"{OUTPUT.stem}_{first}") if first else OUTPUT
-    known = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {"methods": {}}
-    wanted = args.methods or [
-        name for name in METHODS if missing(name, known["methods"].get(name, {}), first)
-    ]
+    known = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {"methods": {}}
+    wanted = args.methods or [name for name in METHODS if missing(known["methods"].get(name, {}))]
     for name in wanted:
-        measured = {**known["methods"], name: rows_of(name, known["methods"].get(name, {}), first)}
+        measured = {**known["methods"], name: rows_of(name, known["methods"].get(name, {}))}
         known = {
-            "start": {system: start(system, first) for system in (RELAYS if first else SYSTEMS)},
+            "start": {system: start(system) for system in SYSTEMS},
             "methods": {each: measured[each] for each in METHODS if each in measured},
         }
-        output.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        OUTPUT.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

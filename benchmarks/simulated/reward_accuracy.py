@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 import networkx as nx
 import numpy as np
 
-from compound.benchmarks.simulated.search import Changed, world
-from compound.benchmarks.simulated.systems import Simulated
+from compound.benchmarks.simulated.systems import Changed, Simulated, world
 from compound.evaluation.evaluate import EvaluationRules, score
 from compound.example import Example
 from compound.execution.cache import MemoryCache

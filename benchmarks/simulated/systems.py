@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -250,3 +250,24 @@ class Simulated:
 def options_of(values: Mapping[str, object], names: Sequence[str]) -> dict[str, int]:
     """Return the options in a configuration."""
     return {name: entry(values, f"{name}.option", int) for name in names}
+
+
+# Conditions of the searches: outputs like those of a language model (each setting draws another answer),
+# metric noise larger than the gain of one component, and too many options for an exhaustive search.
+NOISE, BLUR, OPTIONS = 0.1, 0.5, 16
+
+
+class Changed(TypedDict, total=False):
+    """Fields of `Simulated` that a benchmark sets."""
+
+    options: int
+    interaction: float
+    noise: float
+    blur: float
+    spread: tuple[float, ...]
+
+
+def world(shape: str, seed: int, **changed: Unpack[Changed]) -> Simulated:
+    """Return a simulated system that is hard to search."""
+    given: Changed = {"noise": NOISE, "blur": BLUR, "options": OPTIONS, **changed}
+    return Simulated(shape, seed=seed, common=False, **given)

@@ -161,7 +161,8 @@ def _accept(context: RunContext, working: System, first: Look, look: Look) -> bo
         search.supported = values
     elif look.verdict == "promising" and first.after.mean > (search.promising_score or -math.inf):
         search.promising, search.promising_score = values, first.after.mean
-    accepted = look.verdict == "supported" or (context.problem.settings.accept == "best" and gain > 0)
+    keeps_best = context.problem.settings.accept == "best"
+    accepted = gain > 0 if keeps_best else look.verdict == "supported"
     if accepted:
         search.incumbent, search.best = first.after, values
     return accepted

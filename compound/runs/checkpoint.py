@@ -19,6 +19,7 @@ from compound.storage.artifacts import is_reference, leads_outside
 from compound.storage.records import Damaged
 from compound.storage.state import StateError, first_problem
 
+REMOVED = ("joint",)  # fields of a search that earlier versions stored
 FORMAT = 3  # 1: no checksums and no format number; until 2: the state was one dictionary
 
 
@@ -76,8 +77,10 @@ def read_checkpoint(value: Mapping[str, Any], appended: tuple[str, ...]) -> Chec
         raise Damaged(f"it is not a checkpoint of this version: lengths.{missing[0]} is missing")
     state = _state(found)
     if state.search is not None:
-        _check_places("best", state.search.best)
-        _check_places("working", state.search.working)
+        search = state.search
+        parts = {"best": search.best, "working": search.working, "supported": search.supported}
+        for name, values in {**parts, "promising": search.promising or {}}.items():
+            _check_places(name, values)
     return Checkpoint(found.format, found.step, found.lengths, found.checksums, found.cached, state)
 
 
@@ -87,8 +90,11 @@ def _state(stored: _Stored) -> RunState:
             return earlier.read_state(stored.state)
         except (StateError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise Damaged(f"its state cannot be read: {error}") from None
+    state, search = dict(stored.state), stored.state.get("search")
+    if isinstance(search, Mapping):
+        state["search"] = {name: value for name, value in search.items() if name not in REMOVED}
     try:
-        return RunState.from_json(stored.state)
+        return RunState.from_json(state)
     except StateError as error:
         raise Damaged(error.message) from None
 

@@ -48,8 +48,7 @@ REWARDS: Mapping[str, str] = {
     **_under("pairs.", "inputs samples"),
     "rollouts": "pairs.min_rollouts",
     "most_rollouts": "pairs.max_rollouts",
-    "steps": "search.rounds",
-    "temperature": "search.temperature",
+    "temperature": "temperature",
     "offline": "offline",
     "scheduler": "scheduler",
 }

@@ -56,13 +56,34 @@ def false_accepts(part: str, level: str) -> str:
 
 
 def false_runs() -> str:
-    """Tabulate the whole runs that accepted a change although no candidate is better."""
+    """Tabulate the whole runs that called a change supported although no candidate is better."""
     found = false_accepts_file("runs")
     rows = [
-        [name, f"{row['gain']:+.4f}", str(row["runs"]), str(row["accepted"]), str(found["limit"])]
+        [name, f"{row['gain']:+.4f}", str(row["runs"]), str(row["supported"]), str(found["limit"])]
         for name, row in found["worlds"].items()
     ]
-    return markdown(["candidates", "true gain", "runs", "runs that accepted one", "limit (99.9 %)"], rows)
+    return markdown(["candidates", "true gain", "runs", "runs with a supported one", "limit (99.9 %)"], rows)
+
+
+def policies() -> str:
+    """Tabulate how often each policy returns a candidate of a known gain."""
+    found = false_accepts_file("policies")["rows"]
+    rows = [
+        [
+            f"{gain:+.2f}",
+            *(
+                f"{row[policy]:.0%}"
+                for policy in ("best", "supported")
+                for row in found
+                if row["gain"] == gain
+            ),
+        ]
+        for gain in dict.fromkeys(row["gain"] for row in found)
+    ]
+    headings = [
+        f"`{policy}`, {looks}" for policy in ("best", "supported") for looks in ("one look", "two looks")
+    ]
+    return markdown(["true gain", *headings], rows)
 
 
 def acceptance_power(level: str) -> str:
@@ -115,4 +136,4 @@ def valid_sizes() -> str:
     return markdown(["system runs", "n", *systems, "mean"], rows)
 
 
-TABLES = (needed, false_accepts, false_runs, acceptance_power, decision_rules, valid_sizes)
+TABLES = (needed, false_accepts, false_runs, policies, acceptance_power, decision_rules, valid_sizes)

@@ -53,32 +53,6 @@ def lora() -> str:
     return markdown(["seed", "held-out accuracy", "held-out loss, untrained", "trained"], rows)
 
 
-def interaction() -> str:
-    """Tabulate the results of `optimas` by interaction strength."""
-    found = summary("interaction")
-    shapes = list(next(iter(found.values()))["reached"])
-    rows = [
-        [
-            strength,
-            *(f"{part['reached'][s]['mean']:.3f}, {part['single'][s]['mean']:.3f}" for s in shapes),
-        ]
-        for strength, part in found.items()
-    ]
-    return markdown(["strength", *shapes], rows)
-
-
-def misaligned() -> str:
-    """Tabulate the gain of one step of each component, by the share of shuffled labels."""
-    by_shape = results("local_rewards")["misaligned"]["rows"]
-    seeds = next(iter(by_shape.values()))
-    rows = []
-    for share, part in summary("misaligned").items():
-        below = sum(seed[share]["reached"] < seed[share]["start"] for seed in seeds)
-        gain = spread(next(iter(part.values())), signed=True)
-        rows.append([f"{float(share):.0%}", gain, f"{below} of {len(seeds)}"])
-    return markdown(["shuffled", "gain, share of the optimum", "seeds that end below the start"], rows)
-
-
 def regret() -> str:
     """Tabulate the regret of the schedulers."""
     found = summary("regret")
@@ -104,19 +78,6 @@ def relay_searches(system: str) -> str:
     ]
     start = ["as it starts", *([f"{found['start'][name]:.3f}"] * len(budgets))]
     return markdown(["method", *budgets], [start, *rows])
-
-
-def relays_of_more_seeds() -> str:
-    """Tabulate the scores of configurations found on the relays of further seeds."""
-    methods = results("relay_searches_20")["methods"]
-    systems = methods["optimas"]
-    budgets = list(next(iter(systems.values())))
-    rows = [
-        [system, f"`{method}`", *(spread(values[system][runs]) for runs in budgets)]
-        for system in systems
-        for method, values in methods.items()
-    ]
-    return markdown(["relay", "method", *budgets], rows)
 
 
 def relay_differences() -> str:
@@ -161,10 +122,7 @@ TABLES = (
     accuracy,
     gold,
     lora,
-    interaction,
-    misaligned,
     regret,
     relay_searches,
-    relays_of_more_seeds,
     relay_differences,
 )

@@ -34,24 +34,4 @@ def stark() -> str:
     return markdown(["ranking", "MRR", *hits], rows)
 
 
-def predicted_runs() -> str:
-    """Tabulate the system runs that jobs were predicted to take, and those that they took."""
-    rows = []
-    for title, jobs in results("predicted_runs")["jobs"].items():
-        system, method = title.split(", ")
-        first = [job for job in jobs if job["predicted"] is not None]
-        limited = [job for job in jobs if job["ended"] == "share"]
-        share, spent = (sum(job[key] for job in limited) for key in ("share", "spent"))
-        rows.append([
-            system, f"`{method}`", str(len(first)),
-            *(f"{sum(job[key] for job in first):.1f}" for key in ("predicted", "spent")),
-            f"{len(limited)} of {len(jobs)}", f"{spent / share:.1%}",
-        ])  # fmt: skip
-    headings = [
-        "system", "method", "jobs of the first round", "predicted runs", "spent runs",
-        "jobs limited by their share", "spent part of it",
-    ]  # fmt: skip
-    return markdown(headings, rows)
-
-
-TABLES = (settings, stark, predicted_runs)
+TABLES = (settings, stark)

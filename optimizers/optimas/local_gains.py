@@ -53,7 +53,7 @@ Place = tuple[str, str, int]  # a component, the values of all parameters, and t
 
 @dataclass(frozen=True)
 class RewardGuide:
-    """Opens the local evaluations of a job.
+    """Prepares the local evaluations of a job.
 
     Attributes:
         learning: settings of the rewards.
@@ -65,7 +65,7 @@ class RewardGuide:
     gold: bool = True
     fit: FitCritic = fit_critic
 
-    def open(self, task: Task, examples: Sequence[Example]) -> LocalGains | None:
+    def prepare(self, task: Task, examples: Sequence[Example]) -> LocalGains | None:
         """Return the local evaluations of a job; ``None`` if none saves anything."""
         names = components_of(task.keys)
         cheap = [name for name in names if not savings_of(task.system, name, task.prices).unused_reason]

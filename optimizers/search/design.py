@@ -34,9 +34,14 @@ def options_of(space: Choice | Int | Float, rng: np.random.Generator) -> Sequenc
     """Return the values of a choice or of a small range, or numbers drawn from a large one."""
     if isinstance(space, Choice):
         return space.options
-    if isinstance(space, Int) and space.high - space.low < DRAWS:
+    if isinstance(space, Int) and not _is_large(space):
         return range(space.low, space.high + 1)
     return [space.draw(rng) for _ in range(DRAWS)]
+
+
+def _is_large(space: Int | Float) -> bool:
+    """Return whether a range has too many numbers to enumerate."""
+    return isinstance(space, Float) or space.high - space.low >= DRAWS
 
 
 def incumbent_values(task: Task) -> Values:
@@ -129,7 +134,7 @@ def combinations(
 def _another(task: Task, key: str, levels: Sequence[object], rng: np.random.Generator) -> object:
     """Draw a value of a parameter: a known one, the incumbent's, or a new number of a large range."""
     space, current = task.system.parameters[key], task.system.configuration[key]
-    if isinstance(space, Int | Float) and len(levels) >= DRAWS:
+    if isinstance(space, Int | Float) and _is_large(space):
         return space.draw(rng)
     options = [*levels, current]
     return options[rng.integers(len(options))]

@@ -84,6 +84,11 @@ class JointSearch:
     sources: CandidateSources
     guide: LocalGuide | None = None
 
+    @property
+    def learning(self) -> object:
+        """The settings of local rewards, which name the libraries that these need."""
+        return getattr(self.guide, "learning", None)
+
     def bound(self, outlook: Outlook) -> JobBound:
         """Declare the requests for new prompts: for the first candidates, and in each step."""
         texts = sum(key in outlook.texts for key in outlook.keys)
@@ -104,7 +109,7 @@ class JointSearch:
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Score combinations of values in steps, and propose the one with the highest expected gain."""
         rows = divide(task, self.sources)
-        local = self.guide.open(task, rows.scored) if self.guide is not None else None
+        local = self.guide.prepare(task, rows.scored) if self.guide is not None else None
         if task.resume is not None:
             search = Search(task, self.sources, rows, local, JointProgress.from_json(task.resume))
             await search.restore()

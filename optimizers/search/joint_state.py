@@ -218,9 +218,9 @@ class LocalEvaluations(Protocol):
 
 
 class LocalGuide(Protocol):
-    """Opens local evaluations for a job."""
+    """Prepares local evaluations for a job."""
 
-    def open(self, task: Task, examples: Sequence[Example]) -> LocalEvaluations | None:
+    def prepare(self, task: Task, examples: Sequence[Example]) -> LocalEvaluations | None:
         """Return the local evaluations of a job; ``None`` if none saves anything.
 
         Args:

@@ -36,8 +36,9 @@ def slope_within(
         The slope, and the larger of its variance with and without regard to the examples; ``None`` if all
         rewards of each call are equal, or the outputs are too few.
 
-    >>> slope_within(np.array([0.0, 1.0, 0.0, 1.0, 1.0, 0.0]), np.array([0.0, 1.0, 0.2, 1.0, 0.6, 0.0]),
-    ...              [0, 0, 1, 1, 2, 2], ["a", "a", "b", "b", "c", "c"])[0]
+    >>> rewards, scores = np.array([0.0, 1.0, 0.0, 1.0, 1.0, 0.0]), np.array([0.0, 1.0, 0.2, 1.0, 0.6, 0.0])
+    >>> slope, _ = slope_within(rewards, scores, [0, 0, 1, 1, 2, 2], ["a", "a", "b", "b", "c", "c"])
+    >>> round(slope, 9)
     0.8
     """
     number = np.asarray(calls)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from compound.benchmarks.simulated.acceptance.worlds import WORLDS, accepted
+from compound.benchmarks.simulated.acceptance.worlds import WORLDS, supported
 from compound.components.function import Function
 from compound.evaluation.metrics.custom import custom
 from compound.example import Example
@@ -111,12 +111,12 @@ class TestNoDifference:
         """Each candidate gains 0.05 on most examples and loses 0.95 on one in nineteen: worse on average."""
         world = WORLDS["worse, skewed"]
         assert world.gain < 0
-        assert not significantly_above(ALPHA, sum(accepted(world, seed) > 0 for seed in range(60)), 60)
+        assert not significantly_above(ALPHA, sum(supported(world, seed) > 0 for seed in range(60)), 60)
 
     def test_where_the_range_is_unknown_they_are(self) -> None:
         """The control, and the limit of the claim: no test can know of losses that it has not seen."""
         world = replace(WORLDS["worse, skewed"], bounds=None)
-        assert significantly_above(ALPHA, sum(accepted(world, seed) > 0 for seed in range(60)), 60)
+        assert significantly_above(ALPHA, sum(supported(world, seed) > 0 for seed in range(60)), 60)
 
     def test_samples_that_chose_a_configuration_do_not_judge_the_next(self, tmp_path: Path) -> None:
         """Each decision draws fresh ones, so luck of the incumbent is not carried along."""

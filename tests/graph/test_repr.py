@@ -100,10 +100,22 @@ def test_an_evaluation_and_a_result_show_their_figures(tmp_path: Path) -> None:
     assert "n=400, failed=0" in repr(evaluation)
     assert len(repr(evaluation)) < 200
     best = cp.Configuration({"a.prompt": LONG})
-    result = Result(best, evaluation, evaluation, None, evaluation, 1, {"system_runs": 400.0}, tmp_path)
+    result = Result(
+        best,
+        evaluation,
+        evaluation,
+        None,
+        evaluation,
+        "promising",
+        best,
+        best,
+        1,
+        {"system_runs": 400.0},
+        tmp_path,
+    )
     shown = repr(result)
     assert "after=0.5" in shown
-    assert "accepted=1" in shown
+    assert "verdict=promising" in shown
     assert len(shown) < 300 + len(str(tmp_path))
 
 

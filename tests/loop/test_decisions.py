@@ -23,7 +23,9 @@ from compound.graph.component import Input
 from compound.graph.space import Text
 from compound.graph.system import System
 from compound.loop.loop import OptimizationLoop
+from compound.optimization.budget_plan import make_plan
 from compound.optimization.method import Job, Method, Progress, Proposal, Task
+from compound.optimization.prices import estimate_prices
 from compound.optimization.problem import Problem
 from compound.optimizers.methods import method as find_method
 from compound.optimizers.scheduling.scheduler import Uniform
@@ -137,7 +139,7 @@ class TestBounds:
         events, _ = run(labelled(Named("0.55"), {"iterations": 1}), tmp_path)
         (decision,) = kinds(events, "decision")
         assert decision["p"] == pytest.approx(1.05**-10)
-        assert not decision["accepted"]
+        assert decision["verdict"] == "promising"
 
     @pytest.mark.parametrize("label", ["1.5", "0.9 7"], ids=["on validation", "on train"])
     def test_a_score_outside_the_declared_bounds_changes_the_test_and_is_named(
@@ -202,7 +204,9 @@ class TestHighScores:
     """Scores so high that even a perfect configuration could not be accepted."""
 
     def test_the_search_ends_before_its_first_job(self, tmp_path: Path) -> None:
-        events, state = run(labelled(Named("1"), {"iterations": 1}, start="0.7"), tmp_path)
+        events, state = run(
+            labelled(Named("1"), {"iterations": 1, "accept": "supported"}, start="0.7"), tmp_path
+        )
         # ten gains of 0.3: P(0.3 Gamma(10) <= Gamma(1)) = (1 / 1.3)**10 = 0.073, and (1 / 1.3)**20 = 0.005
         reason = (
             "no change can be accepted: if all 10 validation examples scored 1, p would be 0.073, above the "
@@ -215,12 +219,19 @@ class TestHighScores:
         assert state.search.stopped == reason
 
     def test_perfect_scores_cannot_rise_with_any_number_of_examples(self, tmp_path: Path) -> None:
-        events, _ = run(labelled(Named("1"), {"iterations": 1}, start="1"), tmp_path)
-        (note,) = kinds(events, "note")
-        assert note["note"].endswith("p would be 1, above the level 0.05")
+        for accept, reason in (
+            ("supported", "no change can be accepted: if all 10 validation examples scored 1, p would be 1, "
+             "above the level 0.05"),
+            ("best", "no change can score higher: all 10 validation examples score 1"),
+        ):  # fmt: skip
+            made = labelled(Named("1"), {"iterations": 1, "accept": accept}, start="1")
+            events, _ = run(made, tmp_path / accept)
+            (note,) = kinds(events, "note")
+            assert note["note"] == f"the search ends: {reason}"
 
     def test_it_ends_after_a_decision_that_leaves_too_little_to_gain(self, tmp_path: Path) -> None:
-        made = labelled(Named("0.8"), {"iterations": 3}, start="0.2", jobs_each=1, decisions=3)
+        given = {"iterations": 3, "accept": "supported"}
+        made = labelled(Named("0.8"), given, start="0.2", jobs_each=1, decisions=3)
         events, _ = run(made, tmp_path)
         (decision,) = kinds(events, "decision")
         assert decision["accepted"]
@@ -230,14 +241,134 @@ class TestHighScores:
     def test_the_level_of_skipped_decisions_counts(self, start: str, decisions: int, tmp_path: Path) -> None:
         """The last decision may have all of alpha: 1.35**-10 is 0.0497, and 1.34**-10 is 0.054."""
         made = labelled(
-            Sometimes([False, False, True]), {"iterations": 3}, start=start, jobs_each=1, decisions=3
-        )
+            Sometimes([False, False, True]), {"iterations": 3, "accept": "supported"}, start=start,
+            jobs_each=1, decisions=3,
+        )  # fmt: skip
         events, _ = run(made, tmp_path)
         assert [event["level"] for event in kinds(events, "decision")] == pytest.approx([0.05] * decisions)
 
     def test_unknown_bounds_end_nothing(self, tmp_path: Path) -> None:
         events, _ = run(labelled(Named("1"), {"iterations": 1}, start="0.99", bounds=None), tmp_path)
         assert kinds(events, "decision")[0]["accepted"]
+
+
+def rated(x: int, label: str) -> float:
+    """Return the number that a label states for an example; 0.5 beyond its numbers."""
+    numbers = label.split()
+    return float(numbers[x]) if x < len(numbers) else 0.5
+
+
+BETTER, UNCLEAR, WORSE = "1 " * 10, "1 1 1 1 1 1 0 0 0 0.5 ", "0 " * 10
+START = "0.5 " * 30
+
+
+@dataclass
+class Each:
+    """Proposes labels one after another, after runs of the incumbent."""
+
+    labels: list[str]
+
+    async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
+        await task.scorer.score([{}], task.train)
+        yield Proposal({"step.label": self.labels.pop(0)})
+
+
+def judged(*labels: str, further: int = 0, **values: Any) -> Problem:
+    """A problem whose labels state the scores of ten validation examples, and of further ones."""
+    step = Function("step", rated, label=Text(START))
+    system = System("judged", outputs={"answer": step(x=Input("x", int))})
+    metric = custom(lambda outputs, example: outputs["answer"], "stars", bounds=(0, 1))
+    given = {"concurrency": 1, "minibatch": 1, "iterations": len(labels), **values}
+    settings = OptimizeSettings.model_validate(given)
+    method = Method(
+        "each", {"each": Each([*labels])}, [Job("each", ("step.label",))], InOrder(), jobs_each=1,
+        decisions=len(labels),
+    )  # fmt: skip
+    more = [Example(f"f{i}", {"x": 10 + i}) for i in range(further)]
+    return Problem(system, TRAIN, VALID, [], metric, settings, method, {}, further=more)
+
+
+class TestVerdicts:
+    @pytest.mark.parametrize("accept", ["best", "supported"])
+    def test_a_change_that_only_scores_higher_is_promising(self, accept: str, tmp_path: Path) -> None:
+        """Six examples gain a half, three lose it: 0.15 on average, and nothing that a test supports."""
+        events, state = run(judged(UNCLEAR, accept=accept), tmp_path)
+        (decision,) = kinds(events, "decision")
+        assert (decision["verdict"], decision["accepted"]) == ("promising", accept == "best")
+        assert 0.8 < decision["probability"] < 0.95
+        assert 30 < decision["examples"] < 100
+        assert state.search is not None
+        assert state.search.supported == {"step.label": START}
+        assert state.search.promising == {"step.label": UNCLEAR}
+        assert state.search.best == {"step.label": UNCLEAR if accept == "best" else START}
+
+    @pytest.mark.parametrize("accept", ["best", "supported"])
+    def test_where_nothing_gains_the_result_is_the_start(self, accept: str, tmp_path: Path) -> None:
+        events, state = run(judged(WORSE, accept=accept), tmp_path)
+        (decision,) = kinds(events, "decision")
+        assert (decision["verdict"], decision["accepted"]) == ("rejected", False)
+        assert state.search is not None
+        assert (state.search.best, state.search.promising) == ({"step.label": START}, None)
+
+    def test_every_decision_tests_against_what_was_supported_last(self, tmp_path: Path) -> None:
+        """A promising change is kept, but it is no evidence for a later one, which must beat the start."""
+        events, state = run(judged(UNCLEAR, BETTER), tmp_path)
+        first, second = kinds(events, "decision")
+        assert (first["verdict"], second["verdict"]) == ("promising", "supported")
+        assert second["before"]["mean"] == first["before"]["mean"] == 0.5
+        assert second["p"] == pytest.approx(1.5**-10)
+        assert state.search is not None
+        assert state.search.best == state.search.supported == {"step.label": BETTER}
+
+    def test_the_best_one_stays_if_a_later_one_scores_lower(self, tmp_path: Path) -> None:
+        """Ten times 0.6 is supported by no test either, and scores less than 0.65 on average."""
+        events, state = run(judged(UNCLEAR, "0.6 " * 10), tmp_path)
+        assert [event["accepted"] for event in kinds(events, "decision")] == [True, False]
+        assert state.search is not None
+        assert state.search.best == {"step.label": UNCLEAR}
+
+
+class TestLooks:
+    """A second look at further examples where the first one does not decide."""
+
+    def test_it_joins_both_sets_at_the_rest_of_the_level(self, tmp_path: Path) -> None:
+        events, _ = run(judged(UNCLEAR + BETTER, further=20), tmp_path)
+        (decision,) = kinds(events, "decision")
+        assert (decision["looks"], decision["level"]) == (2, pytest.approx(0.02))
+        assert decision["after"]["n"] == 20  # as many further ones as the split has
+        assert decision["after"]["mean"] == pytest.approx((6.5 + 10) / 20)
+        assert decision["verdict"] == "supported"
+
+    @pytest.mark.parametrize(("label", "verdict"), [(BETTER, "supported"), (WORSE, "rejected")])
+    def test_a_clear_first_look_needs_none(self, label: str, verdict: str, tmp_path: Path) -> None:
+        events, _ = run(judged(label, further=20), tmp_path)
+        (decision,) = kinds(events, "decision")
+        assert (decision["looks"], decision["level"]) == (1, pytest.approx(0.03))
+        assert (decision["after"]["n"], decision["verdict"]) == (10, verdict)
+
+    @pytest.mark.parametrize(("runs", "looks"), [(None, 2), (80, 2), (44, 1)])
+    def test_there_is_none_that_the_budget_does_not_cover(
+        self, runs: int | None, looks: int, tmp_path: Path
+    ) -> None:
+        """Then the first one has the whole level."""
+        budget = {} if runs is None else {"system_runs": runs}
+        events, _ = run(judged(UNCLEAR, further=20, budget=budget), tmp_path)
+        (decision,) = kinds(events, "decision")
+        assert decision["looks"] == looks
+        assert decision["level"] == pytest.approx(0.05 if looks == 1 else 0.02)
+
+    def test_too_few_further_examples_are_not_worth_a_part_of_the_level(self, tmp_path: Path) -> None:
+        events, _ = run(judged(UNCLEAR, further=4), tmp_path)
+        assert kinds(events, "decision")[0]["level"] == pytest.approx(0.05)
+
+    def test_with_accept_supported_its_runs_are_reserved(self, tmp_path: Path) -> None:
+        made = judged(UNCLEAR, further=10, accept="supported", budget={"system_runs": 80})
+        prices = estimate_prices(made.system)
+        reserved = make_plan(made, 70.0, 1, prices).cost
+        without = make_plan(replace(made, further=()), 70.0, 1, prices).cost
+        assert reserved == without + 2 * 10
+        events, _ = run(made, tmp_path)
+        assert kinds(events, "decision")[0]["looks"] == 2
 
 
 @dataclass(frozen=True)

@@ -518,7 +518,7 @@ def test_killed_at_every_event_of_a_search_with_rewards_a_run_goes_on_to_the_sam
 ) -> None:
     """No call is paid twice: local evaluations are in the checkpoint of each step.
 
-    Without ``--slow``, every second event.
+    Without ``--slow``, at about six events.
     """
     whole = events(site.whole)
     last = next(i for i, e in enumerate(whole) if e["event"] == "job" and e["facts"]["local"])
@@ -530,10 +530,10 @@ def test_killed_at_every_event_of_a_search_with_rewards_a_run_goes_on_to_the_sam
         asked_no_more(site, seen, 1)
         return statuses[0]
 
+    numbers = range(first + 1, last + 2)
+    every = 1 if pytestconfig.getoption("--slow") else max(2, len(numbers) // 6)
     with ThreadPoolExecutor(WORKERS) as pool:
-        ended = list(
-            pool.map(check, range(first + 1, last + 2)[:: 1 if pytestconfig.getoption("--slow") else 2])
-        )
+        ended = list(pool.map(check, numbers[::every]))
     assert set(ended) == {-signal.SIGKILL}
     assert len(ended) >= 4
 

@@ -14,14 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compound import LLM, Input, System, optimize
-from compound.benchmarks.simulated.search import world
-from compound.benchmarks.simulated.systems import Simulated
+from compound import LLM, Function, Input, System, optimize
+from compound.benchmarks.simulated.systems import Simulated, world
 from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.graph.space import Choice, Demos, Float, Int, Space, Text
 from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.search.design import balanced_design
+from compound.optimizers.search.design import Values, balanced_design, combinations
 from compound.optimizers.search.gain_model import GainModel, Observation, similarities
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.joint_state import JointProgress
@@ -273,3 +272,18 @@ def test_an_edit_without_effect_is_not_proposed(job: Any, seed: int) -> None:
     assert proposal.values == {"answerer.max_tokens": 3}
     edited = [c["values"]["answerer.prompt"] for c in states[-1]["candidates"] if c["rows"]]
     assert any(text != prompt.value for text in edited)
+
+
+def test_numbers_of_a_large_range_are_not_only_those_of_the_first_candidates(job: Any) -> None:
+    """Regression test: of 21 numbers, those that the 16 first draws missed were never tried."""
+    node = Function("step", shifted, offset=Int(-10, 10, value=0))(x=Input("x", int))
+    task = job(
+        System("numbers", outputs={"y": node}), custom(lambda o, e: 0.0), [Example("e", {"x": 1})]
+    ).task
+    start: Values = {"step.offset": 0}
+    found = combinations(task, [], {"step.offset": [3, 5]}, start, np.random.default_rng(0))
+    assert {values["step.offset"] for values in found} == set(range(-10, 11)) - {0}
+
+
+def shifted(x: int, offset: int) -> int:
+    return x + offset

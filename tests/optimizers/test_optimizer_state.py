@@ -211,7 +211,7 @@ class TestNested:
         ],
     )  # fmt: skip
     def test_of_a_race(self, part: str, value: object, place: str) -> None:
-        stored = RaceProgress(race=RACE).to_json()
+        stored: dict[str, Any] = RaceProgress(race=RACE).to_json()
         with pytest.raises(StateError, match=rf"^RaceProgress cannot be read: {re.escape(place)}: "):
             RaceProgress.from_json({**stored, "race": {**stored["race"], part: value}})
 

@@ -50,6 +50,8 @@ Damage = Callable[[Path, random.Random], None]
 
 
 def answered(message: str, rng: np.random.Generator) -> str:
+    if "Repeat the answer." in message:
+        return message.rsplit("Reply: ", 1)[-1].splitlines()[0]
     asked = message.rsplit("Question: ", 1)[-1].splitlines()[0].rsplit(maxsplit=1)[-1]
     chance = 0.25 + 0.35 * ("few words" in message) + 0.2 * (message.count("Question:") - 1)
     return asked if rng.random() < chance else "dunno"
@@ -65,9 +67,8 @@ def rows(n: int, kind: str) -> list[dict[str, str]]:
 
 def run(path: Path, listener: Callable[[Mapping[str, Any]], None] | None = None) -> Result:
     answer = LLM("answerer", prompt=Text("Answer the question."), demos=Demos(max=2), temperature=1.0)
-    ended = Function("suffix", suffix, end=Choice(" or so", "", "!"))(
-        answer=answer(question=Input("question"))
-    )
+    checked = LLM("checker", prompt="Repeat the answer.")(reply=answer(question=Input("question")))
+    ended = Function("suffix", suffix, end=Choice(" or so", "", "!"))(answer=checked)
     system = System("damaged", outputs={"answer": ended}, lm="lm")
     data = Dataset.of(train=rows(24, "tr"), valid=rows(12, "va"), test=rows(6, "te"))
     settings = OptimizeSettings(
@@ -80,7 +81,7 @@ def run(path: Path, listener: Callable[[Mapping[str, Any]], None] | None = None)
         alpha=0.2,
         budget=BudgetSettings(system_runs=240),
         baselines=("random",),
-        optimas=optimas(model="none", min_rollouts=1, max_rollouts=2, level=1, form="paper"),
+        optimas=optimas(model="none", min_rollouts=1, max_rollouts=2, level=1),
     )
     return optimize(
         system, data, exact_match("answer"), settings, run_dir=path, engines={"lm": ScriptedLM(answered)},

@@ -1,4 +1,4 @@
-"""Whole optimization runs with candidates whose true gain is known, for counting accepted changes.
+"""Whole optimization runs with candidates whose true gain is known, for counting supported changes.
 
 Everything except the optimizer is that of a real run: the initial evaluation, jobs, decisions on fresh
 samples, and checkpoints. The optimizer proposes the same kind of candidate in every round, so that a run
@@ -29,7 +29,7 @@ from compound.optimization.method import Job, Method, Progress, Proposal, Task
 from compound.optimization.problem import Problem
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.runs.directory import RunDirectory
-from compound.runs.events import Event
+from compound.runs.events import DecisionEvent, Event, is_supported
 from compound.runs.recorder import Recorder
 from compound.settings.optimize import OptimizeSettings
 
@@ -86,20 +86,28 @@ class Relabel:
         yield Proposal({"step.label": f"{self.kind} {task.seed}"})
 
 
-def problem(world: World, seed: int, *, alpha: float = 0.05, valid: int = VALID) -> Problem:
+def problem(
+    world: World,
+    seed: int,
+    *,
+    alpha: float = 0.05,
+    valid: int = VALID,
+    further: int = 0,
+    decisions: int = DECISIONS,
+) -> Problem:
     """Return the problem of one run."""
     step = Function("step", answer, label=Text(f"{world.start} start"))
     system = System("labelled", outputs={"answer": step(x=Input("x", int))})
     metric = custom(lambda outputs, example: outputs["answer"], "answered", bounds=world.bounds)
-    rows = [Example(f"e{i}", {"x": i}) for i in range(valid)]
-    settings = OptimizeSettings(seed=seed, iterations=DECISIONS, alpha=alpha, concurrency=1, minibatch=1)
+    rows = [Example(f"e{i}", {"x": i}) for i in range(valid + further)]
+    settings = OptimizeSettings(seed=seed, iterations=decisions, alpha=alpha, concurrency=1, minibatch=1)
     jobs = [Job("relabel", ("step.label",))]
     method = Method("relabel", {"relabel": Relabel(world.candidate)}, jobs, Uniform())
-    return Problem(system, rows[:1], rows, [], metric, settings, method, {})
+    return Problem(system, rows[:1], rows[:valid], [], metric, settings, method, {}, further=rows[valid:])
 
 
-def accepted(world: World, seed: int, *, alpha: float = 0.05, valid: int = VALID) -> int:
-    """Run an optimization and return the number of accepted changes."""
+def decisions_of(made: Problem) -> list[DecisionEvent]:
+    """Run an optimization and return its decisions."""
     events: list[Event] = []
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(
@@ -107,9 +115,14 @@ def accepted(world: World, seed: int, *, alpha: float = 0.05, valid: int = VALID
             listener=lambda event: events.append(cast("Event", event)),
         )
         try:
-            asyncio.run(OptimizationLoop(problem(world, seed, alpha=alpha, valid=valid), recorder).run())
+            asyncio.run(OptimizationLoop(made, recorder).run())
         finally:
             recorder.close()
-    decisions = [event for event in events if event["event"] == "decision"]
-    assert len(decisions) == DECISIONS
-    return sum(decision["accepted"] for decision in decisions)
+    return [event for event in events if event["event"] == "decision"]
+
+
+def supported(world: World, seed: int, *, alpha: float = 0.05, valid: int = VALID, further: int = 0) -> int:
+    """Run an optimization and return the number of changes that a test supported."""
+    found = decisions_of(problem(world, seed, alpha=alpha, valid=valid, further=further))
+    assert len(found) == DECISIONS
+    return sum(map(is_supported, found))

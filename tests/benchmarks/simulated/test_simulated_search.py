@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from compound.benchmarks.measure import local_rewards
-from compound.benchmarks.simulated.ablations import SHARES, FitToShuffled
-from compound.benchmarks.simulated.search import search, world
-from compound.benchmarks.simulated.systems import SHAPES, Simulated
+from compound.benchmarks.simulated.ablations import FitToShuffled
+from compound.benchmarks.simulated.systems import SHAPES, Simulated, world
 from compound.rewards.buffer import Entry
 from compound.rewards.features import NoBackbone
+from compound.rewards.gains.critic import fit_critic
 from compound.rewards.pairs import Draw
 from compound.rewards.sampling.candidates import Candidate
 from compound.rewards.template import Template
-from compound.settings.common import BudgetSettings
-from compound.settings.optimize import OptimizeSettings
 from optimas_settings import optimas
 
 REWARDS = optimas(model="none", min_rollouts=1, max_rollouts=1, level=1)
@@ -31,20 +28,6 @@ def test_the_optimum_by_component_is_that_of_trying_all(shape: str) -> None:
     made = Simulated(shape, options=3, interaction=0.4, seed=2)
     hindering = Simulated(shape, options=3, interaction=-1e-9, seed=2)
     assert made.optimum()[0] == hindering.optimum()[0]
-
-
-def test_a_search_is_measured_against_the_optimum() -> None:
-    made = world("join", 0, noise=0.0, blur=0.0, options=4)
-    budget = BudgetSettings(system_runs=300)
-    found = search(made, OptimizeSettings(method="optimas", budget=budget, alpha=0.3, optimas=REWARDS))
-    start = dict.fromkeys(made.names, 0)
-    assert found.start == pytest.approx(made.value(start) / made.optimum()[1])
-    assert found.reached == pytest.approx(1.0)
-    assert found.single < 1e-12
-    assert found.accepted >= 1
-    assert found.runs <= 300
-    assert found.working[-1][1] == pytest.approx(1.0)
-    assert all(a[0] <= b[0] for a, b in pairwise(found.working))
 
 
 def test_where_nothing_can_be_gained_all_options_are_equal() -> None:
@@ -61,18 +44,12 @@ def test_shuffled_labels_rank_like_chance() -> None:
         candidates = tuple(Candidate({"y": float(y)}, (float(y),)) for y in values)
         entries.append(Entry(Draw("b", "b", f"e{i}", "", {"a": 0.5}, candidates), 1))
     right, wrong = (
-        FitToShuffled(share)(entries, template, NoBackbone(), certain=True) for share in (0.0, 1.0)
+        fit(entries, template, NoBackbone(), certain=True) for fit in (fit_critic, FitToShuffled())
     )
     assert right is not None
     assert wrong is not None
     assert np.mean(right.margins > 0) > 0.95
     assert np.mean(wrong.margins > 0) < 0.75
-
-
-def test_the_methods_of_the_benchmark_exist() -> None:
-    for i in range(len(SHARES)):
-        given = local_rewards.settings(f"{local_rewards.LABELS}:mislabelled_{i}", 0, 200, iterations=1)
-        assert search(world("join", 0, options=4), given).working
 
 
 def test_the_committed_results_contain_every_part() -> None:

@@ -20,7 +20,7 @@ from compound.graph.system import System
 from compound.graph.types import Port
 from compound.optimizers.optimas.local_gains import LocalGains, RewardGuide
 from compound.optimizers.optimas.rewarding import RunRewards
-from compound.optimizers.search.joint_state import LocalCell
+from compound.optimizers.search.joint_state import GlobalRuns, LocalCell
 from compound.optimizers.search.sources import CandidateSources
 from compound.rewards.gains.critic import Critic
 from compound.rewards.template import Reading
@@ -75,14 +75,14 @@ def gains(job: Any, *, repeated: bool = False, **guide: Any) -> LocalGains:
     system = System("adding", outputs={"y": Tail()(x=made)})
     rows = [Example(f"e{i}", {"x": i}) for i in range(10)]
     task = job(system, custom(lambda outputs, example: 0.0), rows, keys=("adder.option",)).task
-    found = RewardGuide(learning(REWARDS), **{"fit": read, **guide}).open(task, rows)
+    found = RewardGuide(learning(REWARDS), **{"fit": read, **guide}).prepare(task, rows)
     assert isinstance(found, LocalGains)
     return found
 
 
 def learn(local: LocalGains, scores: Mapping[int, float] = OPTIONS) -> None:
     rows = [row for row in range(10) if row != 7]
-    runs = [({"adder.option": o}, dict.fromkeys(rows, score)) for o, score in scores.items()]
+    runs: list[GlobalRuns] = [({"adder.option": o}, dict.fromkeys(rows, s)) for o, s in scores.items()]
     asyncio.run(local.learn(runs))
 
 
@@ -134,7 +134,9 @@ class TestTrust:
 
     def test_none_before_several_outputs_of_eight_examples(self, job: Any) -> None:
         local = gains(job)
-        runs = [({"adder.option": o}, dict.fromkeys(range(7), s)) for o, s in OPTIONS.items()]
+        runs: list[GlobalRuns] = [
+            ({"adder.option": o}, dict.fromkeys(range(7), s)) for o, s in OPTIONS.items()
+        ]
         asyncio.run(local.learn(runs))
         assert local.trust == 0
 
@@ -142,7 +144,7 @@ class TestTrust:
         """The last component costs as much alone as the run from there on."""
         system = System("alone", outputs={"y": Adder()(x=Input("x", int))})
         task = job(system, custom(lambda outputs, example: 0.0), [Example("e", {"x": 1})]).task
-        assert RewardGuide(learning(REWARDS)).open(task, task.train) is None
+        assert RewardGuide(learning(REWARDS)).prepare(task, task.train) is None
 
 
 @pytest.mark.parametrize(("fit", "is_used"), [(None, True), (fit_nothing, False), (FitToShuffled(), None)])

@@ -225,7 +225,7 @@ def test_optimas_trains_weights_by_local_rewards_beside_prompts_and_numbers(
     assert "answerer.weights" in values
     assert_learned(records)
     jobs = [record for record in records if record.get("kind") == "job"]
-    assert {job["optimizer"] for job in jobs} == {"offline", "local", "weights"}
+    assert {job["optimizer"] for job in jobs} == {"offline", "joint", "weights"}
     steered = [job["facts"]["steered"] for job in jobs if job["optimizer"] == "weights"]
     assert any(steered)  # one reward at least was learned, and scored what was trained
     drawn = [record for record in records if record.get("recipe") == "LocalDraws"]
