@@ -283,6 +283,10 @@ class _RoundScorer:
         """Record the usefulness of the last answer of `generate`."""
         self.job.record_outcome(outcome, lm)
 
+    def leaks(self, text: str, request: Request, lm: str | None = None) -> bool:
+        """Return whether a new prompt contains the answer of a held-out example."""
+        return self.job.leaks(text, request, lm)
+
 
 def _added(some: Sequence[tuple[float, int]], others: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
     if not others:

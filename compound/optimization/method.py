@@ -214,6 +214,10 @@ class Scorer(Protocol):
         """Record the usefulness of the last answer of `generate`."""
         ...
 
+    def leaks(self, text: str, request: Request, lm: str | None = None) -> bool:
+        """Return whether a new prompt contains the answer of a held-out example, and record that it does."""
+        ...
+
 
 class Memory(Protocol):
     """Storage of a method across jobs, in the run directory; restored with a checkpoint."""

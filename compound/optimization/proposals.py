@@ -19,6 +19,7 @@ from pydantic import Field
 from compound.engine import NO_USAGE, Usage
 from compound.errors import CallError
 from compound.execution.budget import Meter
+from compound.formatting import short_repr
 from compound.storage.state import State
 
 ProposalOutcome = Literal["proposed", "unusable", "duplicate", "failed"]
@@ -109,6 +110,7 @@ class Proposals:
         self._give_up = give_up
         self._in_flight = 0
         self._usage_before = NO_USAGE
+        self._leaking: set[str] = set()
         self._locks: dict[str, asyncio.Lock] = {}
         self._fits: Callable[[Usage], bool] = lambda usage: True
         self.tallies: dict[str, Tally] = {}
@@ -203,6 +205,13 @@ class Proposals:
         tally.add(outcome)
         if tally.unusable_in_a_row >= UNUSABLE_FACTOR * self._give_up:
             self._stop(tally, lm, f"{tally.unusable_in_a_row} consecutive replies were unusable")
+
+    def report_leak(self, lm: str, answer: str) -> None:
+        """Add a note on a refused prompt, once for each model."""
+        if lm not in self._leaking:
+            self._leaking.add(lm)
+            what = f"it contains {short_repr(answer)}, the expected answer of a held-out example"
+            self.news.append(f"a new prompt by {lm!r} was refused: {what}")
 
     def _stop(self, tally: Tally, lm: str, why: str) -> None:
         if not tally.stopped:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from compound.execution.executor import Executor
 from compound.execution.trace import Trace
 from compound.graph.configuration import canonical_json
 from compound.graph.system import System
+from compound.optimization.held_out import HeldOutAnswers
 from compound.optimization.method import ScoredCandidate
 from compound.optimization.proposals import ProposalOutcome, Proposals
 from compound.registry.engine_checks import worst_case
@@ -148,6 +150,19 @@ class JobScorer:
     def record_outcome(self, outcome: ProposalOutcome, lm: str | None = None) -> None:
         """Record the usefulness of a model's last answer."""
         self._proposals.record_outcome(self._writer(lm), outcome)
+
+    def leaks(self, text: str, request: Request, lm: str | None = None) -> bool:
+        """Return whether a new prompt contains the answer of a held-out example, and record that it does."""
+        shown = "\n".join(message.text for message in request.messages)
+        found = self._held_out.found_in(text, shown)
+        if found:
+            self._proposals.report_leak(self._writer(lm), found)
+        return bool(found)
+
+    @functools.cached_property
+    def _held_out(self) -> HeldOutAnswers:
+        problem = self._problem
+        return HeldOutAnswers([*problem.valid, *problem.further, *problem.test], problem.train)
 
     def _writer(self, lm: str | None) -> str:
         chosen = lm or next(iter(self._problem.system.lms), None)

@@ -139,6 +139,9 @@ class Simulated:
     def record_outcome(self, outcome: str, lm: str | None = None) -> None:
         self.outcomes.append(outcome)
 
+    def leaks(self, text: str, request: Any, lm: str | None = None) -> bool:
+        return False
+
     async def traces(self, values: Mapping[str, Any], examples: Sequence[Example]) -> list[Trace]:
         self.shown += [e.id for e in examples]
         for example in examples:

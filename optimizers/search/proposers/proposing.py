@@ -29,13 +29,16 @@ async def ask_for_proposal(
         is_known: returns whether the job had a proposal before.
 
     Returns:
-        The proposal, even if it is known; ``None`` if there is none.
+        The proposal, even if it is known; ``None`` if there is none, or if it is a text that contains the
+        answer of a held-out example.
     """
     try:
         reply = await task.scorer.generate(request, lm)
     except CallError:  # the scorer counts failed requests; the job continues without this proposal
         return None
     proposal = read(reply.text)
+    if isinstance(proposal, str) and task.scorer.leaks(proposal, request, lm):
+        proposal = None
     if proposal is None:
         task.scorer.record_outcome("unusable", lm)
     else:

@@ -206,6 +206,9 @@ class Answering:
     def record_outcome(self, outcome: str, lm: str | None = None) -> None:
         self.outcomes.append(outcome)
 
+    def leaks(self, text: str, request: Any, lm: str | None = None) -> bool:
+        return False
+
 
 def local_task(scorer: Answering) -> Task:
     return Task(one_step(), ("answerer.prompt",), [], scorer, 0, 0, 8, 2, SimpleNamespace())  # type: ignore[arg-type]
