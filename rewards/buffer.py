@@ -15,6 +15,7 @@ import numpy as np
 from scipy import special
 
 from compound.errors import DataError
+from compound.example import Example
 from compound.graph.configuration import canonical_json, digest, to_readable_json, to_readable_values
 from compound.graph.system import System
 from compound.narrowing import entry
@@ -161,6 +162,11 @@ class PairBuffer:
     def digest(self) -> str:
         """Digest of the draws, which identifies the training data of a reward model."""
         return digest([[entry.iteration, _to_json(entry.draw)] for entry in self.entries])
+
+
+def row_digest(example: Example) -> str:
+    """Return the digest of an example's inputs, by which another run finds the row under another name."""
+    return digest(to_readable_json(example.inputs))
 
 
 def _to_json(draw: Draw) -> DrawDocument:

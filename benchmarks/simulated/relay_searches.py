@@ -9,7 +9,7 @@ method and number of system runs, the file ``benchmarks/data/relay_searches.json
 the configuration that the search found, as a share of the optimum's, for 20 seeds. Runs of the initial
 evaluation and of the decision are additional to the stated ones, and the acceptance test has no influence.
 
-Ablations of `optimas`: `no gold` (the reward does not read gold answers), `shuffled` (of the labels that the
+Ablations of `optimas`: `shuffled` (of the labels that the
 reward is fitted to), `unguided` (no local reward). Finished methods and systems are kept, so an interrupted
 measurement can be resumed; to measure a method again, remove its entry from the file.
 """
@@ -43,7 +43,7 @@ from compound.runs.recorder import Recorder
 from compound.settings.optimize import OptimizeSettings, make_settings
 
 OUTPUT = Path(__file__).parents[1] / "data" / "relay_searches.json"
-SEEDS, TRAIN, VALID = 10, 200, 5
+SEEDS, TRAIN, VALID = 20, 200, 5
 BUDGETS = (50, 130, 200, 400)
 BUDGETS_OF_HEAD = (100, 200, 400)
 SYSTEMS: Mapping[str, Callable[[int], Relay | Head]] = {
@@ -60,7 +60,6 @@ METHODS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "search": ("search", {}),
     "unguided": (f"{ABLATIONS}:unguided", NO_BACKBONE),
     "shuffled": (f"{ABLATIONS}:shuffled", NO_BACKBONE),
-    "no gold": ("optimas", {**NO_BACKBONE, "gold": False}),
     "coordinate": ("coordinate", {}),
     "llm_selector": ("llm_selector", {}),
     "random": ("random", {}),

@@ -34,6 +34,7 @@ from compound.optimization.prospects import outlook
 from compound.optimizers import methods
 from compound.optimizers.memory_plan import plan_memory
 from compound.registry.engines import find_engine, for_system, with_gpu_shares
+from compound.rewards.feedback.earlier import read_earlier
 from compound.runs.directory import (
     UNREADABLE,
     report_full_disk,
@@ -64,6 +65,7 @@ def optimize(
     on_result: Callable[[Result], None] | None = None,
     strict: bool = False,
     retry_failed: bool = False,
+    start_from: str | Path | None = None,
 ) -> Result:
     """Optimize a system, or resume an interrupted run in the same directory.
 
@@ -82,6 +84,8 @@ def optimize(
         strict: whether to reject examples that occur in several splits; otherwise they are only reported.
         retry_failed: whether to rerun the failed test rows of a finished run (`compound.loop.retry`),
             instead of rejecting it.
+        start_from: the directory of an earlier run, whose configurations are among the first candidates, and
+            whose local rewards are used as far as whole runs of this one confirm them.
 
     Raises:
         DataError: with ``strict``, splits share examples.
@@ -95,6 +99,8 @@ def optimize(
     path = Path(run_dir) if run_dir is not None else run_folder(system.name)
     size = stored_valid_size(path)
     problem = make_problem(system, data, metric, settings, engines or find_engine, folder, valid_size=size)
+    if start_from is not None:
+        problem = replace(problem, earlier=read_earlier(Path(start_from), system, problem.train))
     splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
     equal = find_overlaps(splits, data.id)
     if strict:

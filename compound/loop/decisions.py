@@ -105,7 +105,7 @@ def examples_to_know(gains: Sequence[float], level: float) -> int:
     """Return about how many examples support a gain like this one with a probability of `POWER`.
 
     >>> examples_to_know([1, -1, 1, 0, 0, 0, 0, 0, 0, 1], 0.05)
-    62
+    56
     """
     mean, sd = float(np.mean(gains)), float(np.std(gains))
     quantiles = special.ndtri(1 - level) + special.ndtri(POWER)

@@ -144,7 +144,13 @@ class Jobs:
             minibatch=job_minibatch(settings.minibatch, job.share, prices.keys(job.keys)),
             candidates=settings.candidates,
             context=JobContext(
-                context.executor, problem.metric, problem.rules, context.recorder.memory, problem.folder
+                context.executor,
+                problem.metric,
+                problem.rules,
+                context.recorder.memory,
+                problem.folder,
+                problem.earlier.values if problem.earlier else (),
+                problem.earlier.draws if problem.earlier else (),
             ),
             tried=[known for known in context.search.tried if set(known.values) == set(job.keys)],
             prices=prices,

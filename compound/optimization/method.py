@@ -245,7 +245,8 @@ class Memory(Protocol):
 class JobContext:
     """Resources of a job for running parts of a system: forks, single calls, and their scores.
 
-    ``folder`` is searched for code and files named in the settings.
+    ``folder`` is searched for code and files named in the settings. ``earlier_values`` and ``earlier_draws``
+    are configurations and draws of local rewards of an earlier run to start from.
     """
 
     executor: Executor
@@ -253,6 +254,8 @@ class JobContext:
     rules: EvaluationRules
     memory: Memory
     folder: Path = Path()
+    earlier_values: Sequence[Mapping[str, object]] = ()
+    earlier_draws: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)

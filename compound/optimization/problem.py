@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from compound.evaluation.evaluate import EvaluationRules
 from compound.evaluation.runner import OpenExecutor
@@ -17,12 +18,28 @@ from compound.settings.optimize import OptimizeSettings
 
 
 @dataclass(frozen=True)
+class EarlierRun:
+    """What an optimization takes over from an earlier run.
+
+    Attributes:
+        values: configurations, as far as the system may have their values; the best one first.
+        draws: draws of its local rewards on train examples of the new run (`compound.rewards.pairs.Draw`).
+        told: a sentence for the start.
+    """
+
+    values: Sequence[Mapping[str, object]] = ()
+    draws: Sequence[Any] = ()
+    told: str = ""
+
+
+@dataclass(frozen=True)
 class Problem:
     """A system to optimize, examples, metric and settings; names in settings are resolved in ``folder``.
 
-    ``further`` are examples that nothing uses before a decision that needs more than the validation split.
-    ``outlook`` holds the result of `compound.optimization.prospects.outlook` and duplicate examples, for the
-    record. ``open_executor`` makes the executor of a run, in this process or with workers.
+    ``earlier`` is what the run takes over from an earlier one. ``further`` are examples that nothing uses
+    before a decision that needs more than the validation split. ``outlook`` holds the result of
+    `compound.optimization.prospects.outlook` and duplicate examples, for the record. ``open_executor`` makes
+    the executor of a run, in this process or with workers.
     """
 
     system: System
@@ -35,6 +52,7 @@ class Problem:
     engines: Engines
     folder: Path = Path()
     further: Sequence[Example] = ()
+    earlier: EarlierRun | None = None
     outlook: Mapping[str, object] = field(default_factory=dict)
     open_executor: OpenExecutor = Executor
 

@@ -143,11 +143,24 @@ async def start(task: Task, sources: CandidateSources, rows: Rows, *, guided: bo
             state.add_level(key, option, current)
     await Search(task, sources, rows, None, state).first_texts(count)
     changed = CHANGED_BY_WRITER if sources.writes else CHANGED
-    state.candidates = [
-        Candidate(values=values) for values in balanced_design(task, state.levels, count, changed)
-    ]
+    first = earlier_values(task, state)
+    design = [*first, *balanced_design(task, state.levels, count, changed)]
+    distinct = {canonical_json(values): values for values in design}
+    state.candidates = [Candidate(values=values) for values in [*distinct.values()][:count]]
     state.field = [*range(len(state.candidates))][: NARROWEST if guided else None]
     return state
+
+
+def earlier_values(task: Task, state: JointProgress) -> list[Values]:
+    """Add the values of an earlier run, and return its configurations that differ from the incumbent."""
+    current, found = incumbent_values(task), list[Values]()
+    for given in task.context.earlier_values:
+        known = {key: value for key, value in given.items() if key in current}
+        for key, value in known.items():
+            state.add_level(key, value, current[key], "earlier run")
+        if changed_values(task, {**current, **known}):
+            found.append({**current, **known})
+    return found
 
 
 @dataclass

@@ -133,12 +133,12 @@ class JointProgress(State):
 
     def add_level(self, key: str, value: object, current: object, source: str = "") -> bool:
         """Add a value of a parameter to combine, unless it is ``None`` or known; return whether it is new."""
-        levels = self.levels.setdefault(key, [])
+        levels, origins = self.levels.setdefault(key, []), self.origins.setdefault(key, [])
         known = {canonical_json(known) for known in (current, *levels)}
         if value is None or canonical_json(value) in known:
             return False
         levels.append(value)
-        self.origins.setdefault(key, []).append(source)
+        origins.append(source)
         return True
 
     def contributions(self, chosen: Values) -> dict[str, object]:

@@ -64,7 +64,7 @@ class Relabel:
 
 
 def optimized(folder: Path, seed: int, chance: float) -> tuple[SearchState, int]:
-    """Run one optimization; return its final state and the number of accepted decisions."""
+    """Run one optimization; return its final state and the number of supported changes."""
     settings = OptimizeSettings(seed=seed, iterations=DECISIONS, alpha=ALPHA, concurrency=1, minibatch=1)
     method = Method("relabel", {"relabel": Relabel(chance)}, [Job("relabel", ("step.label",))], Uniform())
     problem = Problem(SYSTEM, ROWS[:1], ROWS, [], RIGHT, settings, method, {})
@@ -78,7 +78,7 @@ def optimized(folder: Path, seed: int, chance: float) -> tuple[SearchState, int]
     assert len(decisions) == DECISIONS
     assert all(decision["changes"] for decision in decisions)
     assert recorder.state.search
-    return recorder.state.search, sum(decision["accepted"] for decision in decisions)
+    return recorder.state.search, sum(decision["verdict"] == "supported" for decision in decisions)
 
 
 def runs_that_accept(folder: Path, runs: int, chance: float) -> int:

@@ -287,3 +287,11 @@ def test_numbers_of_a_large_range_are_not_only_those_of_the_first_candidates(job
 
 def shifted(x: int, offset: int) -> int:
     return x + offset
+
+
+def test_a_parameter_without_new_values_has_no_contributions() -> None:
+    """Regression test: a writer that only repeated the current prompt ended the search with an error."""
+    state = JointProgress(levels={}, origins={}, runs=None, width=4, block=4)
+    assert not state.add_level("a.prompt", "Answer.", "Answer.", "reflect")
+    assert not state.add_level("a.prompt", None, "Answer.", "reflect")
+    assert state.contributions({"a.prompt": "Answer."}) == {}

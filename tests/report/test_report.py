@@ -229,7 +229,7 @@ def test_methods_have_their_own_scores_and_spending(runs: Mapping[str, Path]) ->
         events = [json.loads(text) for text in (folder / "events.jsonl").read_text().splitlines()]
         ended = next(e for e in events if e["event"] == "test_after")
         assert {k: row[k] for k in ended["spent"]} == ended["spent"]
-        assert row["accepted"] == sum(e["accepted"] for e in events if e["event"] == "decision") > 0
+        assert row["accepted"] == sum(e["verdict"] == "supported" for e in events if e["event"] == "decision")
 
 
 def test_a_baseline_is_compared_on_the_same_examples(runs: Mapping[str, Path], tmp_path: Path) -> None:

@@ -339,8 +339,8 @@ class TestFacts:
             assert facts is not None
             json.dumps(facts, allow_nan=False)
             assert not any(isinstance(block, Figure) for block in training_blocks(facts))
-        text = section(whole(tmp_path / "run", [*bare, record(2, 2)]))
-        assert "| 3 | MMGRPO | 1 |" in text
+        text = section(whole(tmp_path / "run", [*bare, record(2, 0)]))
+        assert "| 1 | MMGRPO | 1 |" in text
         assert "5 steps" in text
 
     def test_baselines_have_their_own(self, tmp_path: Path) -> None:
@@ -497,7 +497,7 @@ class TestSection:
         steps = [
             record(
                 i,
-                2,
+                0,
                 reward=i / 10,
                 memory=1024.0,
                 left_out=1,
@@ -506,12 +506,12 @@ class TestSection:
             for i in range(10)
         ]
         text = section(whole(tmp_path / "run", steps))
-        row = "| 3 | MMGRPO | 10 | 0.050 → 0.850 | 25 % → 25 % | 10 | 160 | 20.0 s | 10.0 s | 1,024 MiB |"
+        row = "| 1 | MMGRPO | 10 | 0.050 → 0.850 | 25 % → 25 % | 10 | 160 | 20.0 s | 10.0 s | 1,024 MiB |"
         assert row in text.replace("\u00a0", " ")
         assert (
-            "| 3 | first | 80 | 160 | 0.500 → 0.500 | 1.000 → 1.000 | 20.5 → 28.5 | 0.250 → 0.250 |" in text
+            "| 1 | first | 80 | 160 | 0.500 → 0.500 | 1.000 → 1.000 | 20.5 → 28.5 | 0.250 → 0.250 |" in text
         )
-        assert "| 3 | second | – | – | – | – | – | – |" in text
+        assert "| 1 | second | – | – | – | – | – | – |" in text
         assert "attempts kept" not in text
         assert "Sampling took 20.0 s and training took 10.0 s (16 tokens/s), in total over 10 steps." in text
 

@@ -242,7 +242,12 @@ def test_old_optimizer_states_are_not_kept(method: str, train: Train, tmp_path: 
     assert train(tmp_path / "run", method) == 0
     stored = [path.name for path in (tmp_path / "run" / "memory").iterdir()]
     jobs = 2 if method == "better_together" else 1
-    for kind, most in (("optimizer-states-", 2), ("first-", 2 * jobs), ("ahead-", 1)):
+    # those of the last and the best step, and of a finished job whose adapters are in use
+    for kind, most in (
+        ("optimizer-states-", 1 + jobs if jobs > 1 else 2),
+        ("first-", 2 * jobs),
+        ("ahead-", 1),
+    ):
         assert sum(name.startswith(kind) for name in stored) <= most, stored
 
 
