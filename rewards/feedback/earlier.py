@@ -1,4 +1,4 @@
-"""What an optimization takes over from an earlier run: its configurations, and draws of its local rewards.
+"""Configurations and draws of local rewards that an optimization takes over from an earlier run.
 
 Nothing is trusted because it is from an earlier run: the configurations are candidates like others, and a
 local reward is used as far as the first whole runs of the new search confirm it. Draws of rows that are not
