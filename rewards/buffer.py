@@ -5,6 +5,7 @@ It is stored in a run's memory as JSON records, and rejects records of another s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -98,7 +99,7 @@ class PairBuffer:
     def add(self, draws: Sequence[Draw], iteration: int) -> list[dict[str, object]]:
         """Add draws of an iteration, and return the records to store."""
         self.entries += [Entry(draw, iteration) for draw in draws]
-        return [{"system": self.system, "iteration": iteration, "draw": _to_json(draw)} for draw in draws]
+        return [{"system": self.system, "iteration": iteration, "draw": to_document(draw)} for draw in draws]
 
     def of(self, component: str) -> list[Entry]:
         """Return the draws of a component."""
@@ -161,7 +162,7 @@ class PairBuffer:
     @property
     def digest(self) -> str:
         """Digest of the draws, which identifies the training data of a reward model."""
-        return digest([[entry.iteration, _to_json(entry.draw)] for entry in self.entries])
+        return digest([[entry.iteration, to_document(entry.draw)] for entry in self.entries])
 
 
 def row_digest(example: Example) -> str:
@@ -169,7 +170,8 @@ def row_digest(example: Example) -> str:
     return digest(to_readable_json(example.inputs))
 
 
-def _to_json(draw: Draw) -> DrawDocument:
+def to_document(draw: Draw) -> DrawDocument:
+    """Return a draw as JSON types."""
     return {
         "component": draw.component,
         "address": draw.address,
@@ -193,6 +195,8 @@ def _candidate(row: CandidateRow) -> Candidate:
     signals = row[4] if len(row) == 5 else {}
     rewards = tuple(map(float, row[1]))
     found = {name: float(number) for name, number in signals.items()}
+    if not all(map(math.isfinite, (*rewards, *found.values()))):
+        raise ValueError("a reward or a signal is not finite")
     return Candidate(dict(row[0]), rewards, dict(row[2]), certain, found)
 
 

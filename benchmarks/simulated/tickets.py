@@ -5,21 +5,23 @@ if the prompt states the rule of its topic, less reliably if a demonstration sho
 topics whose queue is obvious. Asked for a prompt, it starts from the prompt of the request with the highest
 number after it, or from the last one, and adds rules that the tickets and queues in the request show, as
 `compound.benchmarks.simulated.writer` does; unlike there, there is a single step with a score of 0 or 1.
+
+    python -m compound.benchmarks.simulated.tickets FOLDER
+
+writes the data set of ``benchmarks/tickets.yaml``.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from compound.benchmarks.simulated.writer import ENDING, MARKS, NUMBER
-from compound.components.llm import LLM
+from compound.benchmarks.simulated.writer import ENDING, MARKS, NUMBER, write_rows
 from compound.execution.rng import generator
-from compound.graph.component import Input
-from compound.graph.space import Demos, Text
-from compound.graph.system import System
 from compound.testing import ScriptedLM
 
 START = "Name the queue of the ticket."
@@ -52,19 +54,6 @@ def rule(topic: str, queue: str) -> str:
 
 RIGHT = {topic: rule(topic, queue) for topic, queue in QUEUES.items()}
 FOUND = re.compile(rf"{re.escape(START)}((?: Tickets about a \w+ go to \w+\.| {re.escape(NEEDLESS)})*)")
-
-
-def system(demos: int = 4) -> System:
-    """Return the system: one component with a tunable prompt and demonstrations."""
-    sorter = LLM(
-        "sorter",
-        prompt=Text(START),
-        demos=Demos(max=demos),
-        output={"queue": str},
-        max_tokens=8,
-        stop=("\n",),
-    )
-    return System("tickets", {"queue": sorter(ticket=Input("ticket", str))}, lm="writer")
 
 
 def rows(count: int, kind: str) -> list[dict[str, str]]:
@@ -144,3 +133,7 @@ def sort(message: str) -> str:
     if stated:
         chance = max(shown, RELIABLE - CLUTTER * others) if RIGHT[topic] in stated else MISLED
     return QUEUES[topic] if generator("tickets", message).random() < chance else "general"
+
+
+if __name__ == "__main__":
+    write_rows(Path(sys.argv[1]), rows)

@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -305,13 +305,13 @@ def rows(count: int, kind: str) -> list[dict[str, str]]:
 SIZES: Mapping[str, int] = {"train": 240, "dev": 100, "test": 200}
 
 
-def main(folder: Path) -> None:
-    """Write the data set."""
+def write_rows(folder: Path, make: Callable[[int, str], Sequence[Mapping[str, str]]]) -> None:
+    """Write a data set."""
     folder.mkdir(parents=True, exist_ok=True)
     for kind, count in SIZES.items():
-        text = "".join(json.dumps(row) + "\n" for row in rows(count, kind))
+        text = "".join(json.dumps(row) + "\n" for row in make(count, kind))
         (folder / f"{kind}.jsonl").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    write_rows(Path(sys.argv[1]), rows)

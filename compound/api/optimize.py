@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,6 +35,7 @@ from compound.optimization.prospects import outlook
 from compound.optimizers import methods
 from compound.optimizers.memory_plan import plan_memory
 from compound.registry.engines import find_engine, for_system, with_gpu_shares
+from compound.rewards.buffer import row_digest
 from compound.rewards.feedback.earlier import read_earlier
 from compound.runs.directory import (
     UNREADABLE,
@@ -101,7 +103,8 @@ def optimize(
     problem = make_problem(system, data, metric, settings, engines or find_engine, folder, valid_size=size)
     if start_from is not None:
         problem = replace(problem, earlier=read_earlier(Path(start_from), system, problem.train))
-    splits = {"train": problem.train, "valid": problem.valid, "test": problem.test}
+    valid = [*problem.valid, *problem.further]
+    splits = {"train": problem.train, "valid": valid, "test": problem.test}
     equal = find_overlaps(splits, data.id)
     if strict:
         check_no_overlaps(equal)
@@ -357,7 +360,7 @@ def make_problem(
         methods.check_trainable(each, system, Executor(engines).engine)
     engines = for_system(engines, system)
     train, valid, test = (splits[role] for role in ("train", "valid", "test"))
-    train, further = _further_examples(system, data, settings, train, valid)
+    train, further = _further_examples(system, data, settings, splits)
     check_rows(metric, system.outputs, further)
     given = Problem(system, train, valid, test, metric, settings, method, engines, folder, further=further)
     problem = given.with_method(method)
@@ -374,14 +377,14 @@ def _further_examples(
     system: System,
     data: Dataset,
     settings: OptimizeSettings,
-    train: Sequence[Example],
-    valid: Sequence[Example],
+    splits: Mapping[str, Sequence[Example]],
 ) -> tuple[Sequence[Example], Sequence[Example]]:
     """Return the train examples, and the examples of second looks at a change; see `Problem.further`.
 
     These are validation examples beyond `valid_size`. If they are too few and a run may only return what a
-    test supports, a part of the train examples is set aside for it.
+    test supports, a part of the train examples is set aside for it: of those whose inputs occur once only.
     """
+    train, valid = splits["train"], splits["valid"]
     known = {example.id for example in valid}
     more = read_examples(data, "valid", system.inputs, limit=2 * len(valid), seed=settings.seed)
     further = [example for example in more if example.id not in known]
@@ -389,8 +392,9 @@ def _further_examples(
     if settings.accept == "best" or lacking <= 0:
         return train, further
     order = generator(settings.seed, "further").permutation(len(train)).tolist()
-    apart = {i for i in order if train[i].id not in known}
-    apart = {*[i for i in order if i in apart][:lacking]}
+    times = Counter(row_digest(example) for rows in splits.values() for example in rows)
+    single = [i for i in order if train[i].id not in known and times[row_digest(train[i])] == 1]
+    apart = {*single[:lacking]}
     kept = [example for i, example in enumerate(train) if i not in apart]
     return kept, [*further, *(train[i] for i in sorted(apart))]
 

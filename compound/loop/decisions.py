@@ -20,7 +20,7 @@ from compound.errors import BudgetExhausted
 from compound.evaluation.alpha import decision_level
 from compound.evaluation.evaluate import Evaluation, gain_interval, joint_bounds
 from compound.evaluation.paired_tests import TestName, applicable_test, bounded_p, paired_test
-from compound.evaluation.power import POWER
+from compound.evaluation.power import MOST_EXAMPLES, POWER
 from compound.evaluation.statistics import Bounds
 from compound.example import Example
 from compound.execution.rng import generator
@@ -36,6 +36,7 @@ PATIENCE = 3  # consecutive rounds without a proposal before the search ends
 MOST_REPETITIONS = 20  # of the validation examples, in the estimate of a sufficient number
 FIRST_SHARE = 0.6  # of the level of a decision, for the first of two looks
 LEAST_FURTHER = 0.5  # examples of a second look, at least, relative to the first one
+LEAST_GAIN = 1e-9  # mean gain of an example that is not a rounding error
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,17 @@ class Look:
         return [new - old for old, new in pairs]
 
     @property
+    def gain(self) -> float:
+        """Mean gain; 0 if it is only a rounding error."""
+        gain = math.fsum(self.gains) / len(self.gains)
+        return gain if abs(gain) > LEAST_GAIN else 0.0
+
+    @property
     def verdict(self) -> Verdict:
         """Whether a test supports the change, or the change at least scored higher."""
         if self.p <= self.level:
             return "supported"
-        return "promising" if sum(self.gains) > 0 else "rejected"
+        return "promising" if self.gain > 0 else "rejected"
 
     def to_json(self) -> dict[str, object]:
         """Return the comparison as recorded with a decision."""
@@ -104,12 +111,15 @@ def probability_of_gain(gains: Sequence[float]) -> float:
 def examples_to_know(gains: Sequence[float], level: float) -> int:
     """Return about how many examples support a gain like this one with a probability of `POWER`.
 
+    There are at most `MOST_EXAMPLES`.
+
     >>> examples_to_know([1, -1, 1, 0, 0, 0, 0, 0, 0, 1], 0.05)
     56
     """
     mean, sd = float(np.mean(gains)), float(np.std(gains))
     quantiles = special.ndtri(1 - level) + special.ndtri(POWER)
-    return max(len(gains) + 1, math.ceil(float(quantiles * sd / mean) ** 2))
+    needed = math.ceil(min(MOST_EXAMPLES, float(quantiles * sd / mean) ** 2))
+    return max(len(gains) + 1, needed)
 
 
 async def decide(context: RunContext) -> None:
@@ -154,13 +164,16 @@ def _accept(context: RunContext, working: System, first: Look, look: Look) -> bo
 
     With ``accept: best``, that is the one with the highest validation score, whatever the verdict.
     """
-    search, values = context.search, working.configuration.to_json()
+    search, values, score = context.search, working.configuration.to_json(), first.after.mean
     is_reference = search.best == search.supported
-    gain = sum(look.gains) if is_reference else first.after.mean - search.incumbent.mean
+    gain = look.gain if is_reference else score - search.incumbent.mean - LEAST_GAIN
+    highest = search.promising_score is None or score > search.promising_score
     if look.verdict == "supported":
         search.supported = values
-    elif look.verdict == "promising" and first.after.mean > (search.promising_score or -math.inf):
-        search.promising, search.promising_score = values, first.after.mean
+        if highest:
+            search.promising = search.promising_score = None
+    elif look.verdict == "promising" and highest:
+        search.promising, search.promising_score = values, score
     keeps_best = context.problem.settings.accept == "best"
     accepted = gain > 0 if keeps_best else look.verdict == "supported"
     if accepted:
@@ -187,7 +200,7 @@ def stop_if_undecidable(context: RunContext) -> None:
             f"no change can score higher: all {plural(len(scores), 'validation example')} score {bounds[1]:g}"
         )
     else:
-        # a second look may add examples, which score the minimum at best for the change
+        # a second look may add examples, on which the change gains most if they score the minimum
         further = min(len(context.problem.further), len(scores)) * [bounds[0]]
         level = _highest_level(context)
         if further and _smallest_p([*scores, *further], bounds) <= level * (1 - FIRST_SHARE):

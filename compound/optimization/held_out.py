@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from compound.evaluation.metrics.text import normalize
 from compound.example import Example
 
 __all__ = ["HeldOutAnswers"]
@@ -35,18 +36,18 @@ class HeldOutAnswers:
     def __init__(self, held_out: Sequence[Example], train: Sequence[Example]) -> None:
         known = {answer for example in train for answer in _answers(example)}
         counts = Counter(answer for example in held_out for answer in set(_answers(example)))
-        self._answers = {answer for answer, n in counts.items() if n <= SHARED and answer not in known}
+        self._answers = sorted(answer for answer, n in counts.items() if n <= SHARED and answer not in known)
 
     def found_in(self, text: str, shown: str = "") -> str:
         """Return an answer that a text contains and the request for it did not show; ``""`` without one."""
-        words, seen = _words(text), _words(shown)
-        return next((a for a in sorted(self._answers) if f" {a} " in words and f" {a} " not in seen), "")
+        words, seen = f" {normalize(text)} ", f" {normalize(shown)} "
+        return next((a for a in self._answers if f" {a} " in words and f" {a} " not in seen), "")
 
 
 def _answers(example: Example) -> Iterator[str]:
     """Yield the texts of the expected results of an example, in a common form."""
     for text in _texts(example.gold):
-        answer = _words(text).strip()
+        answer = normalize(text)
         if len(answer) >= LEAST and re.search(r"[^\W\d]", answer):
             yield answer
 
@@ -60,9 +61,3 @@ def _texts(value: object) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for part in value:
             yield from _texts(part)
-
-
-def _words(text: str) -> str:
-    """Return a text as lower-case words between single spaces."""
-    words = " ".join(re.findall(r"\w+", text.casefold()))
-    return f" {words} "

@@ -242,11 +242,27 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True)
+class EarlierRun:
+    """What an optimization takes over from an earlier run.
+
+    Attributes:
+        values: configurations, as far as the system may have their values; the best one first.
+        draws: draws of its local rewards on train examples of the new run (`compound.rewards.pairs.Draw`).
+        told: a sentence for the start.
+        digest: the digest of the values and draws; ``""`` without an earlier run.
+    """
+
+    values: Sequence[Mapping[str, object]] = ()
+    draws: Sequence[Any] = ()
+    told: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True)
 class JobContext:
     """Resources of a job for running parts of a system: forks, single calls, and their scores.
 
-    ``folder`` is searched for code and files named in the settings. ``earlier_values`` and ``earlier_draws``
-    are configurations and draws of local rewards of an earlier run to start from.
+    ``folder`` is searched for code and files named in the settings.
     """
 
     executor: Executor
@@ -254,8 +270,7 @@ class JobContext:
     rules: EvaluationRules
     memory: Memory
     folder: Path = Path()
-    earlier_values: Sequence[Mapping[str, object]] = ()
-    earlier_draws: Sequence[Any] = ()
+    earlier: EarlierRun = field(default_factory=EarlierRun)
 
 
 @dataclass(frozen=True)

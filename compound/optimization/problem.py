@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from compound.evaluation.evaluate import EvaluationRules
 from compound.evaluation.runner import OpenExecutor
@@ -13,23 +12,8 @@ from compound.example import Example, Metric
 from compound.execution.executor import Executor
 from compound.execution.sender import Engines
 from compound.graph.system import System
-from compound.optimization.method import Method
+from compound.optimization.method import EarlierRun, Method
 from compound.settings.optimize import OptimizeSettings
-
-
-@dataclass(frozen=True)
-class EarlierRun:
-    """What an optimization takes over from an earlier run.
-
-    Attributes:
-        values: configurations, as far as the system may have their values; the best one first.
-        draws: draws of its local rewards on train examples of the new run (`compound.rewards.pairs.Draw`).
-        told: a sentence for the start.
-    """
-
-    values: Sequence[Mapping[str, object]] = ()
-    draws: Sequence[Any] = ()
-    told: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +36,7 @@ class Problem:
     engines: Engines
     folder: Path = Path()
     further: Sequence[Example] = ()
-    earlier: EarlierRun | None = None
+    earlier: EarlierRun = field(default_factory=EarlierRun)
     outlook: Mapping[str, object] = field(default_factory=dict)
     open_executor: OpenExecutor = Executor
 

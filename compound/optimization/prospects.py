@@ -301,7 +301,7 @@ def outlook(problem: Problem) -> ProspectsDocument:
             *_automatic_size(problem),
             *_fewer_decisions(problem, plan),
             *_unknown_bounds(problem),
-            *([problem.earlier.told] if problem.earlier else []),
+            *([problem.earlier.told] if problem.earlier.told else []),
             *problem.method.proposers,
             *describe_prospects(power, plan, found, problem.settings.budget.system_runs),
             *([str(savings)] if savings else []),

@@ -82,7 +82,7 @@ class SearchState(State):
         incumbent: evaluation of the best configuration on the validation split.
         supported: values of the last configuration that a test supported, at first the initial ones.
         promising: values of the configuration with the highest score of those that only scored higher;
-            ``None`` without one.
+            ``None`` without one, or if a supported one scored higher since.
         promising_score: its validation score.
         working: values changed by jobs since the last decision.
         jobs_in_round: number of jobs finished since the last decision.

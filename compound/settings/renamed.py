@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-LOSS = "{loss}"  # placeholder for the loss named in the old settings
+LOSS = "{loss}"  # stands for the loss that the old settings name
 
 
 def _under(prefix: str, names: str) -> dict[str, str]:

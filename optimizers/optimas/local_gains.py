@@ -144,7 +144,11 @@ class LocalGains:
         components = self.task.system.components
         self._templates = {name: Template.of(components[name]) for name in self.parts}
         self._iteration = self.rewards.iteration + 1
-        self._earlier = {name: self.rewards.buffer.of(name) for name in self.parts}
+        given = [Entry(draw, 0) for draw in self.task.context.earlier.draws]
+        self._earlier = {
+            name: [*(e for e in given if e.draw.component == name), *self.rewards.buffer.of(name)]
+            for name in self.parts
+        }
 
     @property
     def trust(self) -> float:

@@ -70,7 +70,6 @@ class RewardMemory(MemoryPart):
         iteration: the last iteration that pairs were collected in; 0 before the first.
         inputs: the number of inputs that pairs were collected from; the next ones follow in a fixed order.
         feedback: the number of draws copied from the feedback folder; ``None`` before that.
-        earlier: the number of draws copied from the run that this one starts from.
         adapter: the adapter that was used last.
         adapters: the last adapter of each configuration, by the digest of the configuration.
     """
@@ -79,7 +78,6 @@ class RewardMemory(MemoryPart):
     iteration: int = 0
     inputs: int = 0
     feedback: int | None = None
-    earlier: int = 0
     adapter: Adapter | None = None
     adapters: dict[str, Adapter] = Field(default_factory=dict)
 
@@ -111,7 +109,6 @@ class RunRewards:
         buffer = PairBuffer.read(memory.records(), task.system, learning.pairs.sampling)
         rewards = RunRewards(learning, task, memory, buffer)
         rewards.add_feedback()
-        rewards.add_earlier()
         return rewards
 
     def add_feedback(self) -> None:
@@ -127,14 +124,6 @@ class RunRewards:
         stored.feedback = len(found.draws)
         stored.store(self.memory)
         self.add(found.draws, stored.iteration)
-
-    def add_earlier(self) -> None:
-        """Copy the draws of the run that this one starts from, once."""
-        stored, draws = RewardMemory.of(self.memory), self.task.context.earlier_draws
-        if draws and not stored.earlier:
-            stored.earlier = len(draws)
-            stored.store(self.memory)
-            self.add(draws, stored.iteration)
 
     @property
     def components(self) -> list[str]:
@@ -180,7 +169,8 @@ class RunRewards:
         stored.iteration = iteration
         stored.inputs += inputs
         stored.store(self.memory)
-        rows = {example.id: row_digest(example) for example in self.task.train}
+        named = {draw.example for draw in draws}
+        rows = {example.id: row_digest(example) for example in self.task.train if example.id in named}
         for draw, record in zip(draws, self.buffer.add(draws, iteration), strict=True):
             row = rows.get(draw.example)
             self.memory.append(record if row is None else {**record, "row": row})

@@ -154,7 +154,7 @@ async def start(task: Task, sources: CandidateSources, rows: Rows, *, guided: bo
 def earlier_values(task: Task, state: JointProgress) -> list[Values]:
     """Add the values of an earlier run, and return its configurations that differ from the incumbent."""
     current, found = incumbent_values(task), list[Values]()
-    for given in task.context.earlier_values:
+    for given in task.context.earlier.values:
         known = {key: value for key, value in given.items() if key in current}
         for key, value in known.items():
             state.add_level(key, value, current[key], "earlier run")

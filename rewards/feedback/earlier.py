@@ -13,9 +13,10 @@ from pathlib import Path
 from compound.errors import RunDirectoryError
 from compound.example import Example
 from compound.formatting import plural
+from compound.graph.configuration import digest
 from compound.graph.system import System
-from compound.optimization.problem import EarlierRun
-from compound.rewards.buffer import PairBuffer, row_digest
+from compound.optimization.method import EarlierRun
+from compound.rewards.buffer import PairBuffer, row_digest, to_document
 from compound.rewards.pairs import Draw
 from compound.rewards.sampling.candidates import Sampling
 from compound.runs.directory import inconsistency_errors, load_checkpoint, read_records
@@ -51,7 +52,9 @@ def read_earlier(path: Path, system: System, train: Sequence[Example]) -> Earlie
             f"{path} has nothing that this run could start from: no parameter and no component in common",
             hint="start from a run of the same system",
         )
-    return EarlierRun([each for each in values if each], draws, told)
+    usable = [each for each in values if each]
+    found = digest([usable, [to_document(draw) for draw in draws]])
+    return EarlierRun(usable, draws, told, found)
 
 
 def _usable(values: Mapping[str, object], system: System) -> dict[str, object]:

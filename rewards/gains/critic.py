@@ -103,7 +103,7 @@ def fit_critic(
     """Fit a critic to draws.
 
     Args:
-        entries: the draws of the component, with at least one global reward per candidate.
+        entries: the draws of the component; candidates without a global reward are left out.
         template: renders calls.
         backbone: embeds texts; `NoBackbone` for numbers and labels only.
         certain: whether the components after this one are deterministic. Otherwise one run of each candidate
@@ -142,8 +142,9 @@ def _pairs(entries: Sequence[Entry], template: Template, certain: bool) -> _Pair
     found: list[tuple[Reading, Reading, str, float, float]] = []
     for entry in entries:
         draw, age = entry.draw, RECENCY ** (latest - entry.iteration)
-        readings = [read_call(template, draw.inputs, c.outputs, c.signals) for c in draw.candidates]
-        values = [c.value for c in draw.candidates]
+        known = [candidate for candidate in draw.candidates if candidate.rewards]
+        readings = [read_call(template, draw.inputs, c.outputs, c.signals) for c in known]
+        values = [candidate.value for candidate in known]
         share = age / max(1, len(values) - 1)
         found += [
             (readings[i], readings[j], draw.example, values[i] - values[j], share)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from dataclasses import replace
@@ -18,10 +19,14 @@ from compound.evaluation.dataset import Dataset
 from compound.evaluation.metrics.custom import custom
 from compound.example import Example
 from compound.graph.system import System
+from compound.optimization.method import EarlierRun
+from compound.optimizers.optimas.local_gains import LocalGains, RewardGuide
 from compound.optimizers.search.sources import CandidateSources
 from compound.rewards.feedback.earlier import read_earlier
+from compound.rewards.gains.critic import fit_critic
 from compound.settings.optimize import make_settings
-from optimas_settings import guided_search, optimas
+from optimas_settings import guided_search, learning, optimas
+from run_files import without_checksums
 
 REWARDS = optimas(model="none")
 
@@ -73,21 +78,38 @@ def test_its_configurations_are_the_first_candidates(first: cp.Result, job: Any)
     found = read_earlier(first.path, world.system(), world.examples(80))
     assert dict(first.best) in found.values
     made = job(world.system(), world, world.examples(80), keys=("a.option",), share=60)
-    context = replace(made.task.context, earlier_values=[{"a.option": 6, "unknown.key": 1}])
+    context = replace(made.task.context, earlier=EarlierRun([{"a.option": 6, "unknown.key": 1}]))
     made.task = replace(made.task, context=context)
     states, _ = made.run(guided_search(REWARDS, CandidateSources(())))
     assert states[0]["candidates"][0]["values"] == {"a.option": 6}
 
 
-def test_its_draws_are_copied_once_and_the_run_goes_on_without_it(first: cp.Result, tmp_path: Path) -> None:
-    earlier = read_earlier(first.path, Relay(4, 1).system(), Relay(4, 1).examples(80))
-    result = run(tmp_path / "run", 60, seed=3, start_from=first.path)
-    records = [json.loads(line) for line in (result.path / "memory.jsonl").read_text().splitlines()]
-    draws = [record["draw"] for record in records if "draw" in record]
-    assert len(earlier.draws) > 20
-    assert [draw["inputs"] for draw in draws[: len(earlier.draws)]] == [
-        dict(draw.inputs) for draw in earlier.draws
-    ]
+def test_its_draws_are_no_reason_to_trust_before_whole_runs_confirm_them(first: cp.Result, job: Any) -> None:
+    world = Relay(4, 1)
+    examples = world.examples(80)
+    found = read_earlier(first.path, world.system(), examples)
+    fitted: list[int] = []
+
+    def fit(entries: Any, *given: Any, **how: Any) -> Any:
+        fitted.append(len(entries))
+        return fit_critic(entries, *given, **how)
+
+    task = job(world.system(), world, examples, keys=("a.option",)).task
+    task = replace(task, context=replace(task.context, earlier=found))
+    guide = RewardGuide(learning(REWARDS), fit=fit)
+    local = guide.prepare(task, task.train)
+    assert isinstance(local, LocalGains)
+    asyncio.run(local.learn([]))
+    assert fitted == [len(found.draws)]
+    assert len(found.draws) > 20
+    assert local.trust == 0
+    assert not list(task.context.memory.records())  # the draws stay with the earlier run
+
+
+def test_another_earlier_run_is_a_change_of_the_run(first: cp.Result, tmp_path: Path) -> None:
+    run(tmp_path / "run", 60, start_from=first.path)
+    with pytest.raises(RunDirectoryError, match="start_from: "):
+        run(tmp_path / "run", 60)
 
 
 def test_rows_that_are_no_train_examples_here_are_left_out(first: cp.Result) -> None:
@@ -118,11 +140,21 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
             run(tmp_path / "run", start_from=tmp_path / folder)
 
 
-def test_damaged_draws_are_named(first: cp.Result, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda draw: draw.pop("candidates"),
+        lambda draw: draw["candidates"][0].__setitem__(1, [1e999]),
+        lambda draw: draw["candidates"][0].__setitem__(0, "text"),
+        lambda draw: draw["candidates"].__setitem__(0, None),
+    ],
+)
+def test_damaged_draws_are_named(damage: Any, first: cp.Result, tmp_path: Path) -> None:
+    """Of a run directory of someone else, which has no checksums, nothing is taken for granted."""
     copy = Path(shutil.copytree(first.path, tmp_path / "copy"))
-    lines = (copy / "memory.jsonl").read_text().splitlines()
-    (copy / "memory.jsonl").write_text(
-        "\n".join(line.replace('"draw"', '"drawn"') for line in lines[:1]) + "\n"
-    )
+    without_checksums(copy)
+    records = [json.loads(line) for line in (copy / "memory.jsonl").read_text().splitlines()]
+    damage(next(record["draw"] for record in records if "draw" in record))
+    (copy / "memory.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     with pytest.raises((RunDirectoryError, DataError)):
         run(tmp_path / "run", start_from=copy)

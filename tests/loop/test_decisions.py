@@ -18,10 +18,12 @@ from compound.benchmarks.simulated.relays import Relay
 from compound.components.function import Function
 from compound.errors import TransientError
 from compound.evaluation.metrics.custom import custom
+from compound.evaluation.power import MOST_EXAMPLES
 from compound.example import Example
 from compound.graph.component import Input
 from compound.graph.space import Text
 from compound.graph.system import System
+from compound.loop.decisions import examples_to_know
 from compound.loop.loop import OptimizationLoop
 from compound.optimization.budget_plan import make_plan
 from compound.optimization.method import Job, Method, Progress, Proposal, Task
@@ -273,11 +275,11 @@ class Each:
         yield Proposal({"step.label": self.labels.pop(0)})
 
 
-def judged(*labels: str, further: int = 0, **values: Any) -> Problem:
+def judged(*labels: str, further: int = 0, start: str = START, lowest: float = 0.0, **values: Any) -> Problem:
     """A problem whose labels state the scores of ten validation examples, and of further ones."""
-    step = Function("step", rated, label=Text(START))
+    step = Function("step", rated, label=Text(start))
     system = System("judged", outputs={"answer": step(x=Input("x", int))})
-    metric = custom(lambda outputs, example: outputs["answer"], "stars", bounds=(0, 1))
+    metric = custom(lambda outputs, example: outputs["answer"], "stars", bounds=(lowest, 1))
     given = {"concurrency": 1, "minibatch": 1, "iterations": len(labels), **values}
     settings = OptimizeSettings.model_validate(given)
     method = Method(
@@ -326,6 +328,34 @@ class TestVerdicts:
         assert [event["accepted"] for event in kinds(events, "decision")] == [True, False]
         assert state.search is not None
         assert state.search.best == {"step.label": UNCLEAR}
+
+    def test_a_sum_that_differs_by_rounding_is_no_gain(self, tmp_path: Path) -> None:
+        """As much is gained as lost, but the sum of the floats is above 0."""
+        label, start = "0.6 0.7 0.9 0.9 0.1 0.8 0.6 0.3 0.8 0.9", "0.9 0.9 0.8 0.1 0.3 0.6 0.6 0.8 0.7 0.9"
+        gains = [float(new) - float(old) for new, old in zip(label.split(), start.split(), strict=True)]
+        assert 0 < sum(gains) < 1e-9
+        events, _ = run(judged(label, start=start), tmp_path)
+        (decision,) = kinds(events, "decision")
+        assert (decision["verdict"], decision["accepted"]) == ("rejected", False)
+
+    def test_a_promising_one_is_forgotten_once_a_supported_one_scores_higher(self, tmp_path: Path) -> None:
+        _, state = run(judged(UNCLEAR, BETTER, accept="supported"), tmp_path)
+        assert state.search is not None
+        assert (state.search.promising, state.search.promising_score) == (None, None)
+
+    def test_the_most_promising_one_is_kept_where_scores_are_0_or_less(self, tmp_path: Path) -> None:
+        """Regression test: a score of 0 counted as none, so that a lower one took its place."""
+        start, higher = "-0.5 " * 10, "0.75 0.75 0.75 0.75 -0.75 -0.75 -0.75 -0.75 0 0"
+        lower = "0.5 0.5 0.5 0.5 -0.75 -0.75 -0.75 -0.75 0 0"
+        assert sum(map(float, higher.split())) == 0
+        made = judged(higher, lower, start=start, lowest=-1.0, accept="supported")
+        events, state = run(made, tmp_path)
+        assert [event["verdict"] for event in kinds(events, "decision")] == ["promising", "promising"]
+        assert state.search is not None
+        assert state.search.promising == {"step.label": higher}
+
+    def test_examples_to_know_have_a_limit(self) -> None:
+        assert examples_to_know([1e-7, *[1.0, -1.0] * 50], 0.05) == MOST_EXAMPLES
 
 
 class TestLooks:

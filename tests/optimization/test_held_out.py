@@ -25,7 +25,8 @@ def examples(*golds: object) -> list[Example]:
         (["Jane Austen"], [], "It was Jane  Austen, not Emma", "jane austen"),
         ([["no", "Köln am Rhein"]], [], "Write Köln am Rhein.", "köln am rhein"),
         ([{"city": "Lisbon", "n": 3}], [], "Lisbon is a city.", "lisbon"),
-        (["北京市朝阳区"], [], "例如 北京市朝阳区。", "北京市朝阳区"),
+        (["北京市朝阳区"], [], "例如北京市朝阳区是一个区。", "北 京 市 朝 阳 区"),  # no spaces between words
+        (["Ｓｅｒｅｋｕｎｄａ"], [], "such as *Serekunda*", "serekunda"),
         (["Serekunda"], ["serekunda"], "such as Serekunda", ""),  # train examples have it, too
         (["billing", "billing", "billing"], [], "Answer billing or technical.", ""),  # a label
         (["yes", "12", 12.5, True, None], [], "Answer yes or 12, 12.5, True or None.", ""),

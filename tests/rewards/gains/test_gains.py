@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -161,6 +162,16 @@ class TestCritic:
     def test_too_few_examples_give_no_critic(self) -> None:
         values = np.random.default_rng(1).normal(size=(MIN_INPUTS, 3)).tolist()
         assert fit_critic(entries(MIN_INPUTS, values), self.TEMPLATE, NoBackbone(), certain=True) is None
+
+    def test_outputs_without_a_score_are_left_out(self) -> None:
+        """Regression test: one that lost its run to a transient failure ended the search."""
+        values = [[1.0, 0.0]] * 10
+        found = entries(10, values)
+        lost = replace(found[0].draw.candidates[0], rewards=())
+        draw = replace(found[0].draw, candidates=(*found[0].draw.candidates, lost))
+        critic_ = fit_critic([Entry(draw, 1), *found[1:]], self.TEMPLATE, NoBackbone(), certain=True)
+        assert critic_ is not None
+        assert len(critic_.margins) == 10
 
     def test_gold_tells_what_the_output_does_not(self) -> None:
         """Outputs are symbols; only the gold feature tells which one is right."""
