@@ -63,7 +63,7 @@ def rows(count: int, kind: str) -> list[dict[str, str]]:
         rng = generator("tickets", kind, number)
         topic = [*QUEUES][rng.integers(len(QUEUES))]
         opening, ending = OPENINGS[rng.integers(len(OPENINGS))], ENDINGS[rng.integers(len(ENDINGS))]
-        text = f"{opening} {topic} {ending}, no. {number}"
+        text = f"{opening} {topic} {ending}, no. {kind}-{number}"
         found.append({"id": f"{kind}{number}", "ticket": text, "queue": QUEUES[topic]})
     return found
 
