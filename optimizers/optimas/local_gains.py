@@ -18,6 +18,7 @@ import numpy as np
 from compound.concurrency.threads import compute
 from compound.example import Example
 from compound.execution.trace import Call, Trace
+from compound.graph.bounds import CallBound
 from compound.graph.configuration import canonical_json, component_of, components_of, to_readable_json
 from compound.graph.space import PerInput
 from compound.graph.system import System
@@ -25,7 +26,9 @@ from compound.optimization.bounds import Outlook
 from compound.optimization.method import Task
 from compound.optimization.prices import Prices
 from compound.optimization.savings import LocalSavings
+from compound.optimizers.optimas import ratings
 from compound.optimizers.optimas.part import Part, part_of, run_parts
+from compound.optimizers.optimas.ratings import Ratings
 from compound.optimizers.optimas.rewarding import RunRewards, shared_backbone
 from compound.optimizers.search.design import Values, incumbent_values
 from compound.optimizers.search.gain_model import GainModel, Observation
@@ -58,11 +61,13 @@ class RewardGuide:
     Attributes:
         learning: settings of the rewards.
         gold: whether the rewards may read the gold answers of train examples.
+        judge: the model that rates outputs by the gold answers; ``None`` for no ratings.
         fit: fits a reward to draws.
     """
 
     learning: RewardLearning
     gold: bool = True
+    judge: str | None = None
     fit: FitCritic = fit_critic
 
     def prepare(self, task: Task, examples: Sequence[Example]) -> LocalGains | None:
@@ -73,6 +78,10 @@ class RewardGuide:
             return None
         parts = {name: part_of(task.system, name, task.prices) for name in names}
         return LocalGains(self, task, RunRewards.open(task, self.learning), parts, cheap, examples)
+
+    def requests(self, outlook: Outlook) -> Sequence[CallBound]:
+        """Return the bounds of the requests of one job."""
+        return [ratings.bound(outlook, self.judge)] if self.judge is not None else []
 
     def savings(self, outlook: Outlook) -> Sequence[LocalSavings]:
         """Return what local evaluations may save, by component."""
@@ -143,6 +152,7 @@ class LocalGains:
         self._backbone.store_in(self.task.context.memory.folder / f"features-{settings.max_length}.bin")
         components = self.task.system.components
         self._templates = {name: Template.of(components[name]) for name in self.parts}
+        self._ratings = Ratings(self.task, judge) if (judge := self.guide.judge) is not None else None
         self._iteration = self.rewards.iteration + 1
         given = [Entry(draw, 0) for draw in self.task.context.earlier.draws]
         self._earlier = {
@@ -285,6 +295,11 @@ class LocalGains:
                 failed.append(row)
             self._calls[place] = calls
             self._signals[place] = self._signals_of(part, trace, self.examples[row])
+        if self._ratings is not None and component in self.cheap:
+            places = [(component, name, row) for row in missing]
+            runs = [(self._calls[place], self.examples[place[2]]) for place in places]
+            for place, rating in zip(places, await self._ratings.of(component, runs), strict=True):
+                self._signals[place] = {**self._signals[place], **rating}
         return failed
 
     def _signals_of(self, part: Part, trace: Trace, example: Example) -> Mapping[str, float]:

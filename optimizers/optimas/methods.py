@@ -28,6 +28,7 @@ from compound.rewards.settings import (
     RewardSettings,
 )
 from compound.settings.optimize import OptimizeSettings
+from compound.settings.references import ModelName
 
 SCHEDULERS: Mapping[str, Callable[[], Scheduler]] = {"gaps": RewardGapScheduler, "uniform": Uniform}
 MIN_MINIBATCHES = 4.0  # fewer would divide alpha between more decisions (docs/evidence/acceptance.md)
@@ -60,6 +61,10 @@ class OptimasSettings(RewardMethodSettings):
     gold: bool = True
     """Whether the local rewards of the joint search read the gold answers of train examples. They then score
     train examples only, and are never part of a configuration."""
+    judge: ModelName | None = None
+    """A model that rates outputs of components whose local evaluations save runs, in the joint search; none by
+    default. It reads train examples with their expected results. Its ratings count as far as scores confirm
+    them."""
     reward: RewardSettings = RewardSettings()
     """Fitting of local rewards, and what is required to train weights by them."""
     offline: float = Field(default=0.2, ge=0, lt=1)
@@ -81,7 +86,10 @@ def optimas(system: System, optimize: OptimizeSettings, settings: OptimasSetting
     learning = RewardLearning(settings.pairs, settings.backbone, settings.reward)
     if settings.form == "paper":
         return _by_component("optimas", system, settings, learning, LearnedRewards(), settings.offline)
-    sources, guided = CandidateSources.of(settings, "optimas"), RewardGuide(learning, settings.gold)
+    sources, guided = (
+        CandidateSources.of(settings, "optimas"),
+        RewardGuide(learning, settings.gold, settings.judge),
+    )
     trained, weights = _training("optimas", system, settings, learning, LearnedRewards())
     optimizers: Mapping[str, Optimizer] = {
         "offline": OfflineRewards(learning, CandidateSources(()), LearnedRewards()),
@@ -90,11 +98,13 @@ def optimas(system: System, optimize: OptimizeSettings, settings: OptimasSetting
     }
     keys = keys_of(system, Text, Demos, Choice, Int, Float)
     jobs = [*([Job("joint", keys)] if keys else []), *(Job("weights", (key,)) for key in trained)]
+    judged = f"{settings.judge} rates outputs: it is sent train examples with their expected results"
+    notes = [judged] if settings.judge is not None else []
     if not trained:
-        return Method("optimas", optimizers, jobs, Uniform(), least=LONG_JOB, decisions=1)
+        return Method("optimas", optimizers, jobs, Uniform(), least=LONG_JOB, decisions=1, notes=notes)
     opening = Job("offline", trained, weight=settings.offline) if settings.offline else None
     scheduler = SCHEDULERS[settings.scheduler]()
-    return Method("optimas", optimizers, jobs, scheduler, opening, _least(system, jobs))
+    return Method("optimas", optimizers, jobs, scheduler, opening, _least(system, jobs), notes=notes)
 
 
 def hbc(system: System, optimize: OptimizeSettings, settings: HBCSettings) -> Method:

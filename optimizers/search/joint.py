@@ -97,13 +97,14 @@ class JointSearch:
         width, block = shape_of(self.sources, outlook, outlook.runs, price)
         candidates = affordable(width, outlook.minibatch, outlook.runs, price)
         savings = self.guide.savings(outlook) if self.guide is not None else ()
+        asked = [*self.guide.requests(outlook)] if self.guide is not None else []
         if not texts or not self.sources.writes:
-            return JobBound(growth=growth, candidates=candidates, savings=savings)
+            return JobBound(asked, growth, candidates=candidates, savings=savings)
         steps = min(MOST_STEPS, outlook.runs // block + 1)
         requests: float = DESCRIPTIONS * writing.CHAIN * texts * ("describe" in self.sources.names)
         if "reflect" in self.sources.names:
             requests += REFLECTIONS * (2 * steps + texts)
-        asked = [writing.bound(requests, self.sources.lm)]
+        asked.append(writing.bound(requests, self.sources.lm))
         return JobBound(asked, growth, writing.MAX_TOKENS, candidates, savings)
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:

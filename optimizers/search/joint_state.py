@@ -10,6 +10,7 @@ from pydantic import Field
 
 from compound.example import Example
 from compound.formatting import plural
+from compound.graph.bounds import CallBound
 from compound.graph.configuration import canonical_json
 from compound.optimization.bounds import Outlook
 from compound.optimization.method import Task
@@ -227,6 +228,10 @@ class LocalGuide(Protocol):
             task: the job.
             examples: the examples that candidates are scored on, in the order of use.
         """
+        ...
+
+    def requests(self, outlook: Outlook) -> Sequence[CallBound]:
+        """Return the bounds of the requests of one job."""
         ...
 
     def savings(self, outlook: Outlook) -> Sequence[LocalSavings]:

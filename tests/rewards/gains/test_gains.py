@@ -146,17 +146,16 @@ class TestCritic:
             assert own == pytest.approx(expected[kept])
         assert found.fold_of == {"e0": 0, "e1": 1, "e2": 2, "e3": 3, "e4": 4, "e5": 0}
 
-    def test_margins_of_the_fitted_pairs_have_a_mean_square_of_one(self) -> None:
+    def test_differences_within_draws_have_a_mean_square_of_one(self) -> None:
         values = np.random.default_rng(1).normal(size=(10, 3)).tolist()
         found = fit_critic(entries(10, values), self.TEMPLATE, NoBackbone(), certain=True)
         assert found is not None
-        for number, head in enumerate(found.heads):
+        for head in found.heads:
             margins = []
-            for i, row in enumerate(values):
-                if i % 5 != number:
-                    readings = [read_call(self.TEMPLATE, {"a": 0.5}, {"y": y}, {}) for y in row]
-                    rewards = head.rewards(found.features.matrix(readings, NoBackbone()))
-                    margins += [rewards[a] - rewards[b] for a in range(3) for b in range(a)]
+            for row in values:
+                readings = [read_call(self.TEMPLATE, {"a": 0.5}, {"y": y}, {}) for y in row]
+                rewards = head.rewards(found.features.matrix(readings, NoBackbone()))
+                margins += [rewards[a] - rewards[b] for a in range(3) for b in range(a)]
             assert np.mean(np.square(margins)) == pytest.approx(1.0)
 
     def test_too_few_examples_give_no_critic(self) -> None:
@@ -199,6 +198,40 @@ class TestCritic:
         assert np.mean(seeing.margins > 0) > 0.95
         assert unseeing is None or np.mean(unseeing.margins > 0) < 0.7
         assert any(column.startswith(GOLD) for column in seeing.features.columns)
+
+
+class TestPrior:
+    """Outputs are numbers of symbols; `gold` is the closeness to the gold answer."""
+
+    TEMPLATE = Template.of(Function("f", same))
+
+    def critic(self, n: int, better: float, score: float = 1.0) -> critic.Critic | None:
+        """Fit to draws of two outputs; the one with the closeness ``better`` has the higher score."""
+        made = [Candidate({"output": f"s{i}"}, (score * (gold == better),), certain=True,
+                          signals={f"{GOLD}y.answer.f1": gold}) for i, gold in enumerate((1.0, 0.0))]  # fmt: skip
+        rows = [Entry(Draw("f", "f", f"e{i}", "", {"x": "q"}, tuple(made)), 1) for i in range(n)]
+        return fit_critic(rows, self.TEMPLATE, NoBackbone(), certain=True)
+
+    def margin(self, found: critic.Critic | None) -> float:
+        assert found is not None
+        readings = [read_call(self.TEMPLATE, {"x": "q"}, {"output": "s5"}, {f"{GOLD}y.answer.f1": gold})
+                    for gold in (1.0, 0.0)]  # fmt: skip
+        close, far = found.rewards(readings, ["new", "new"])
+        return float(close - far)
+
+    def test_without_pairs_the_output_closer_to_the_gold_answer_is_better(self) -> None:
+        """Its difference within draws is 1, the unit of rewards."""
+        assert self.margin(self.critic(1, better=1.0, score=0.0)) == pytest.approx(1.0)
+
+    def test_pairs_overrule_it(self) -> None:
+        margins = [self.margin(self.critic(n, better=0.0)) for n in (5, 20)]
+        assert margins[0] > 0 > margins[1]
+
+    def test_without_gold_features_there_is_none(self) -> None:
+        rows = [
+            Entry(Draw("b", "b", "e0", "", {"a": 0.5}, tuple(Candidate({"y": y}, (0.5,)) for y in (0, 1))), 1)
+        ]
+        assert fit_critic(rows, TestCritic.TEMPLATE, NoBackbone(), certain=True) is None
 
 
 def test_what_follows_inside_a_map_decides_whether_single_runs_are_certain() -> None:
