@@ -97,7 +97,7 @@ class LocalSearch:
             yield Proposal(chosen, tried=1, note="the local reward chooses for each input", facts=facts)
             return
         if state.candidates is None:
-            made = await start(task, self.sources, rows, guided=False)
+            made = await start(task, self.sources, rows)
             state.candidates = [candidate.values for candidate in made.candidates]
             yield Progress(state.to_json(), plural(len(state.candidates), "candidate"))
         if state.gains is None:

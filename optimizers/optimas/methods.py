@@ -62,9 +62,9 @@ class OptimasSettings(RewardMethodSettings):
     """Whether the local rewards of the joint search read the gold answers of train examples. They then score
     train examples only, and are never part of a configuration."""
     judge: ModelName | None = None
-    """A model that rates outputs of components whose local evaluations save runs, in the joint search; none by
-    default. It reads train examples with their expected results. Its ratings count as far as scores confirm
-    them."""
+    """A model that rates outputs of components whose local evaluations save runs, in the joint search; none
+    by default. It is sent train examples with their expected results. Its ratings count as far as scores
+    confirm them."""
     reward: RewardSettings = RewardSettings()
     """Fitting of local rewards, and what is required to train weights by them."""
     offline: float = Field(default=0.2, ge=0, lt=1)

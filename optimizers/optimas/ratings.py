@@ -52,8 +52,8 @@ def request_for(purpose: str, given: str, gold: str, called: str, seed: int) -> 
     message = (
         f"A system answers in several steps. One of them: {purpose}\n\n"
         f"Input of the system: {given}\nExpected result of the system: {gold}\n\n{called}\n\n"
-        "Does what this step wrote lead the following steps to the expected result? Reply with a number from 0 "
-        f"(misleading or useless) to {HIGHEST} (everything that this step can contribute), and nothing else.\n"
+        "Does what this step wrote lead the following steps to the expected result? Reply with a number from "
+        f"0 (misleading or useless) to {HIGHEST} (all that this step can contribute), and nothing else.\n"
         f"{CUE}"
     )
     return Request((Message("user", message),), max_tokens=MAX_TOKENS, temperature=0.0, seed=seed)

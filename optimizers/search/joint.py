@@ -12,8 +12,8 @@ components after them, as far as these rewards are trusted, and the next step sc
 
 With a model that writes prompts, each step has other examples: good prompts soon solve the first few, which
 then cannot tell them apart. Differences to the incumbent on different examples are comparable, because the
-model knows which examples they share. Without such a model, every candidate starts on the first examples, so
-that calls that candidates share come from the cache. A local reward is learned faster from many examples.
+model knows which examples they share. The same holds where local rewards choose the candidates. Otherwise,
+every candidate starts on the first examples, so that calls that candidates share come from the cache.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from compound.optimizers.search.sources import CandidateSources, Rows, demonstra
 MOST_STEPS = 64
 EXPLORATION = 0.85  # of the runs, after which no new candidates are added
 CHANGED, CHANGED_BY_WRITER = 0.5, 0.85  # share of the first candidates with a new text or demonstrations
-NARROWEST = 4  # candidates of a step with a writer or local rewards: more with more parameters and a writer
+NARROWEST = 4  # candidates of a step with a writer: more with more parameters
 FINALISTS = 3  # candidates of a step where local rewards are trusted
 LOCAL = 4.0  # runs of local evaluations for each run of a step, where local rewards are certain
 MOST_PASSES = 16  # of local evaluations in a step
@@ -115,7 +115,7 @@ class JointSearch:
             search = Search(task, self.sources, rows, local, JointProgress.from_json(task.resume))
             await search.restore()
         else:
-            state = await start(task, self.sources, rows, guided=local is not None)
+            state = await start(task, self.sources, rows)
             search = Search(task, self.sources, rows, local, state)
             yield Progress(state.to_json(), plural(len(state.candidates), "candidate"))
         while search.state.field and search.state.steps < MOST_STEPS and await search.score_block():
@@ -125,7 +125,7 @@ class JointSearch:
         yield await search.proposal()
 
 
-async def start(task: Task, sources: CandidateSources, rows: Rows, *, guided: bool) -> JointProgress:
+async def start(task: Task, sources: CandidateSources, rows: Rows) -> JointProgress:
     """Propose values of each parameter, and combine them into the first candidates."""
     runs = task.scorer.runs_left
     pools = await demonstrations(task, sources, rows)
@@ -148,7 +148,7 @@ async def start(task: Task, sources: CandidateSources, rows: Rows, *, guided: bo
     design = [*first, *balanced_design(task, state.levels, count, changed)]
     distinct = {canonical_json(values): values for values in design}
     state.candidates = [Candidate(values=values) for values in [*distinct.values()][:count]]
-    state.field = [*range(len(state.candidates))][: NARROWEST if guided else None]
+    state.field = [*range(len(state.candidates))]
     return state
 
 
@@ -276,13 +276,13 @@ class Search:
     def _plan(self) -> dict[int, list[int]]:
         """Return the next examples of each candidate of the field that the runs cover.
 
-        Without a writer and local rewards, these are the first ones that it was not scored on; otherwise,
-        each step goes on to other examples, from the last to the first again.
+        Without a writer and trusted local rewards, these are the first ones that it was not scored on;
+        otherwise, each step goes on to other examples, from the last to the first again.
         """
         task, state = self.task, self.state
         runs, total = task.scorer.runs_left, len(self.rows.scored)
         price = max(state.price, task.prices.keys(task.keys)) if task.scorer.has_free_repeats else 1.0
-        start = state.steps * state.block if self.sources.writes or self.local is not None else 0
+        start = state.steps * state.block if self.sources.writes or self.guided else 0
         plan: dict[int, list[int]] = {}
         paid, known = 0.0, set(map(int, state.scores))
         for number in state.field:
@@ -353,7 +353,7 @@ class Search:
         if proposed:
             first.append(len(known) + int(np.argmax(drawn[len(known) : len(known) + proposed])))
         order = [*first, *(int(i) for i in np.argsort(-drawn, kind="stable") if int(i) not in first)]
-        width = state.width if self.local is None else FINALISTS if self.guided else NARROWEST
+        width = FINALISTS if self.guided else state.width
         state.field = []
         for i in order[:width]:
             if i >= len(known):

@@ -1,0 +1,92 @@
+"""Choice of a method from what a system has to tune, the prices of its evaluations, and the budget.
+
+The choice is made once, before the first run, and each part of it is told with its reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+
+from compound.components.engines.local.devices import device_count
+from compound.formatting import plural
+from compound.graph.configuration import components_of
+from compound.graph.space import Choice, Demos, Float, Int, Text, Weights
+from compound.graph.system import System
+from compound.optimization.method import Method
+from compound.optimization.prices import estimate_prices
+from compound.optimization.savings import SystemSavings
+from compound.optimizers.better_together import BetterTogetherSettings, better_together
+from compound.optimizers.optimas.local_gains import savings_of
+from compound.optimizers.optimas.methods import OptimasSettings
+from compound.optimizers.scheduling.jobs import keys_of
+from compound.optimizers.search.sources import SearchSettings
+from compound.rewards.settings import BackboneSettings
+from compound.settings.optimize import OptimizeSettings
+
+Make = Callable[[str, System, OptimizeSettings], Method]
+LEAST_SAVING = 1.2  # factor by which local rewards must be able to make a search cheaper
+TRAINED_BY = "mmgrpo"
+LEAST_STEPS = 20  # of a training, in half of the budget
+
+
+def auto(system: System, optimize: OptimizeSettings, make: Make) -> Method:
+    """Choose by system and budget: a joint search, local rewards where they pay, and training of weights.
+
+    Args:
+        system: the system to optimize.
+        optimize: the common settings, with the sections of the methods to choose from.
+        make: returns a method by its name.
+    """
+    stages, notes = list[str](), list[str]()
+    if keys_of(system, Text, Demos, Choice, Int, Float):
+        stage, reason, optimize = _search(system, optimize)
+        stages.append(stage)
+        notes.append(f"auto: {stage}, since {reason}")
+    if keys_of(system, Weights):
+        trains, reason = _training(system, optimize, make, alone=not stages)
+        stages += [TRAINED_BY] * trains
+        notes.append(f"auto: {reason}")
+    if len(stages) > 1:
+        made = better_together(system, optimize, BetterTogetherSettings(stages=tuple(stages)), make)
+    else:
+        made = make(stages[0] if stages else "search", system, optimize)
+    return replace(made, name="auto", notes=[*notes, *made.notes])
+
+
+def _search(system: System, optimize: OptimizeSettings) -> tuple[str, str, OptimizeSettings]:
+    """Return the method that searches all parameters except weights, the reason for it, and its settings."""
+    tuned = components_of(keys_of(system, Text, Demos, Choice, Int, Float))
+    prices = estimate_prices(system)
+    savings = SystemSavings([(savings_of(system, name, prices), 1.0) for name in tuned])
+    if savings.at_most < LEAST_SAVING:
+        return "search", "local evaluations would save hardly anything", optimize
+    if find_spec("sklearn") is None:
+        return "search", "local rewards need the extra 'rewards'", optimize
+    if "optimas" not in optimize.sections:
+        given = optimize.section("search", SearchSettings).model_dump(exclude_unset=True)
+        section = OptimasSettings(**given, backbone=BackboneSettings(model="none"))
+        optimize = OptimizeSettings.model_validate({**optimize.given, "optimas": section})
+    cheap = ", ".join(each.component for each in savings.components if not each.unused_reason)
+    factor = f"at most {savings.at_most:.3g} times" if math.isfinite(savings.at_most) else "much"
+    reason = f"local evaluations of {cheap} can make it {factor} cheaper"
+    return "optimas", f"{reason}, as far as scores confirm local rewards", optimize
+
+
+def _training(system: System, optimize: OptimizeSettings, make: Make, *, alone: bool) -> tuple[bool, str]:
+    """Return whether to train weights, and why."""
+    names = ", ".join(components_of(keys_of(system, Weights)))
+    runs, step = optimize.budget.system_runs, make(TRAINED_BY, system, optimize).jobs[0].step
+    steps = math.inf if runs is None or not step else runs / 2 // step
+    if alone:
+        return True, f"{TRAINED_BY}, since only the weights of {names} can change"
+    if find_spec("torch") is None or not device_count("cuda"):
+        why = "there is no GPU"
+    elif steps < LEAST_STEPS:
+        covered = plural(int(steps), "step")
+        why = f"half of the budget covers {covered} of {TRAINED_BY}, and a training takes {LEAST_STEPS}"
+    else:
+        return True, f"then {TRAINED_BY} for the weights of {names}"
+    return False, f"the weights of {names} stay, since {why}; method: better_together trains them anyway"
