@@ -15,29 +15,22 @@ from compound.execution.executor import Executor
 from compound.graph.configuration import components_of, load
 from compound.graph.space import Choice, Demos, Float, Int, Text, Weights
 from compound.graph.system import System
-from compound.optimization.method import Job, Method, Optimizer
+from compound.optimization.method import Job, Method
 from compound.optimization.registration import MethodFactory, as_factory
 from compound.optimizers.baselines.gepa import GEPA
 from compound.optimizers.baselines.gepa_settings import GEPASettings
 from compound.optimizers.baselines.llm_selector import DiagnoserSettings, LLMSelector
 from compound.optimizers.baselines.mipro.optimizer import Mipro, MIPROSettings
-from compound.optimizers.baselines.opro import OPRO
+from compound.optimizers.baselines.opro.optimizer import OPRO, OPROSettings
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.baselines.textgrad import TextGrad, TextGradSettings
 from compound.optimizers.better_together import BetterTogetherSettings, better_together
 from compound.optimizers.memory_plan import check_placements
 from compound.optimizers.optimas.methods import HBCSettings, OptimasSettings, hbc, optimas
-from compound.optimizers.scheduling.jobs import by_component, keys_of, text_jobs
+from compound.optimizers.scheduling.jobs import keys_of, text_jobs
 from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.search.joint import JointSearch
-from compound.optimizers.search.prompts import (
-    OPROSettings,
-    PromptSearch,
-    PromptSettings,
-    reason_not_to_write,
-)
-from compound.optimizers.search.sampling import NumberSearch
-from compound.optimizers.search.sources import CandidateSources, SearchSettings
+from compound.optimizers.search.sources import CandidateSources, SearchSettings, reason_not_to_write
 from compound.optimizers.weights.bases import base_model, check_sampling_engine
 from compound.optimizers.weights.methods import LONG_JOB, POLICY_METHODS, NothingToTune
 from compound.optimizers.weights.training import WeightTraining
@@ -56,15 +49,6 @@ def search(system: System, optimize: OptimizeSettings, settings: SearchSettings)
     jobs = [Job("joint", keys)] if keys else []
     optimizers = {"joint": JointSearch(CandidateSources.of(settings, "search"))}
     return Method("search", optimizers, jobs, Uniform(), least=LONG_JOB, decisions=1)
-
-
-def coordinate(system: System, optimize: OptimizeSettings, settings: PromptSettings) -> Method:
-    """Coordinate search: one component at a time, with the candidates of `optimas`, by the global reward."""
-    optimizers: Mapping[str, Optimizer] = {
-        "prompts": PromptSearch.of(settings, "coordinate"),
-        "numbers": NumberSearch(),
-    }
-    return Method("coordinate", optimizers, by_component(system, "prompts", "numbers"), Uniform())
 
 
 def random(system: System, optimize: OptimizeSettings, settings: NoSettings) -> Method:
@@ -136,7 +120,6 @@ METHODS: Mapping[str, MethodFactory] = {
     "search": MethodFactory(search, SearchSettings),
     "optimas": MethodFactory(optimas, OptimasSettings),
     "hbc": MethodFactory(hbc, HBCSettings),
-    "coordinate": MethodFactory(coordinate, PromptSettings),
     "random": MethodFactory(random, NoSettings),
     "opro": MethodFactory(opro, OPROSettings),
     "mipro": MethodFactory(mipro, MIPROSettings),
@@ -245,17 +228,14 @@ def _with_writer(made: Method, system: System, engine_of: Callable[[str], Engine
     keys = [key for key in tuned if isinstance(system.parameters[key], Text | Demos)]
     optimizers, told = dict(made.optimizers), dict[str, None]()
     for name, optimizer in made.optimizers.items():
-        for part in ("", "prompts", "sources"):
-            search = getattr(optimizer, part, None) if part else optimizer
-            if keys and isinstance(search, PromptSearch | CandidateSources):
-                found = search.with_writer(system, engine_of)
-                optimizers[name] = (
-                    replace(cast("Any", optimizer), **{part: found}) if part else cast("Optimizer", found)
-                )
-                if not isinstance(found, CandidateSources) or found.names:
-                    told[found.describe(system, keys)] = None
+        sources = getattr(optimizer, "sources", None)
+        if keys and isinstance(sources, CandidateSources):
+            found = sources.with_writer(system, engine_of)
+            optimizers[name] = replace(cast("Any", optimizer), sources=found)
+            if found.names:
+                told[found.describe(system, keys)] = None
     for name, section in made.sections.items() if keys else ():
-        other = not isinstance(section, PromptSettings | SearchSettings | DiagnoserSettings)
+        other = not isinstance(section, SearchSettings | DiagnoserSettings)
         if other and hasattr(section, "lm") and "llm" in getattr(section, "proposers", ["llm"]):
             told[_describe_writer(name, section.lm, system, engine_of)] = None
     return replace(made, optimizers=optimizers, proposers=list(told))

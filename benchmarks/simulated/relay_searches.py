@@ -60,7 +60,6 @@ METHODS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "search": ("search", {}),
     "unguided": (f"{ABLATIONS}:unguided", NO_BACKBONE),
     "shuffled": (f"{ABLATIONS}:shuffled", NO_BACKBONE),
-    "coordinate": ("coordinate", {}),
     "llm_selector": ("llm_selector", {}),
     "random": ("random", {}),
 }

@@ -27,7 +27,7 @@ from compound.execution.rng import generator
 from compound.formatting import plural
 from compound.graph.system import System
 from compound.loop.context import RunContext
-from compound.optimization.budget_plan import decision_cost, further_cost, stochastic, uses_up_decisions
+from compound.optimization.budget_plan import decision_cost, further_cost, stochastic
 from compound.runs.events import Verdict
 
 __all__ = ["decide", "stop_if_undecidable"]
@@ -303,13 +303,11 @@ def _end_idle_round(context: RunContext) -> None:
     """Record a round without a change; end the search after several in a row."""
     search = context.search
     search.idle_rounds += 1
-    plan, method = context.budget.plan, context.problem.method
-    if uses_up_decisions(method, plan):  # the planned jobs of this decision are finished
+    if context.problem.method.jobs_each is not None:  # the planned jobs of this decision are finished
         search.decisions += 1
         search.skipped = [*search.skipped, search.decisions]
-        if search.decisions == plan.decisions and not search.stopped:
+        if search.decisions == context.budget.plan.decisions and not search.stopped:
             search.stopped = "all planned jobs are done"
-    patience = PATIENCE if method.jobs_each else PATIENCE * len(method.jobs) // plan.jobs
-    if search.idle_rounds >= patience and not search.stopped:
-        search.stopped = f"{patience} consecutive rounds proposed nothing"
+    if search.idle_rounds >= PATIENCE and not search.stopped:
+        search.stopped = f"{PATIENCE} consecutive rounds proposed nothing"
     context.recorder.event("round", note="no change to decide on", idle=search.idle_rounds)

@@ -15,7 +15,6 @@ from compound.execution.schedule import setting_values
 from compound.formatting import plural
 from compound.graph.component import Component
 from compound.graph.composite import Composite
-from compound.graph.configuration import component_of
 from compound.graph.space import Choice, Float, Int
 from compound.graph.survey import RunLimits, survey
 from compound.graph.system import System
@@ -38,7 +37,7 @@ class BudgetPlan:
     Attributes:
         decisions: number of comparisons on the validation split.
         jobs: number of jobs before each decision.
-        cost: system runs per decision; if each job has its own, their mean.
+        cost: system runs per decision.
         level: the significance level of each decision; they sum to ``alpha``.
     """
 
@@ -51,62 +50,20 @@ class BudgetPlan:
 def make_plan(problem: Problem, left: float, jobs: int, prices: Prices) -> BudgetPlan:
     """Divide ``left`` system runs between decisions and jobs, at most half for decisions.
 
-    There is a round of all jobs before each decision. With ``decide: component``, each job has its own
-    decision, if the budget and alpha allow as many decisions as there are jobs.
-
     Args:
         problem: the problem, including the method.
         left: system runs left.
         jobs: number of jobs in a round.
         prices: expected fractions of a system run, by the components that change.
     """
-    each = _plan_of_each_job(problem, left, prices)
-    if each is not None:
-        return each
-    cost = reserved_cost(problem, {key for job in all_jobs(problem.method) for key in job.keys}, prices)
-    most = problem.settings.iterations if problem.method.decisions is None else problem.method.decisions
-    decisions = _decisions(problem, left, 2 * cost + jobs * planned_job_runs(problem, prices), most)
-    return BudgetPlan(decisions, jobs, cost, problem.settings.alpha / decisions)
-
-
-def _plan_of_each_job(problem: Problem, left: float, prices: Prices) -> BudgetPlan | None:
-    """Return the plan with a decision after each job, or ``None`` if it is not wanted or not possible."""
     settings, method = problem.settings, problem.method
-    if settings.decide != "component" or not has_job_per_component(method):
-        return None
-    weights = sum(job.weight for job in method.jobs)
-    cost = sum(job.weight * reserved_cost(problem, job.keys, prices) for job in method.jobs) / weights
-    most = settings.iterations * len(method.jobs)
-    decisions = _decisions(problem, left, 2 * cost + planned_job_runs(problem, prices), most)
-    if decisions < len(method.jobs):
-        return None
-    return BudgetPlan(decisions, 1, cost, settings.alpha / decisions)
-
-
-def _decisions(problem: Problem, left: float, least: float, most: int) -> int:
-    """Return the number of decisions, of which each takes ``least`` system runs with its jobs."""
-    settings = problem.settings
+    cost = reserved_cost(problem, {key for job in all_jobs(method) for key in job.keys}, prices)
+    most = settings.iterations if method.decisions is None else method.decisions
+    least = 2 * cost + jobs * planned_job_runs(problem, prices)
     affordable = most if math.isinf(left) else int(left // least)
     decidable = most_decisions(len(problem.valid), settings.alpha, bounded=has_bounds(problem))
-    return max(1, min(most, affordable, decidable))
-
-
-def has_job_per_component(method: Method) -> bool:
-    """Return whether a method has several jobs that change one component, or one group of components, each.
-
-    Components may have several jobs; groups must not overlap, so that each component is tested with the same
-    others.
-    """
-    groups = {frozenset(component_of(key) for key in job.keys) for job in method.jobs}
-    is_disjoint = sum(map(len, groups)) == len(frozenset[str]().union(*groups))
-    is_divided = len(groups) > 1 or (len(method.jobs) > 1 and all(len(group) == 1 for group in groups))
-    is_fixed = method.jobs_each is not None or method.decisions is not None
-    return not is_fixed and is_disjoint and is_divided
-
-
-def uses_up_decisions(method: Method, plan: BudgetPlan) -> bool:
-    """Return whether a round without a change uses up its decision, since its jobs were planned for it."""
-    return method.jobs_each is not None or plan.jobs < len(method.jobs)
+    decisions = max(1, min(most, affordable, decidable))
+    return BudgetPlan(decisions, jobs, cost, settings.alpha / decisions)
 
 
 def all_jobs(method: Method) -> list[Job]:

@@ -142,7 +142,7 @@ def prospects(problem: Problem, plan: BudgetPlan, free: float, allowed: Allowanc
         free -= free * method.opening.weight if math.isfinite(free) else 0.0
     total = sum(job.weight for job in method.jobs) * plan.decisions * plan.jobs / len(method.jobs)
     left, seed, prices = free, derive_seed(settings.seed, "scheduler"), allowed.outlook.prices
-    for _ in range(plan.jobs if method.jobs_each else len(method.jobs)):
+    for _ in range(plan.jobs):
         chosen = choose_job(method, history, seed)
         job = next(j for j in method.jobs if (j.optimizer, j.keys) == (chosen.optimizer, chosen.keys))
         needed = minimum_job_runs(job, settings.minibatch, prices, tried=True)

@@ -111,19 +111,14 @@ class CommonSettings(Settings):
 
     method: MethodName = "search"
     """`search` (all parameters except weights, jointly), `optimas` (local rewards, one component at a time),
-    `coordinate` (the same without local rewards), a method that trains weights such as `mmgrpo` or
-    `mhgpo_rr`, `better_together`, a baseline such as `random` or `mipro`, or your own `module:function`."""
+    a method that trains weights such as `mmgrpo` or `mhgpo_rr`, `better_together`, a baseline such as
+    `random` or `mipro`, or your own `module:function`."""
     seed: int = Field(default=0, ge=0)
     """Seed of all random streams of the run."""
     budget: BudgetSettings = BudgetSettings()
     """Hard limits of the run."""
     iterations: int = Field(default=6, ge=1)
-    """Maximum number of proposals tested on the validation split; with `decide: component`, of each job."""
-    decide: Literal["round", "component"] = "round"
-    """What a decision on the validation split accepts or rejects: `round` (the changes of a round of all
-    jobs together), or `component` (the change of each job, in methods whose jobs change one component or
-    segment each). `component` divides alpha among at least as many decisions as there are jobs; if the
-    budget or the validation split allows fewer, rounds are decided."""
+    """Maximum number of proposals tested on the validation split."""
     train_size: int | None = Field(default=None, ge=1)
     """Number of train examples to use; default: all."""
     valid_size: ValidSize | None = "auto"

@@ -55,7 +55,6 @@ class OptimizeSettings(CommonSettings):
             seed: int = ...,
             budget: BudgetSettings = ...,
             iterations: int = ...,
-            decide: Literal["round", "component"] = ...,
             train_size: int | None = ...,
             valid_size: int | Literal["auto"] | None = ...,
             test_size: int | None = ...,

@@ -7,9 +7,9 @@ from itertools import count
 from statistics import fmean
 from typing import Any
 
-from compound.evaluation.statistics import binomial_tail, interval_of_means
+from compound.evaluation.statistics import binomial_tail
 from compound.settings.optimize import OptimizeSettings
-from tables.data import markdown, results, spread
+from tables.data import markdown, results
 
 
 def needed() -> str:
@@ -98,24 +98,6 @@ def acceptance_power(level: str) -> str:
     return markdown(["gain of an example", *names], rows)
 
 
-def decision_rules() -> str:
-    """Tabulate the results of a decision for each round and for each component, where they differ."""
-    found = results("decision_rules")
-    rows = []
-    for each, single in zip(found["rows"][::2], found["rows"][1::2], strict=True):
-        if not single["by_component"]:
-            continue
-        gains = [b - a for a, b in zip(each["reached"], single["reached"], strict=True)]
-        rows.append([
-            f"{each['system']}, `{each['method']}`", str(each["valid"]), str(each["runs"]),
-            f"{found['start'][each['system']]:.3f}",
-            *(f"{row['mean']:.3f} ({row['accepted']:.2f}, {row['false']:.2f})" for row in (each, single)),
-            spread(interval_of_means(gains).to_json(), signed=True) if any(gains) else "0",
-        ])  # fmt: skip
-    headings = ["system, method", "n", "system runs", "start", "round", "component", "difference"]
-    return markdown(headings, rows)
-
-
 def valid_sizes() -> str:
     """Tabulate the results of small budgets by the number of validation examples."""
     found = results("valid_sizes")
@@ -136,4 +118,4 @@ def valid_sizes() -> str:
     return markdown(["system runs", "n", *systems, "mean"], rows)
 
 
-TABLES = (needed, false_accepts, false_runs, policies, acceptance_power, decision_rules, valid_sizes)
+TABLES = (needed, false_accepts, false_runs, policies, acceptance_power, valid_sizes)

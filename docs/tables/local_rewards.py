@@ -11,7 +11,7 @@ from compound.report.facts.text import p_value
 from tables.data import DATA, markdown, results, spread
 
 MIN_INPUTS = 10
-PUBLIC = ("optimas", "search", "coordinate", "random", "llm_selector", "hbc")
+PUBLIC = ("optimas", "search", "random", "llm_selector", "hbc")
 
 
 def summary(part: str) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from compound.example import Example
 from compound.execution.trace import Call, Trace
 from compound.graph.component import Component
 from compound.graph.system import System
-from compound.optimizers.search.proposers.opro import purpose_of
+from compound.optimizers.baselines.opro.requests import purpose_of
 from compound.optimizers.search.proposers.transcripts import fields, read_and_written, result, verdict
 
 MAX_TOKENS = 400  # of a feedback, and of a prompt

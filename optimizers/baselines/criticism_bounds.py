@@ -12,7 +12,7 @@ from compound.graph.system import System
 from compound.optimization.bounds import Outlook
 from compound.optimizers.baselines.criticism import MAX_TOKENS
 from compound.optimizers.baselines.gradients import MOST, has_prompt
-from compound.optimizers.search.proposers.opro import purpose_of
+from compound.optimizers.baselines.opro.requests import purpose_of
 from compound.optimizers.search.proposers.transcripts import longest_calls, longest_of, longest_run
 
 TEMPLATE = 1000  # upper bound on the bytes of fixed text in a request, without the descriptions of steps

@@ -32,7 +32,8 @@ from compound.optimizers.baselines.reflection import (
     objectives_of,
     scores_of,
 )
-from compound.optimizers.search.prompts import split, text_keys
+from compound.optimizers.scheduling.jobs import text_keys
+from compound.optimizers.search.rows import split
 from compound.storage.state import State
 
 TRIES = 2  # reflections per minibatch of runs in a job's share

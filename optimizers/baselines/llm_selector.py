@@ -29,8 +29,8 @@ from compound.optimizers.baselines.diagnoser import (
     verdict_bound,
     verdict_request,
 )
-from compound.optimizers.search.prompts import split
 from compound.optimizers.search.proposers.proposing import ask_for_proposal
+from compound.optimizers.search.rows import split
 from compound.settings.base import Settings
 from compound.settings.references import ModelName
 from compound.storage.state import State

@@ -1,31 +1,62 @@
-"""Random search: the simplest baseline, with the same loop, budget and acceptance test as other methods."""
+"""Random search: the simplest baseline, with the same loop, budget and acceptance test as other methods.
+
+The random configurations are compared by sequential halving (Karnin, Koren and Somekh 2013): each round
+spends an equal part of the system runs on further examples, and the better half of its candidates reaches
+the next one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from compound.example import Example
 from compound.execution.rng import generator
+from compound.formatting import plural
 from compound.graph.configuration import canonical_json
 from compound.graph.space import Choice, Demos, Float, Int, Text
 from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.search.prompts import (
-    ATTEMPTS,
-    CandidateRace,
-    Pools,
-    bootstrap_pools,
-    first_rung_size,
-    race_incumbent,
-    split,
-)
-from compound.optimizers.search.proposers.demos import draw_demos
+from compound.optimizers.search.proposers.demos import WeightedDemo, bootstrap_pools, draw_demos
 from compound.optimizers.search.proposers.edits import GROWTH, bounded_edit, clauses_for
+from compound.optimizers.search.rows import pool_size, split
+from compound.storage.state import State
 
+ATTEMPTS = 6  # per candidate, since duplicates are dropped
 EDITS = 2  # maximum number of edits of a text
+FEWEST = 0.5  # of a minibatch: examples of the first round, below which there are fewer candidates
+EXTENSION = 0.05  # of its examples: smallest extension of the last round
+
+
+class Halving(State):
+    """Progress of `RandomSearch`.
+
+    Attributes:
+        candidates: the values that each candidate changes.
+        alive: the numbers of the candidates of the next round, best first.
+        rounds: the number of rounds left.
+        price: system runs that a candidate took per example of the last round; at first, the expected ones.
+        seen: the number of examples of the last round.
+        mean: the mean score of its best candidate.
+        incumbent: the incumbent's mean score on the same examples.
+    """
+
+    candidates: list[dict[str, object]]
+    alive: list[int]
+    rounds: int
+    price: float
+    seen: int = 0
+    mean: float = 0.0
+    incumbent: float = 0.0
+
+    def note(self) -> str:
+        """Return the progress note of the last round."""
+        size = plural(self.seen, "example")
+        return f"the best on {size}: {self.mean:.3f}, incumbent {self.incumbent:.3f}"
 
 
 @dataclass(frozen=True)
@@ -34,36 +65,120 @@ class RandomSearch:
 
     def bound(self, outlook: Outlook) -> JobBound:
         """Declare that the job sends no requests except the runs of the system."""
-        return JobBound(growth=GROWTH, candidates=first_rung_size(outlook))
+        pool = pool_size(outlook.system, outlook.keys, len(outlook.train), outlook.runs, outlook.minibatch)
+        price = outlook.prices.keys(outlook.keys)
+        count = affordable(outlook.candidates, outlook.runs - pool, price, outlook.minibatch)
+        return JobBound(growth=GROWTH, candidates=count)
 
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
-        """Draw candidates, race them, and propose the winner."""
+        """Draw candidates, compare them, and propose the winner."""
         pool_examples, examples = split(task)
         if task.resume is not None:
-            state = CandidateRace.from_json(task.resume)
+            state = Halving.from_json(task.resume)
         else:
-            pools = await bootstrap_pools(task, pool_examples)
-            state = CandidateRace(candidates=self._candidates(task, pools))
-            yield Progress(state.to_json(), f"{len(state.candidates)} random configurations")
-        async for event in race_incumbent(task, state.candidates, examples, state):
-            yield event
-
-    def _candidates(self, task: Task, pools: Pools) -> list[dict[str, object]]:
-        seen: set[str] = set()
-        candidates: list[dict[str, object]] = []
-        for attempt in range(ATTEMPTS * task.candidates):
-            if len(candidates) == task.candidates:
-                break
-            rng = generator(task.seed, "random", attempt)
-            changed = [key for key in task.keys if rng.random() < 0.5]
-            values = {key: v for key in changed if (v := _random_value(task, key, pools, rng)) is not None}
-            if values and canonical_json(values) not in seen:
-                seen.add(canonical_json(values))
-                candidates.append(values)
-        return candidates
+            found = _candidates(task, await bootstrap_pools(task, pool_examples))
+            price = _price(task, found)
+            count = affordable(len(found), task.scorer.runs_left, price, task.minibatch)
+            state = Halving(candidates=found, alive=list(range(count)), rounds=rounds_of(count), price=price)
+            yield Progress(state.to_json(), f"{len(found)} random configurations")
+        while size := _next_size(task, state, len(examples)):
+            await _score_round(task, state, examples[:size])
+            yield Progress(state.to_json(), state.note())
+        if not state.seen:
+            yield Proposal({}, tried=len(state.candidates), note="no candidate could be scored")
+            return
+        values = state.candidates[state.alive[0]] if state.mean > state.incumbent else {}
+        note = "" if values else "no candidate beat the incumbent"
+        yield Proposal(values, state.incumbent, state.mean, len(state.candidates), note)
 
 
-def _random_value(task: Task, key: str, pools: Pools, rng: np.random.Generator) -> object:
+def rounds_of(candidates: int) -> int:
+    """Return the number of rounds: half of the candidates, rounded up, reach the next one.
+
+    >>> [rounds_of(n) for n in (1, 2, 3, 4, 6, 8, 9)]
+    [1, 2, 3, 3, 4, 4, 5]
+    """
+    return 1 + math.ceil(math.log2(candidates)) if candidates else 0
+
+
+def affordable(candidates: int, runs: float, price: float, minibatch: int) -> int:
+    """Return how many candidates some system runs can compare, with the incumbent.
+
+    Args:
+        candidates: the number of available candidates.
+        runs: system runs left.
+        price: expected system runs of a candidate on one example.
+        minibatch: the number of examples of the first round that a comparison should have.
+
+    >>> [affordable(8, runs, price=1.0, minibatch=8) for runs in (144, 50, 2, 1)]
+    [8, 4, 1, 0]
+    """
+    fewest = max(1, math.ceil(FEWEST * minibatch))
+    for count in range(candidates, 1, -1):
+        if runs / rounds_of(count) >= fewest * (count * price + 1):
+            return count
+    return int(candidates > 0 and runs >= price + 1)
+
+
+def _next_size(task: Task, state: Halving, examples: int) -> int:
+    """Return the number of examples of the next round; 0 after the last one.
+
+    The last round is extended while the runs left cover further examples and its candidate is better than
+    the incumbent, since runs may cost less than expected.
+    """
+    is_extension = state.rounds < 1
+    if not state.alive or (is_extension and state.mean <= state.incumbent):
+        return 0
+    runs, free = task.scorer.runs_left, task.scorer.has_free_repeats
+    seen = state.seen if free else 0
+    if not math.isfinite(runs):
+        new = examples if is_extension else max(state.seen, task.minibatch)
+    else:
+        sure = len(state.alive) * max(state.price, _price(task, state.candidates)) + 1
+        expected = len(state.alive) * state.price + 1
+        new = int(min(runs / sure, max(1.0, runs / max(1, state.rounds) / expected)))
+    size = min(seen + new, examples)
+    least = max(1, math.ceil(EXTENSION * state.seen)) if is_extension else 1
+    return size if size - state.seen >= least else 0
+
+
+def _price(task: Task, candidates: Sequence[Mapping[str, object]]) -> float:
+    """Return the expected system runs of a candidate on one example."""
+    if not candidates or not task.scorer.has_free_repeats:
+        return 1.0
+    return sum(map(task.prices.keys, candidates)) / len(candidates)
+
+
+async def _score_round(task: Task, state: Halving, examples: Sequence[Example]) -> None:
+    """Score the candidates and the incumbent, and keep the better half."""
+    candidates = [{}, *(state.candidates[number] for number in state.alive)]
+    incumbent, *scored = await task.scorer.score(candidates, examples)
+    new = len(examples) - (state.seen if task.scorer.has_free_repeats else 0)
+    state.price = sum(found.system_runs for found in scored) / (len(scored) * new)
+    means = {number: found.mean for number, found in zip(state.alive, scored, strict=True)}
+    ranked = sorted(state.alive, key=lambda number: (-means[number], number))
+    state.alive = ranked[: math.ceil(len(ranked) / 2)]
+    state.rounds, state.seen = state.rounds - 1, len(examples)
+    state.mean, state.incumbent = means[ranked[0]], incumbent.mean
+
+
+def _candidates(task: Task, pools: Mapping[str, Sequence[WeightedDemo]]) -> list[dict[str, object]]:
+    """Draw distinct random candidates."""
+    found: dict[str, dict[str, object]] = {}
+    for attempt in range(ATTEMPTS * task.candidates):
+        if len(found) == task.candidates:
+            break
+        rng = generator(task.seed, "random", attempt)
+        changed = [key for key in task.keys if rng.random() < 0.5]
+        values = {key: v for key in changed if (v := _random_value(task, key, pools, rng)) is not None}
+        if values:
+            found.setdefault(canonical_json(values), values)
+    return list(found.values())
+
+
+def _random_value(
+    task: Task, key: str, pools: Mapping[str, Sequence[WeightedDemo]], rng: np.random.Generator
+) -> object:
     space = task.system.parameters[key]
     if isinstance(space, Choice | Int | Float):
         return space.draw(rng)

@@ -28,10 +28,10 @@ from compound.optimizers.baselines.concurrent import gather
 from compound.optimizers.baselines.criticism import MAX_TOKENS, rewrite_request
 from compound.optimizers.baselines.criticism_bounds import bounds
 from compound.optimizers.baselines.gradients import Backward, Gradient
-from compound.optimizers.scheduling.jobs import keys_of
-from compound.optimizers.search.prompts import split, text_keys
-from compound.optimizers.search.proposers.opro import parse_prompt
+from compound.optimizers.baselines.opro.requests import parse_prompt
+from compound.optimizers.scheduling.jobs import keys_of, text_keys
 from compound.optimizers.search.proposers.proposing import ask_for_proposal
+from compound.optimizers.search.rows import split
 from compound.settings.base import Settings
 from compound.settings.references import ModelName
 from compound.storage.state import State

@@ -29,7 +29,8 @@ from compound.optimizers.optimas.part import Part, part_of, run_parts
 from compound.optimizers.optimas.rewarding import RunRewards
 from compound.optimizers.search.design import Values
 from compound.optimizers.search.joint import JointSearch, start
-from compound.optimizers.search.sources import CandidateSources, divide
+from compound.optimizers.search.rows import divide
+from compound.optimizers.search.sources import CandidateSources
 from compound.rewards.policy import store_reward
 from compound.rewards.settings import RewardLearning
 

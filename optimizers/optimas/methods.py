@@ -130,7 +130,7 @@ def _by_component(
         "local": LocalSearch(learning, sources, guide, settings.temperature, adapts),
         "weights": weights,
     }
-    jobs = [*by_component(system, "local", "local"), *(Job("weights", (key,)) for key in trained)]
+    jobs = [*by_component("local", system), *(Job("weights", (key,)) for key in trained)]
     everything = tuple(key for job in jobs for key in job.keys)
     opening = Job("offline", everything, weight=offline) if offline else None
     scheduler = SCHEDULERS[settings.scheduler]()

@@ -16,9 +16,10 @@ from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.optimas.guides import Guide, LearnedRewards
 from compound.optimizers.optimas.rewarding import RunRewards, tunable
+from compound.optimizers.scheduling.jobs import demo_keys, text_keys
 from compound.optimizers.search.joint import JointSearch, start
-from compound.optimizers.search.prompts import demo_keys, text_keys
-from compound.optimizers.search.sources import CandidateSources, divide
+from compound.optimizers.search.rows import divide
+from compound.optimizers.search.sources import CandidateSources
 from compound.rewards.heads import MIN_INPUTS
 from compound.rewards.pairs import expected_cost
 from compound.rewards.settings import RewardLearning

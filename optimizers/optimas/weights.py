@@ -21,7 +21,7 @@ from compound.optimization.method import JobContext, Progress, Proposal, Task
 from compound.optimization.scorer import TRAIN_SAMPLE
 from compound.optimizers.optimas.guides import Guide, LearnedRewards, Scores
 from compound.optimizers.optimas.rewarding import RunRewards, tunable
-from compound.optimizers.search.prompts import is_whole
+from compound.optimizers.search.proposers.demos import is_whole
 from compound.optimizers.weights.credit.advantages import advantages
 from compound.optimizers.weights.credit.grouping import call_samples
 from compound.optimizers.weights.learner.critic import CriticSettings

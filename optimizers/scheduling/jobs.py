@@ -1,4 +1,4 @@
-"""Division of a system's parameters into jobs."""
+"""Parameters of a system or a job by kind, and their division into jobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 from compound.graph.configuration import component_of
 from compound.graph.space import Demos, Space, Text, Weights
 from compound.graph.system import System
-from compound.optimization.method import Job
+from compound.optimization.method import Job, Task
 
 
 def keys_of(system: System, *kinds: type[Space]) -> tuple[str, ...]:
@@ -15,19 +15,24 @@ def keys_of(system: System, *kinds: type[Space]) -> tuple[str, ...]:
     return tuple(key for key, space in system.parameters.items() if isinstance(space, kinds))
 
 
-def by_component(system: System, texts: str, numbers: str) -> list[Job]:
-    """Return two jobs per component: one for texts and demonstrations, one for choices and numbers.
+def demo_keys(task: Task) -> list[str]:
+    """Return the job's keys of demonstrations."""
+    spaces = task.system.parameters
+    return [key for key in task.keys if isinstance(space := spaces[key], Demos) and space.max]
 
-    Args:
-        system: the system.
-        texts: the optimizer of texts and demonstrations.
-        numbers: the optimizer of choices and numbers.
-    """
+
+def text_keys(task: Task) -> list[str]:
+    """Return the job's keys of texts."""
+    return [key for key in task.keys if isinstance(task.system.parameters[key], Text)]
+
+
+def by_component(optimizer: str, system: System) -> list[Job]:
+    """Return two jobs per component: one for texts and demonstrations, one for choices and numbers."""
     groups: dict[tuple[str, bool], list[str]] = {}
     for key, space in system.parameters.items():
         if not isinstance(space, Weights):
             groups.setdefault((component_of(key), isinstance(space, Text | Demos)), []).append(key)
-    return [Job(texts if is_text else numbers, tuple(keys)) for (_, is_text), keys in groups.items()]
+    return [Job(optimizer, tuple(keys)) for keys in groups.values()]
 
 
 def text_jobs(optimizer: str, system: System) -> list[Job]:

@@ -34,6 +34,7 @@ from compound.graph.configuration import canonical_json
 from compound.graph.space import Choice, Demos, Float, Int
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
+from compound.optimizers.scheduling.jobs import text_keys
 from compound.optimizers.search.design import (
     Values,
     balanced_design,
@@ -45,9 +46,8 @@ from compound.optimizers.search.design import (
 )
 from compound.optimizers.search.gain_model import GainModel, Observation
 from compound.optimizers.search.joint_state import Candidate, JointProgress, LocalEvaluations, LocalGuide
-from compound.optimizers.search.prompts import text_keys
 from compound.optimizers.search.proposers import reflect as writing
-from compound.optimizers.search.proposers.demos import draw_demos
+from compound.optimizers.search.proposers.demos import demonstrations, draw_demos
 from compound.optimizers.search.proposers.edits import (
     GROWTH,
     bounded_edit,
@@ -56,7 +56,8 @@ from compound.optimizers.search.proposers.edits import (
     sentences,
 )
 from compound.optimizers.search.proposers.reflect import describe, reflect
-from compound.optimizers.search.sources import CandidateSources, Rows, demonstrations, divide
+from compound.optimizers.search.rows import Rows, divide
+from compound.optimizers.search.sources import CandidateSources
 
 MOST_STEPS = 64
 EXPLORATION = 0.85  # of the runs, after which no new candidates are added

@@ -1,8 +1,7 @@
-"""Sources of new prompts and demonstrations, and the rows of the data that they may read.
+"""Sources of new prompts and demonstrations, and the choice of the sources that a search uses.
 
-A source reads rows that no candidate is scored on, or runs of the leading candidate. Which sources a search
-uses follows from the system: a model that can write, if one is at hand, writes prompts; otherwise a grammar
-of edits changes them.
+The choice follows from the system: a model that can write, if one is at hand, writes prompts; otherwise a
+grammar of edits changes them.
 """
 
 from __future__ import annotations
@@ -12,20 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from compound.engine import Engine
-from compound.example import Example
-from compound.execution.rng import generator
-from compound.graph.configuration import component_of
+from compound.errors import CompoundError
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
-from compound.optimization.method import Task
-from compound.optimizers.search.prompts import (
-    bootstrap_pools,
-    demo_keys,
-    pool_order,
-    reason_not_to_write,
-    text_keys,
-)
-from compound.optimizers.search.proposers.demos import WeightedDemo, labelled_demos
 from compound.settings.base import Settings
 from compound.settings.references import ModelName
 
@@ -33,9 +21,6 @@ SourceName = Literal["describe", "reflect", "demos", "edits"]
 WRITTEN: Sequence[SourceName] = ("describe", "reflect", "demos")  # with a model that writes prompts
 UNWRITTEN: Sequence[SourceName] = ("demos", "edits")
 KINDS: Mapping[str, type] = {"describe": Text, "reflect": Text, "demos": Demos, "edits": Text}
-
-POOL, POOL_WITH_WRITER = 16, 8  # examples that the incumbent is run on for demonstrations
-RESERVED = 0.25  # of the train examples, for descriptions, if there are no demonstrations
 
 
 class SearchSettings(Settings):
@@ -110,49 +95,12 @@ class CandidateSources:
         return told
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Division of the train examples; the same in all jobs of a run, so that no example changes its part.
-
-    Attributes:
-        pool: examples that the incumbent is run on for demonstrations and the first reflections.
-        read: examples that descriptions and labelled demonstrations are made of, including the pool.
-        scored: examples that candidates are scored on, in random order.
-    """
-
-    pool: Sequence[Example]
-    read: Sequence[Example]
-    scored: Sequence[Example]
-
-
-def divide(task: Task, sources: CandidateSources) -> Rows:
-    """Divide the train examples of a job."""
-    ordered = pool_order(task)
-    has_demos = any(isinstance(space, Demos) for space in task.system.parameters.values())
-    reads = "describe" in sources.names and bool(text_keys(task))
-    read = len(ordered) // 2 if has_demos else int(RESERVED * len(ordered)) if reads else 0
-    most = POOL_WITH_WRITER if sources.writes else POOL
-    uses_pool = has_demos and (("demos" in sources.names and demo_keys(task)) or "reflect" in sources.names)
-    count = int(min(read, most, task.scorer.runs_left / 4)) if uses_pool else 0
-    rest = ordered[read:]
-    order = generator(task.seed, "examples").permutation(len(rest))
-    return Rows(ordered[:count], ordered[:read], [rest[i] for i in order])
-
-
-async def demonstrations(
-    task: Task, sources: CandidateSources, rows: Rows
-) -> dict[str, Sequence[WeightedDemo]]:
-    """Return demonstrations to draw from, by parameter.
-
-    A component that writes the compared output and reads inputs of the system only gets expected answers of
-    train examples, which take no run. The others get inputs and outputs of successful runs.
-    """
-    keys = demo_keys(task) if "demos" in sources.names else []
-    labelled = labelled_demos(task.system, task.context.metric, rows.read)
-    found = {key: labelled.get(component_of(key), ()) for key in keys}
-    pools: dict[str, Sequence[WeightedDemo]] = {
-        key: [WeightedDemo(demo, 1.0) for demo in demos] for key, demos in found.items() if demos
-    }
-    if set(keys) - set(pools):
-        pools = {**(await bootstrap_pools(task, rows.pool)), **pools}
-    return pools
+def reason_not_to_write(lm: str, engine_of: Callable[[str], Engine]) -> str:
+    """Return why a model writes no prompts by default, or an empty text if it does."""
+    try:
+        engine = engine_of(lm)
+        if getattr(engine, "writes_prompts", engine.remote):
+            return ""
+    except CompoundError as error:
+        return error.message
+    return f"{lm!r} " + ("declares that it writes no prompts" if engine.remote else "runs in this process")

@@ -57,8 +57,8 @@ from compound.optimization.budget_plan import (
 from compound.optimization.method import Job, Method, Progress, Proposal, Task
 from compound.optimization.prices import CallShare, Prices, estimate_prices
 from compound.optimization.problem import Problem
+from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.scheduling.scheduler import Uniform
-from compound.optimizers.search.sampling import NumberSearch
 from compound.report import write as write_report
 from compound.runs.changes import FORMAT
 from compound.runs.directory import RunDirectory, read_json
@@ -254,7 +254,7 @@ def problem_of(world: Relay, names: Sequence[str] = (), valid: int = 20, **chang
     options = SMALL.model_copy(update={"valid_size": valid, **changes})
     system = world.system()
     jobs = [Job("numbers", (f"{name}.option",)) for name in names or world.names[: world.tuned]]
-    method = Method("each", {"numbers": NumberSearch()}, jobs, Uniform())
+    method = Method("each", {"numbers": RandomSearch()}, jobs, Uniform())
     return Problem(system, world.examples(60), world.examples(valid, "valid"), [], world, options, method, {})
 
 
@@ -275,7 +275,9 @@ class TestPlan:
     def test_jobs_whose_candidates_take_no_whole_runs_need_less(self) -> None:
         # No counted call follows `spoil.w`, so that only the incumbent's runs cost in its job, which halves
         # it: a sweep takes 24 + 12 runs, and 2·40 + 36 = 116.
-        sampled = problem(iterations=10, method="coordinate")
+        sampled = problem(iterations=10, method="random")
+        jobs = [Job("random", ("answerer.prompt",)), Job("random", ("spoil.w",))]
+        sampled = replace(sampled, method=replace(sampled.method, jobs=jobs))
         prices = estimate_prices(sampled.system)
         assert (prices.keys(["answerer.prompt"]), prices.keys(["spoil.w"])) == (1.0, 0.0)
         assert make_plan(sampled, 348, 2, prices) == BudgetPlan(3, 2, 40, 0.05 / 3)
@@ -342,29 +344,6 @@ class TestPlan:
         )
         system = System("looped", outputs={"answer": looped_}, lm="lm")
         assert decision_cost(problem(system), ["step.w"], estimate_prices(system)) == 20
-
-    def test_each_component_is_decided_where_the_budget_and_alpha_allow_it(self) -> None:
-        """Prices of 1, 2/3 and 1/3: decisions take (20 + 13 2/3 + 7 1/3) / 3 runs, a job 6 x 4 x 5/6."""
-        made = problem_of(Relay(3, 3), valid=20, decide="component")
-        prices = estimate_prices(made.system)
-        cost = (20 + 41 / 3 + 22 / 3) / 3
-        each = 2 * cost + 20
-        plan = make_plan(made, 3 * each, 3, prices)
-        assert (plan.decisions, plan.jobs) == (3, 1)
-        assert plan.cost == pytest.approx(cost)
-        assert plan.level == pytest.approx(0.05 / 3)
-        assert (
-            make_plan(made, 3 * each - 0.1, 3, prices).jobs == 3
-        )  # two decisions are too few for three jobs
-        assert make_plan(made, math.inf, 3, prices).decisions == 3 * made.settings.iterations
-        # five examples show an improvement at 0.05 / 1 only
-        assert make_plan(problem_of(Relay(3, 3), valid=5, decide="component"), math.inf, 3, prices).jobs == 3
-        both = [Job("numbers", ("a.option", "b.option")), Job("numbers", ("c.option",))]
-        segments = replace(made, method=replace(made.method, jobs=both))
-        assert make_plan(segments, math.inf, 2, prices).jobs == 1
-        both[1] = Job("numbers", ("b.option", "c.option"))
-        joint = replace(made, method=replace(made.method, jobs=both))
-        assert make_plan(joint, math.inf, 2, prices).jobs == 2
 
     def test_chance_that_a_parameter_can_bring_in_counts_from_the_beginning(self) -> None:
         """A greedy start may become a sampling candidate: decisions then need fresh samples."""
@@ -677,7 +656,7 @@ class TestBudgets:
 
     def test_why_a_run_ended_is_part_of_its_state(self, tmp_path: Path) -> None:
         lm = ScriptedLM(asked_for)
-        run(tmp_path / "run", SMALL.model_copy(update={"method": "coordinate"}), lm)
+        run(tmp_path / "run", SMALL.model_copy(update={"method": "random"}), lm)
         state = read_json(tmp_path / "run", "checkpoint.json")["state"]["search"]
         assert state["stopped"] == "3 consecutive rounds proposed nothing"
 
@@ -745,28 +724,6 @@ class TestSeed:
         assert len({without_clocks(folder / "baselines" / "random") for folder in folders}) == 1
         assert len({(folder / "best.json").read_bytes() for folder in folders}) == 1
 
-    def test_d1_every_component_is_visited(self, tmp_path: Path) -> None:
-        first = LLM("first", prompt=Text("Answer the question."), temperature=Float(0.5, 1.0))
-        second = LLM("second", prompt=Text("Repeat the question."), temperature=1.0)
-        draft = first(question=Input("question", str))
-        system = System(
-            "two", outputs={"answer": second(question=Input("question", str), draft=draft)}, lm="lm"
-        )
-        lm = ScriptedLM(lambda message, rng: asked_for(message) if rng.random() < 0.5 else "dunno")
-        options = SMALL.model_copy(update={"method": "coordinate", "budget": BudgetSettings(system_runs=600)})
-        run(tmp_path / "run", options, lm, system)
-        jobs = [tuple(e["keys"]) for e in events(tmp_path / "run", "job")]
-        assert len(jobs) >= 4
-        for i in range(0, len(jobs) - 2, 3):
-            assert set(jobs[i : i + 3]) == {("first.prompt",), ("second.prompt",), ("first.temperature",)}
-        shown = [request.messages[-1].text for request in lm.requests]
-        for own in ("Answer the question.", "Repeat the question."):  # both prompts had other versions
-            assert any(own in text for text in shown)
-        seconds = [text for text in shown if "draft" in text.lower()]
-        firsts = [text for text in shown if text not in seconds]
-        assert any(not text.startswith("Answer the question.\n\n") for text in firsts)
-        assert any(not text.startswith("Repeat the question.\n\n") for text in seconds)
-
     def test_d2_jobs_are_not_scored_on_the_same_batch_again_and_again(self, tmp_path: Path) -> None:
         lm = ScriptedLM(lambda message, rng: asked_for(message) if rng.random() < 0.5 else "dunno")
         seen: list[frozenset[str]] = []
@@ -779,7 +736,7 @@ class TestSeed:
 
         past: list[Any] = []
         options = SMALL.model_copy(
-            update={"budget": BudgetSettings(system_runs=900), "iterations": 6, "method": "coordinate"}
+            update={"budget": BudgetSettings(system_runs=900), "iterations": 6, "method": "random"}
         )
         run(tmp_path / "run", options, lm, demo(demos=()), data(200, 20, 5), listener=listen)
         batches = [batch for batch in seen if batch]

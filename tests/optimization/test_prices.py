@@ -31,8 +31,8 @@ from compound.optimization.method import Job, Method
 from compound.optimization.prices import CallShare, Prices, estimate_prices, measure_prices
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import plan_by_runs
+from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.scheduling.scheduler import Uniform
-from compound.optimizers.search.sampling import NumberSearch
 from compound.settings.optimize import make_settings
 
 # --- systems -------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def planned(system: System) -> Problem:
     jobs = [Job("numbers", (f"{name}.option",)) for name in (names[0], names[-1]) if name in "abcd"]
     options = make_settings({"minibatch": 4, "budget": {"system_runs": 200}})
     metric = custom(lambda outputs, example: 0.0, "none", bounds=(0, 1))
-    method = Method("numbers", {"numbers": NumberSearch()}, jobs, Uniform())
+    method = Method("numbers", {"numbers": RandomSearch()}, jobs, Uniform())
     return Problem(system, rows, rows, [], metric, options, method, {})
 
 

@@ -174,7 +174,7 @@ class TestBeforeARun:
             "d none: nothing counted follows it; at most 2.5 times over all jobs"
         )
 
-    @pytest.mark.parametrize("method", ["search", "coordinate", "random"])
+    @pytest.mark.parametrize("method", ["search", "random"])
     def test_methods_without_local_rewards_declare_none(self, method: str) -> None:
         world = Relay(4, 4)
         made = make_problem(world.system(), data(world), world, settings(method), {})

@@ -13,13 +13,11 @@ from compound.optimizers.baselines.gepa import GEPA
 from compound.optimizers.baselines.gepa_settings import GEPASettings
 from compound.optimizers.baselines.llm_selector import LLMSelector
 from compound.optimizers.baselines.mipro.optimizer import Mipro
-from compound.optimizers.baselines.opro import OPRO
+from compound.optimizers.baselines.opro.optimizer import OPRO
 from compound.optimizers.baselines.random import RandomSearch
 from compound.optimizers.baselines.textgrad import TextGrad
 from compound.optimizers.optimas.hbc import Cloning
 from compound.optimizers.search.joint import JointSearch
-from compound.optimizers.search.prompts import PromptSearch
-from compound.optimizers.search.sampling import NumberSearch
 from compound.optimizers.search.sources import CandidateSources
 from compound.testing import OptimizerKit
 from optimas_settings import guided_search, local_search, offline_rewards, optimas
@@ -43,14 +41,6 @@ class TestRandomSearch(OptimizerKit):
         return RandomSearch()
 
 
-class TestPromptSearch(OptimizerKit):
-    def make(self) -> Optimizer:
-        return PromptSearch(("demos", "edits", "opro"))
-
-    def keys(self) -> Sequence[str]:
-        return (*TEXTS, "second.demos")
-
-
 class TestJointSearch(OptimizerKit):
     checkpoints = 4
 
@@ -59,16 +49,6 @@ class TestJointSearch(OptimizerKit):
 
     def keys(self) -> Sequence[str]:
         return (*TEXTS, "second.demos", "second.temperature", "second.max_tokens")
-
-
-class TestNumberSearch(OptimizerKit):
-    checkpoints = 5
-
-    def make(self) -> Optimizer:
-        return NumberSearch()
-
-    def keys(self) -> Sequence[str]:
-        return ("second.temperature", "second.max_tokens")
 
 
 class TestMipro(OptimizerKit):

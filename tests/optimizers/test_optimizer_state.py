@@ -28,8 +28,9 @@ from compound.optimizers.baselines.gepa import GEPA, Evolution
 from compound.optimizers.baselines.gepa_settings import GEPASettings
 from compound.optimizers.baselines.llm_selector import LLMSelector, Selection
 from compound.optimizers.baselines.mipro.optimizer import Mipro, MIPROProgress
-from compound.optimizers.baselines.opro import OPRO, Generations, ScoredText
-from compound.optimizers.baselines.random import RandomSearch
+from compound.optimizers.baselines.mipro.trials import Trial, TrialPlan, TrialSearch
+from compound.optimizers.baselines.opro.optimizer import OPRO, Generations, ScoredText
+from compound.optimizers.baselines.random import Halving, RandomSearch
 from compound.optimizers.baselines.reflection import Scores
 from compound.optimizers.baselines.textgrad import Descent, TextGrad
 from compound.optimizers.fast_slow import FastSlowState
@@ -41,11 +42,8 @@ from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.joint_state import Candidate as JointCandidate
 from compound.optimizers.search.joint_state import JointProgress, LocalCell
 from compound.optimizers.search.memory_part import MemoryPart
-from compound.optimizers.search.prompts import CandidateRace, PromptSearch, RaceProgress, Source, Sources
-from compound.optimizers.search.racing import Race, Standing
-from compound.optimizers.search.sampling import NumberProgress, NumberSearch, Sample
+from compound.optimizers.search.proposers.demos import Source, Sources
 from compound.optimizers.search.sources import CandidateSources
-from compound.optimizers.search.trials import Trial, TrialPlan, TrialSearch
 from compound.optimizers.weights.learner.saved import TrainingState
 from compound.storage.state import State, StateError
 from compound.testing import PlainMemory, ScriptedLM
@@ -59,11 +57,6 @@ VALUES: dict[str, object] = {
     "a.demos": [DEMO],
     "a.lm": None,
 }
-STANDING = Standing(candidate=0, mean=0.5, incumbent=0.25, n=8)
-RACE = Race(
-    alive=[2, 0], rungs=3, price=0.25, done=1, seen=8, incumbent_price=0.5, known=8, standings=[STANDING],
-    failed={"": ["e1"], "0": []},
-)  # fmt: skip
 TRIAL = Trial(point={"a.prompt": 1, "a.demos": 0}, mean=0.5)
 TRIALS = TrialPlan(trials=9, batch=4, full=12)
 JOINT = TrialSearch(values={"a.prompt": ["one", "two"]}, plan=TRIALS, trials=[TRIAL], full=[TRIAL])
@@ -75,11 +68,8 @@ SOURCE = Source(configuration=VALUES, examples=["e1"])
 CELL = LocalCell(component="a", values={"a.k": 1}, context={}, rows=[0, 3], failed=[3])
 COMPARED = JointCandidate(values={"a.k": 1}, parent=0, rows=[0, 2], differences=[0.25, 0.5], failed=[2])
 STATES: list[State] = [
-    STANDING, RACE, TRIAL, PAIRS, ADAPTER, SOURCE,
-    RaceProgress(race=RACE),
-    CandidateRace(candidates=[VALUES, {}], race=RACE),
-    Sample(values=VALUES, mean=0.5),
-    NumberProgress(samples=[Sample(values=VALUES, mean=1.0)], finalists=[VALUES], race=RACE),
+    TRIAL, PAIRS, ADAPTER, SOURCE,
+    Halving(candidates=[VALUES, {}], alive=[1, 0], rounds=2, price=0.25, seen=8, mean=0.5, incumbent=0.25),
     TRIALS, JOINT, TEXT,
     MIPROProgress(
         sets={"a.demos": [[], DEMOS]}, shown={"a": DEMOS}, plan=TRIALS, summary="rows", attempts=2,
@@ -206,14 +196,15 @@ class TestNested:
     @pytest.mark.parametrize(
         ("part", "value", "place"),
         [
-            ("alive", ["8"], "race.alive.0"),
-            ("standings", [{"candidate": 0}], "race.standings.0.mean"),
+            ("plan", {"trials": "9"}, "search.plan.trials"),
+            ("trials", [{"point": {}}], "search.trials.0.mean"),
         ],
     )  # fmt: skip
-    def test_of_a_race(self, part: str, value: object, place: str) -> None:
-        stored: dict[str, Any] = RaceProgress(race=RACE).to_json()
-        with pytest.raises(StateError, match=rf"^RaceProgress cannot be read: {re.escape(place)}: "):
-            RaceProgress.from_json({**stored, "race": {**stored["race"], part: value}})
+    def test_of_a_search(self, part: str, value: object, place: str) -> None:
+        stored = MIPROProgress(sets={}, shown={}, plan=TRIALS, search=JOINT).to_json()
+        search: Any = stored["search"]
+        with pytest.raises(StateError, match=rf"^MIPROProgress cannot be read: {re.escape(place)}: "):
+            MIPROProgress.from_json({**stored, "search": {**search, part: value}})
 
 
 class TestMemoryPart:
@@ -284,17 +275,14 @@ def is_right(outputs: Any, example: Example) -> float:
 REWARDS = optimas(
     model="none", samples=2, min_rollouts=1, max_rollouts=1, level=1, inputs=8, sufficient_accuracy=1.01,
 )  # fmt: skip
-PROMPTS = PromptSearch(("demos", "edits", "opro"))
 SOURCES = CandidateSources(("describe", "reflect", "demos", "edits"))
 TEXTS = ("first.prompt", "second.prompt")
 SECOND = ("second.prompt", "second.demos")
 OPTIMIZERS: dict[str, tuple[Optimizer, tuple[str, ...], type[State]]] = {
-    "random": (RandomSearch(), (*TEXTS, "second.demos", "second.temperature"), CandidateRace),
-    "prompts": (PROMPTS, (*TEXTS, "second.demos"), CandidateRace),
+    "random": (RandomSearch(), (*TEXTS, "second.demos", "second.temperature"), Halving),
     "joint": (
         JointSearch(SOURCES), (*TEXTS, "second.demos", "second.temperature", "second.max_tokens"), JointProgress,
     ),
-    "numbers": (NumberSearch(), ("second.temperature", "second.max_tokens"), NumberProgress),
     "mipro": (Mipro(proposers=("llm", "edits")), (*TEXTS, "second.demos"), MIPROProgress),
     "opro": (OPRO(), TEXTS, Generations),
     "textgrad": (TextGrad(), TEXTS, Descent),
@@ -335,7 +323,7 @@ class TestStored:
         assert all(
             event.step is not None and event.step <= event.of for event in found if event.of is not None
         )
-        assert bool(steps) == (name in ("numbers", "mipro", "opro", "textgrad", "gepa", "llm_selector"))
+        assert bool(steps) == (name in ("mipro", "opro", "textgrad", "gepa", "llm_selector"))
 
     def test_a_checkpoint_of_another_version_is_refused_before_anything_is_run(
         self, made: Callable[[str], Any], name: str

@@ -82,7 +82,6 @@ def test_a_named_engine_of_a_server_writes_prompts(tmp_path: Path, kind: str, us
     ("name", "section"),
     [
         ("search", "search"),
-        ("coordinate", "coordinate"),
         ("optimas", "optimas"),
         ("hbc", "hbc"),
     ],
@@ -127,7 +126,7 @@ def test_other_methods_name_the_model_that_writes(tmp_path: Path, name: str) -> 
          f"mini), although 'mini' declares that it writes no prompts{hint}"),
     ]:  # fmt: skip
         made = program(tmp_path, top, component, name)
-        made = replace(made, optimize=made.optimize.model_copy(update={"baselines": ("coordinate", name)}))
+        made = replace(made, optimize=made.optimize.model_copy(update={"baselines": ("random", name)}))
         facts = estimate(made)
         line, other = f"{told}{expected}", f"{name}: {told}{expected}"
         assert line in facts["prospects"]["told"]
@@ -151,15 +150,15 @@ def test_engines_given_in_python_and_the_record_of_a_run(tmp_path: Path) -> None
     told: list[str] = []
     result = cp.optimize(
         system, {"train": rows[:30], "valid": rows[30:]}, "exact_match", budget=80, engines={"m": lm},
-        run_dir=tmp_path / "run", progress=False, baselines=["coordinate"],
+        run_dir=tmp_path / "run", progress=False, baselines=["optimas"],
+        optimas={"backbone": {"model": "none"}},
     )  # fmt: skip
     line = f"sources of new prompts and demonstrations: describe, reflect (prompts by m, {READS})"
-    separate = "sources of new prompts and demonstrations: edits, opro (prompts by m)"
-    for folder, expected in ((tmp_path / "run", line), (tmp_path / "run/baselines/coordinate", separate)):
+    for folder in (tmp_path / "run", tmp_path / "run/baselines/optimas"):
         events = [json.loads(row) for row in (folder / "events.jsonl").read_text().splitlines()]
         told = [text for e in events for text in (*e.get("told", ()), e.get("note"))]
-        assert expected in told
+        assert line in told
     assert line in (tmp_path / "run/report.md").read_text()
     assert any("<prompt>" in request.messages[-1].text for request in lm.requests)
     assert line in result.to_json()["notes"]
-    assert [told for told in result.baselines["coordinate"].notes if "sources" in told] == [separate]
+    assert [told for told in result.baselines["optimas"].notes if "sources" in told] == [line]

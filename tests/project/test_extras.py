@@ -73,11 +73,7 @@ ACTIONS = [
     ("litellm", "ask(cp.LiteLLM('openai/gpt-4o-mini'))"),
     ("litellm", "cp.run(llm('openai/gpt-4o-mini'), {'question': '?'})"),
     ("httpx", "ask(cp.VLLM('m', api_base='http://127.0.0.1:9/v1'))"),
-    (
-        "optuna",
-        "optimize(cp.System('s', outputs={'y': cp.LLM('a', temperature=cp.Float(0.0, 1.0, value=0.0))(question)},"
-        " lm='lm'), 'coordinate', engines=lm)",
-    ),
+    ("optuna", "optimize(llm(), 'mipro', engines=lm)"),
     ("gepa", "optimize(llm(), 'gepa', engines=lm)"),
     ("peft", "optimize(trained(), 'mmgrpo')"),
     ("httpx", "optimize(llm(), 'random', engines={'lm': cp.OpenAI('m')})"),

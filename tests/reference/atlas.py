@@ -34,7 +34,6 @@ OPTIMAS = {
 }
 METHODS: Mapping[str, Mapping[str, str]] = {
     "search": {},
-    "coordinate": {},
     "random": {},
     "opro": {},
     "mipro": {"optimize.mipro.proposers": '["edits"]'},

@@ -55,11 +55,9 @@ def offline_rewards(
 def proposals(*proposers: str, lm: str | None = None) -> dict[str, Any]:
     """Return the settings section of every method that proposes prompts."""
     writer = {} if lm is None else {"lm": lm}
-    prompts = {"proposers": list(proposers), **writer}
     sources = ["llm" if name == "opro" else name for name in proposers if name != "demos"]
     alone = {"proposers": sources, **writer}
     searched = ["reflect" if name == "opro" else name for name in proposers]
     found: dict[str, Any] = {name: {"sources": searched, **writer} for name in ("search", "optimas", "hbc")}
-    found["coordinate"] = prompts
     found |= {name: writer for name in ("opro", "textgrad", "gepa", "llm_selector_diagnoser") if writer}
     return {**found, "mipro": alone}

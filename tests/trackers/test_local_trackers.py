@@ -123,9 +123,9 @@ def test_parameters_are_shown(tmp_path: Path) -> None:
 
 
 def test_baselines_are_runs_of_the_same_group(tmp_path: Path) -> None:
-    result = optimize(tmp_path / "run", baselines=("coordinate",))
-    folder = tmp_path / "run" / "baselines" / "coordinate"
-    found = result.baselines["coordinate"].test_after
+    result = optimize(tmp_path / "run", baselines=("random",))
+    folder = tmp_path / "run" / "baselines" / "random"
+    found = result.baselines["random"].test_after
     assert found is not None
     assert scalars(folder)["test_after/mean"][-1][1] == pytest.approx(found.mean)
     assert column(trackio_rows(folder), "test_after/mean") == [found.mean]

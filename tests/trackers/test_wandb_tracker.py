@@ -103,10 +103,10 @@ def recorded(folder: Path) -> list[Offline]:
 
 
 def test_a_run_and_its_baseline_are_recorded(offline: Path) -> None:
-    result = optimize(offline / "run", baselines=("coordinate",))
+    result = optimize(offline / "run", baselines=("random",))
     found = {run.run.run_id: run for run in recorded(offline)}
     main = found[read_json(offline / "run", FILE)["wandb"]["id"]]
-    baseline = found[read_json(offline / "run" / "baselines" / "coordinate", FILE)["wandb"]["id"]]
+    baseline = found[read_json(offline / "run" / "baselines" / "random", FILE)["wandb"]["id"]]
     assert len(found) == 2
     assert main.run.project == "qa"
     assert main.run.display_name == "run"

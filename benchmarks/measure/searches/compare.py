@@ -33,7 +33,7 @@ from compound.graph.configuration import Configuration
 from compound.settings.common import BudgetSettings
 from compound.spec import Program, load
 
-METHODS = ("random", "search", "coordinate", "mipro", "optimas")
+METHODS = ("random", "search", "mipro", "optimas")
 BUDGETS = (100, 200, 400)
 SEEDS, EXAMPLES = 5, 100
 

@@ -3,7 +3,7 @@
 Opsahl-Ong et al. 2024, "Optimizing Instructions and Demonstrations for Multi-Stage Language Model Programs",
 with the settings of DSPy's MIPROv2. Sets of demonstrations come from successful runs and expected answers. A
 model that reads summaries of the data and of the system, and demonstrations, writes instructions. A joint
-search (`compound.optimizers.search.trials`) then chooses among them.
+search (`compound.optimizers.baselines.mipro.trials`) then chooses among them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,23 @@ from compound.optimization.method import Progress, Proposal, Task
 from compound.optimizers.baselines.mipro.demonstrations import demo_sets
 from compound.optimizers.baselines.mipro.proposer import Proposer
 from compound.optimizers.baselines.mipro.requests import DEMOS, bounds
-from compound.optimizers.search.prompts import MAX_POOL, bootstrap_pools, demo_keys, split, text_keys
-from compound.optimizers.search.proposers.demos import bootstrap, correct_calls, labelled_demos
-from compound.optimizers.search.proposers.edits import GROWTH, bounded_edit, clauses_for
-from compound.optimizers.search.proposers.opro import MAX_TOKENS
-from compound.optimizers.search.trials import (
+from compound.optimizers.baselines.mipro.trials import (
     TrialPlan,
     TrialSearch,
     plan_trials,
     search_jointly,
     trials_for,
 )
+from compound.optimizers.baselines.opro.requests import MAX_TOKENS
+from compound.optimizers.scheduling.jobs import demo_keys, text_keys
+from compound.optimizers.search.proposers.demos import (
+    bootstrap,
+    bootstrap_pools,
+    correct_calls,
+    labelled_demos,
+)
+from compound.optimizers.search.proposers.edits import GROWTH, bounded_edit, clauses_for
+from compound.optimizers.search.rows import MAX_POOL, split
 from compound.settings.base import Settings
 from compound.settings.references import ModelName
 from compound.storage.state import State

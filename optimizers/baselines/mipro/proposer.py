@@ -24,7 +24,7 @@ from compound.optimizers.baselines.mipro.requests import (
     summary_request,
     system_request,
 )
-from compound.optimizers.search.proposers.opro import parse_prompt, tried
+from compound.optimizers.baselines.opro.requests import parse_prompt, tried
 from compound.optimizers.search.proposers.proposing import ask_for_proposal
 
 MAX_SKIPS = 5  # batches without a new observation before the remaining ones are skipped

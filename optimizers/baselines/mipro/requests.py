@@ -19,8 +19,8 @@ from compound.graph.component import Component
 from compound.graph.space import Demo
 from compound.graph.system import System
 from compound.optimization.bounds import Outlook
+from compound.optimizers.baselines.opro.requests import MAX_TOKENS, Attempt, purpose_of
 from compound.optimizers.search.proposers.demos import MAX_CHARACTERS
-from compound.optimizers.search.proposers.opro import MAX_TOKENS, Attempt, purpose_of
 from compound.optimizers.search.proposers.transcripts import diagram, fields, longest_of
 
 ROWS = 10  # rows of one batch of observations

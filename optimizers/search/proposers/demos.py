@@ -6,14 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from pydantic import Field
 
 from compound.evaluation.metrics.comparison import Comparison
 from compound.example import Example, Metric
 from compound.execution.trace import Call, Trace
 from compound.graph.component import Component, Input, Output
-from compound.graph.configuration import canonical_json, to_json_values
+from compound.graph.configuration import canonical_json, component_of, to_json_values
 from compound.graph.system import System
 from compound.graph.types import accepts
+from compound.optimization.method import Task
+from compound.optimizers.scheduling.jobs import demo_keys
+from compound.optimizers.search.memory_part import MemoryPart
+from compound.optimizers.search.rows import Rows, pool_order
+from compound.optimizers.search.sources import CandidateSources
+from compound.storage.state import State
 
 SHARPNESS = 4  # exponent of relative scores in sampling weights; higher values prefer better traces
 MAX_CHARACTERS = 1500  # of one demonstration, as JSON
@@ -28,6 +35,29 @@ class WeightedDemo:
 
     demo: Demo
     weight: float
+
+
+class Source(State):
+    """Runs that demonstrations were taken from.
+
+    Attributes:
+        configuration: the configuration of the system.
+        examples: the names of the examples.
+    """
+
+    configuration: dict[str, object]
+    examples: list[str]
+
+
+class Sources(MemoryPart):
+    """Memory of demonstrations: the runs they were taken from.
+
+    Attributes:
+        sources: the runs by configuration, latest last.
+    """
+
+    NAME = "demonstrations"
+    sources: list[Source] = Field(default_factory=list)
 
 
 def bootstrap(
@@ -144,3 +174,66 @@ def labelled_demos(
             if len(canonical_json(demo)) <= MAX_CHARACTERS:
                 demos.append(demo)
     return {component.name: demos}
+
+
+async def bootstrap_pools(task: Task, examples: Sequence[Example]) -> dict[str, list[WeightedDemo]]:
+    """Run the incumbent on pool examples, and return a pool of demonstrations for each demonstrations key.
+
+    Successful runs of earlier jobs on pool examples are included at no cost, since they are cached.
+    """
+    keys = demo_keys(task)
+    if not keys or not examples:
+        return {}
+    traces = await task.scorer.traces({}, examples)
+    served = [trace.example for trace in traces if is_whole(trace) and (trace.score or 0.0) > 0]
+    traces += await _earlier_traces(task, [example.id for example in examples], served)
+    corrections = correct_calls(traces, task.system, task.context.metric, {e.id: e for e in task.train})
+    components = {key: task.system.components[component_of(key)] for key in keys}
+    return {key: bootstrap(traces, component, corrections) for key, component in components.items()}
+
+
+async def _earlier_traces(task: Task, seen: Sequence[str], served: Sequence[str]) -> list[Trace]:
+    """Return successful traces of earlier jobs on pool examples, and store those of the incumbent.
+
+    Args:
+        task: the job.
+        seen: the names of the examples that this job ran the incumbent on.
+        served: the names of those whose traces provide demonstrations.
+    """
+    current, known = task.system.configuration.to_json(), Sources.of(task.context.memory)
+    traces, before = list[Trace](), list[str]()
+    for source in known.sources:
+        is_current = source.configuration == current
+        before += source.examples if is_current else []
+        names = set(source.examples) - set(seen if is_current else ())
+        if names and task.scorer.has_free_repeats:
+            repeated = [example for example in pool_order(task) if example.id in names]
+            traces += await task.scorer.traces(source.configuration, repeated)
+    known.sources = [source for source in known.sources if source.configuration != current]
+    known.sources.append(Source(configuration=current, examples=sorted({*before, *served})))
+    known.store(task.context.memory)
+    return traces
+
+
+def is_whole(trace: Trace) -> bool:
+    """Return whether no call of a trace failed; repeating such a run is free if calls are cached."""
+    return trace.failure is None and all(call.failure is None for call in trace.calls)
+
+
+async def demonstrations(
+    task: Task, sources: CandidateSources, rows: Rows
+) -> dict[str, Sequence[WeightedDemo]]:
+    """Return demonstrations to draw from, by parameter.
+
+    A component that writes the compared output and reads inputs of the system only gets expected answers of
+    train examples, which take no run. The others get inputs and outputs of successful runs.
+    """
+    keys = demo_keys(task) if "demos" in sources.names else []
+    labelled = labelled_demos(task.system, task.context.metric, rows.read)
+    found = {key: labelled.get(component_of(key), ()) for key in keys}
+    pools: dict[str, Sequence[WeightedDemo]] = {
+        key: [WeightedDemo(demo, 1.0) for demo in demos] for key, demos in found.items() if demos
+    }
+    if set(keys) - set(pools):
+        pools = {**(await bootstrap_pools(task, rows.pool)), **pools}
+    return pools

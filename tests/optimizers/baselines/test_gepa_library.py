@@ -31,7 +31,7 @@ from compound.optimizers.baselines import evolution
 from compound.optimizers.baselines.evolution import LIFT
 from compound.optimizers.baselines.gepa import GEPA, pareto_size
 from compound.optimizers.baselines.gepa_settings import GEPASettings
-from compound.optimizers.search.prompts import split
+from compound.optimizers.search.rows import split
 from compound.testing import ScriptedLM
 
 START = {"one.prompt": "Start one.", "two.prompt": "Start two."}

@@ -29,10 +29,8 @@ from compound.optimization.method import ScoredCandidate
 from compound.optimizers.baselines.mipro.demonstrations import demo_sets
 from compound.optimizers.baselines.mipro.optimizer import SIZES, Mipro, MIPROSettings
 from compound.optimizers.baselines.mipro.requests import TIPS
-from compound.optimizers.methods import method
-from compound.optimizers.search.proposers.demos import WeightedDemo, labelled_demos
-from compound.optimizers.search.tpe import next_point
-from compound.optimizers.search.trials import (
+from compound.optimizers.baselines.mipro.tpe import next_point
+from compound.optimizers.baselines.mipro.trials import (
     FULL_EVERY,
     Trial,
     TrialPlan,
@@ -40,6 +38,8 @@ from compound.optimizers.search.trials import (
     promising,
     trials_for,
 )
+from compound.optimizers.methods import method
+from compound.optimizers.search.proposers.demos import WeightedDemo, labelled_demos
 from compound.settings.common import BudgetSettings
 from compound.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM

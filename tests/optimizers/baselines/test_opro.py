@@ -24,10 +24,10 @@ from compound.graph.component import Input
 from compound.graph.space import Demos, Text
 from compound.graph.system import System
 from compound.optimization.method import ScoredCandidate, Task
-from compound.optimizers.baselines.opro import OPRO, GenerationPlan, plan_generations
+from compound.optimizers.baselines.opro.exemplars import exemplars
+from compound.optimizers.baselines.opro.optimizer import OPRO, GenerationPlan, plan_generations
+from compound.optimizers.baselines.opro.requests import SHOWN, prompt_request, propose_prompts
 from compound.optimizers.methods import method
-from compound.optimizers.search.proposers.exemplars import exemplars
-from compound.optimizers.search.proposers.opro import SHOWN, prompt_request, propose_prompt, propose_prompts
 from compound.settings.optimize import OptimizeSettings
 from compound.testing import ScriptedLM
 
@@ -223,42 +223,21 @@ class TestLocalScores:
     def test_all_scores_are_shown_in_ascending_order(self) -> None:
         scorer = Answering("New.")
         key, worked = "answerer.prompt", ("Input: a", "Input: b")
-        found = asyncio.run(
-            propose_prompts(
-                local_task(scorer), key, LOCAL, [7], lm=None, purpose="name a river", exemplars=worked
-            )
-        )
+        found = asyncio.run(propose_prompts(local_task(scorer), key, LOCAL, [7], lm=None, exemplars=worked))
         assert found == ["New."]
         assert shown(scorer.seen[0]) == [
             ("Explain at length.", "score -2.300"), (START, "score 0.000"), ("Be brief.", "score 1.100"),
             ("Answer in one word.", "score 1.700"),
         ]  # fmt: skip
         text = scorer.seen[0].messages[-1].text
-        assert "The step: name a river\n" in text
+        assert "The step: answerer writes output\n" in text
         assert "Input: a\n\nInput: b\n" in text
 
-    def test_one_prompt_can_be_asked_for_with_a_history(self) -> None:
-        scorer = Answering("New.")
-        found = asyncio.run(
-            propose_prompt(
-                local_task(scorer), "answerer.prompt", 0, None, history=LOCAL, exemplars=["Input: a"]
-            )
-        )
-        assert found == "New."
-        assert dict(shown(scorer.seen[0]))["Explain at length."] == "score -2.300"
-
-    def test_without_a_history_the_current_prompt_is_shown(self) -> None:
-        scorer = Answering("New.")
-        asyncio.run(propose_prompt(local_task(scorer), "answerer.prompt", 0, None))
-        assert shown(scorer.seen[0]) == [(START, "not scored yet")]
-
     def test_duplicates_are_dropped_and_counted(self) -> None:
-        scorer = Answering("Be brief.", "One.", "One.", "Known.", "Two.")
-        found = asyncio.run(
-            propose_prompts(local_task(scorer), "answerer.prompt", LOCAL, range(9), lm=None, known=["Known."])
-        )
+        scorer = Answering("Be brief.", "One.", "One.", "Two.")
+        found = asyncio.run(propose_prompts(local_task(scorer), "answerer.prompt", LOCAL, range(9), lm=None))
         assert found == ["One.", "Two."]
-        assert scorer.outcomes == ["duplicate", "proposed", "duplicate", "duplicate", "proposed"]
+        assert scorer.outcomes == ["duplicate", "proposed", "duplicate", "proposed"]
 
     def test_no_more_is_asked_than_the_ledger_allows(self) -> None:
         scorer = Answering("One.")

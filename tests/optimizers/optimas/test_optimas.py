@@ -33,7 +33,8 @@ from compound.optimizers.optimas.local import boltzmann
 from compound.optimizers.optimas.methods import OptimasSettings
 from compound.optimizers.optimas.offline import Collecting, collect_pairs, settings_of
 from compound.optimizers.optimas.rewarding import RewardMemory, RunRewards
-from compound.optimizers.search.prompts import Source, Sources, bootstrap_pools, pool_order
+from compound.optimizers.search.proposers.demos import Source, Sources, bootstrap_pools
+from compound.optimizers.search.rows import pool_order
 from compound.optimizers.search.sources import CandidateSources
 from compound.rewards.alignment import Accuracy
 from compound.rewards.features import FeatureMap, NoBackbone

@@ -19,7 +19,7 @@ from optimas_settings import proposals
 from training_settings import trainings
 
 REMOTE_METHODS = (
-    "search", "coordinate", "random", "mipro", "gepa", "textgrad", "opro", "llm_selector", "hbc", "optimas",
+    "search", "random", "mipro", "gepa", "textgrad", "opro", "llm_selector", "hbc", "optimas",
 )  # fmt: skip
 TRAINING_METHODS = ("mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "ppo", "mappo", "mygo", "better_together")
 PRICES = (100.0, 200.0)  # dollars per million tokens, of the server and of the meter

@@ -1,25 +1,23 @@
-"""Prompts written by a language model that sees earlier prompts with their scores (OPRO).
+"""Requests of OPRO for a new prompt, their bounds, and the reading of replies.
 
-Yang et al. 2023, "Large Language Models as Optimizers". A request shows the best earlier prompts of all
-iterations in ascending order of scores, and a few exemplars of the task. A proposal may have several lines.
-The scores may be global or local rewards: they are only compared with each other.
+A request shows the best earlier prompts in ascending order of scores, and a few exemplars of the task. A
+proposal may have several lines.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from compound.engine import Message, Request
-from compound.execution.rng import derive_seed
 from compound.graph.bounds import CallBound, Extent
 from compound.graph.component import Component
 from compound.graph.configuration import component_of
 from compound.narrowing import entry
 from compound.optimization.bounds import Outlook
 from compound.optimization.method import Task
-from compound.optimizers.search.proposers.exemplars import longest_exemplar
+from compound.optimizers.baselines.opro.exemplars import longest_exemplar
 from compound.optimizers.search.proposers.proposing import ask_for_proposal
 
 SHOWN = 20  # earlier prompts in a request, as in the paper
@@ -70,9 +68,7 @@ async def propose_prompts(
     seeds: Sequence[int],
     *,
     lm: str | None,
-    purpose: str | None = None,
     exemplars: Sequence[str] = (),
-    known: Collection[str] = (),
 ) -> list[str]:
     """Ask a model for new prompts, each given the same history, and return the distinct new ones.
 
@@ -82,12 +78,10 @@ async def propose_prompts(
         history: earlier prompts with their scores; see `prompt_request`.
         seeds: the seed of each request.
         lm: the model; ``None`` for the system's own.
-        purpose: a description of the component's task; derived from its declaration by default.
         exemplars: worked examples of the task.
-        known: further prompts to count as duplicates, besides those of the history.
     """
-    purpose = purpose or purpose_of(task.system.components[component_of(key)])
-    space, before = task.system.parameters[key], {*known, *(text for text, _ in history)}
+    purpose = purpose_of(task.system.components[component_of(key)])
+    space, before = task.system.parameters[key], {text for text, _ in history}
     new: list[str] = []
 
     def read(reply: str) -> str | None:
@@ -105,37 +99,6 @@ async def propose_prompts(
         if text is not None and not is_known(text):
             new.append(text)
     return new
-
-
-async def propose_prompt(
-    task: Task,
-    key: str,
-    attempt: int,
-    lm: str | None,
-    known: Collection[str] = (),
-    history: Sequence[Attempt] | None = None,
-    exemplars: Sequence[str] = (),
-) -> str | None:
-    """Ask a model for a new prompt, given earlier prompts with their scores.
-
-    Args:
-        task: the job.
-        key: the parameter.
-        attempt: the number of the attempt in the job, from which the seed is derived.
-        lm: the model; ``None`` for the system's own.
-        known: further prompts to count as duplicates, besides those of the history.
-        history: earlier prompts with their scores; by default the current one, not scored, and those that
-            earlier jobs scored by the global reward.
-        exemplars: worked examples of the task.
-
-    Returns:
-        The prompt; ``None`` if the call failed, or the reply had no valid or no new prompt.
-    """
-    if history is None:
-        history = [(entry(task.system.configuration, key, str), None), *tried(task, key)]
-    seeds = [derive_seed(task.seed, "opro", attempt)]
-    found = await propose_prompts(task, key, history, seeds, lm=lm, exemplars=exemplars, known=known)
-    return found[0] if found else None
 
 
 def tried(task: Task, key: str) -> list[Attempt]:

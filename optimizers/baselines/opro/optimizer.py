@@ -23,15 +23,25 @@ from compound.graph.space import Demos
 from compound.narrowing import entry
 from compound.optimization.bounds import JobBound, Outlook
 from compound.optimization.method import Progress, Proposal, Task
-from compound.optimizers.search.prompts import split, text_keys
-from compound.optimizers.search.proposers.exemplars import exemplars
-from compound.optimizers.search.proposers.opro import EXEMPLARS, MAX_TOKENS, bound, propose_prompts, tried
+from compound.optimizers.baselines.opro.exemplars import exemplars
+from compound.optimizers.baselines.opro.requests import EXEMPLARS, MAX_TOKENS, bound, propose_prompts, tried
+from compound.optimizers.scheduling.jobs import text_keys
+from compound.optimizers.search.rows import split
+from compound.settings.base import Settings
+from compound.settings.references import ModelName
 from compound.storage.state import State
 
 MOST = 20  # maximum number of generations
 GENERATIONS = 4  # generations that a small share should cover before fewer examples are used
 FEWEST = 2  # prompts per generation that a small share should cover before fewer generations are made
 TRIES = 2  # requests per prompt that the runs could score, since duplicates are dropped
+
+
+class OPROSettings(Settings):
+    """Settings of OPRO: a model that sees earlier prompts with their scores writes new ones."""
+
+    lm: ModelName | None = None
+    """The model that writes prompts; the system's own by default."""
 
 
 class ScoredText(State):

@@ -20,7 +20,7 @@ from compound.execution.rng import generator
 from compound.graph.configuration import canonical_json
 from compound.graph.space import Choice
 from compound.optimization.method import Task
-from compound.optimizers.search.tpe import next_point
+from compound.optimizers.baselines.mipro.tpe import next_point
 from compound.storage.state import State
 
 FULL_EVERY = 5  # trials between full evaluations
