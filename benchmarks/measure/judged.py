@@ -18,10 +18,10 @@ from pathlib import Path
 
 from rich.progress import track
 
+from compound.benchmarks.measure.judge import JudgeSettings, judge
 from compound.execution.cache import DiskCache
 from compound.execution.executor import Executor
 from compound.rewards.inspection.inspect import Inspection
-from compound.rewards.judge import JudgeSettings, judge
 from compound.spec import Program, load
 
 

@@ -41,7 +41,6 @@ def of_searches() -> str:
          f"{max(row['scores']):.3f}"]
         for name, row in found["methods"].items()
     ]  # fmt: skip
-    rows.append(["difference", str(found["gain"]["n"]), spread(found["gain"], signed=True), "–", "–", "–"])
     return markdown(["search", "seeds", "mean", "standard deviation", "lowest", "highest"], rows)
 
 

@@ -1,1 +1,1 @@
-"""Assign credit: propagate rewards through calls, and shape or gate the rewards of single agents."""
+"""Rewards of single agents from published papers: shaped by penalties, or gated by the form of an answer."""

@@ -237,9 +237,10 @@ def test_the_start_and_the_report_say_what_can_be_detected(tmp_path: Path) -> No
 
 
 def test_parameters_that_cannot_be_tried_are_named_before(tmp_path: Path) -> None:
-    answer = LLM("answerer", prompt=Text("Answer."), max_tokens=Choice(8, 16))(question=Input("question"))
+    plan = LLM("planner", prompt=Text("Plan."))(question=Input("question"))
+    answer = LLM("answerer", prompt=Text("Answer."))(question=Input("question"), plan=plan)
     system = System("two", {"answer": answer}, lm="lm")
-    result = run(tmp_path, system, 10 + 10 + 9, method="coordinate")
+    result = run(tmp_path, system, 10 + 10 + 9, method="opro")
     event = events(result)[0]
     idle = [key for job in event["jobs"] if not job["candidates"] for key in job["keys"]]
     assert len(idle) == 1
@@ -247,7 +248,7 @@ def test_parameters_that_cannot_be_tried_are_named_before(tmp_path: Path) -> Non
         f"cannot be tried with optimize.budget.system_runs=29: {idle[0]}" in line for line in event["told"]
     )
     tried = {key for job in summarize(result.path)["jobs"] if job["runs"] for key in job["keys"]}
-    assert tried == {"answerer.prompt", "answerer.max_tokens"} - set(idle)
+    assert not tried & set(idle)
 
 
 class TestRuns:

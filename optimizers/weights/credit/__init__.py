@@ -1,1 +1,1 @@
-"""Advantages of samples within groups."""
+"""Credit of samples: rewards propagated through calls, and advantages within groups."""

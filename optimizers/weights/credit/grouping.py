@@ -19,8 +19,8 @@ from compound.errors import DeclarationError, suggest_name
 from compound.execution.rng import generator
 from compound.execution.trace import Call, Trace
 from compound.optimizers.weights.credit.advantages import by_group, check_rewards
+from compound.optimizers.weights.credit.propagation import run_reward
 from compound.optimizers.weights.learner.samples import Group, Sample
-from compound.rewards.credit.propagation import run_reward
 
 PADDINGS = ("fill", "truncate", "none", "dspy_fill", "dspy_fill_random")
 

@@ -20,6 +20,7 @@ from pydantic import Field, NonNegativeFloat
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.optimizers.weights.credit.advantages import advantages
+from compound.optimizers.weights.credit.propagation import Credit
 from compound.optimizers.weights.credit.regrouping import regroup
 from compound.optimizers.weights.learner.samples import Group, Sample
 from compound.optimizers.weights.recipes.groups import GroupRecipe
@@ -39,7 +40,6 @@ from compound.optimizers.weights.recipes.rollouts import (
     calls_of,
     upstream_components,
 )
-from compound.rewards.credit.propagation import Credit
 
 Kind = Literal["is", "fof", "rr"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from compound.optimizers.weights.credit.grouping import call_samples
+from compound.optimizers.weights.credit.propagation import Credit, propagate
 from compound.optimizers.weights.learner.samples import Group, Sample
 from compound.optimizers.weights.recipes.recipe import Penalties, RecipeContext, learnable
 from compound.optimizers.weights.recipes.rollouts import Rollout
-from compound.rewards.credit.propagation import Credit, propagate
 
 GroupOf = Callable[[Rollout, Credit], Group]
 

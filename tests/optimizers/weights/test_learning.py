@@ -15,8 +15,8 @@ pytest.importorskip("peft")
 
 from compound.benchmarks.measure import learning_curves  # noqa: E402
 from compound.benchmarks.measure.learning_curves import SHARED, Case, train  # noqa: E402
+from compound.optimizers.weights.credit.propagation import Propagated, propagate  # noqa: E402
 from compound.optimizers.weights.recipes import propagated  # noqa: E402
-from compound.rewards.credit.propagation import Propagated, propagate  # noqa: E402
 
 SHORT = {**SHARED, "steps": 20, "optimizer": {"lr": 5e-3}}
 NODES = ("first", "second", "third")

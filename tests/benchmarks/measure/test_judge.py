@@ -11,6 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compound.benchmarks.measure.judge import (
+    CUE,
+    JudgeSettings,
+    comparison_request,
+    judge,
+    score_reply,
+    shorten_fields,
+)
 from compound.components.function import Function
 from compound.components.selector import Selector
 from compound.engine import Completion, Request
@@ -21,7 +29,6 @@ from compound.execution.executor import Executor
 from compound.graph.component import Input
 from compound.graph.system import System
 from compound.rewards.buffer import PairBuffer
-from compound.rewards.judge import CUE, JudgeSettings, comparison_request, judge, score_reply, shorten_fields
 from compound.rewards.pairs import Draw, Pair
 from compound.rewards.sampling.candidates import Candidate
 from compound.rewards.template import Template

@@ -22,7 +22,7 @@ from compound.execution.trace import Call, Failure, Trace
 from compound.graph.component import Input
 from compound.graph.space import Text
 from compound.graph.system import System
-from compound.rewards.credit.propagation import Propagated, propagate, run_reward
+from compound.optimizers.weights.credit.propagation import Propagated, propagate, run_reward
 from compound.testing import ScriptedLM
 
 
