@@ -11,35 +11,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from compound.errors import MissingExtra
 from compound.execution.rng import derive_seed
-from compound.graph.space import Choice, Float, Int, Space
 
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
-
-STARTUP = 4  # random trials before the first suggestion of TPE, by default
+RANDOM = 10  # random trials before the first suggestion of TPE, Optuna's default, as in DSPy
 
 
 def next_point(
-    spaces: Mapping[str, Space],
-    trials: Sequence[tuple[Mapping[str, object], float]],
-    pending: Sequence[Mapping[str, object]],
-    seed: int,
-    feature: str,
-    startup: int = STARTUP,
-) -> dict[str, object]:
+    sizes: Mapping[str, int], trials: Sequence[tuple[Mapping[str, int], float]], seed: int
+) -> dict[str, int]:
     """Return the next suggestion of TPE.
 
     Args:
-        spaces: `Choice`, `Int` and `Float` spaces by name.
-        trials: scored points, as pairs of values and score.
-        pending: points without a score yet; they count as bad ("constant liar"), which spreads out a round.
+        sizes: the number of values of each parameter.
+        trials: scored points, as pairs of the numbers of values and score.
         seed: the seed of the search, from which that of each trial is derived.
-        feature: the feature that requires Optuna, for the message if it is not installed.
-        startup: random trials before the first suggestion of TPE.
 
     Raises:
         MissingExtra: Optuna is not installed.
@@ -47,34 +34,18 @@ def next_point(
     try:
         import optuna
     except ImportError:
-        raise MissingExtra(feature, "optuna", "search") from None
+        raise MissingExtra("mipro", "optuna", "search") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    distributions = {name: _distribution(space) for name, space in spaces.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of `multivariate`
         sampler = optuna.samplers.TPESampler(
-            seed=derive_seed(seed, "trial", len(trials) + len(pending)) % 2**32,
-            n_startup_trials=startup,
-            multivariate=True,
-            constant_liar=True,
+            seed=derive_seed(seed, "trial", len(trials)) % 2**32, n_startup_trials=RANDOM, multivariate=True
         )
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    create = optuna.trial.create_trial
-    for values, score in trials:
-        study.add_trial(create(params=dict(values), distributions=distributions, value=score))
-    running = optuna.trial.TrialState.RUNNING
-    for values in pending:
-        study.add_trial(create(state=running, params=dict(values), distributions=distributions))
-    trial = study.ask(distributions)
-    return {name: trial.params[name] for name in spaces}
-
-
-def _distribution(space: Space) -> BaseDistribution:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if isinstance(space, Choice):
-        return CategoricalDistribution(space.options)
-    if isinstance(space, Int):
-        return IntDistribution(space.low, space.high, log=space.log)
-    assert isinstance(space, Float)  # callers pass no other kinds
-    return FloatDistribution(space.low, space.high, log=space.log)
+    options = {
+        name: optuna.distributions.CategoricalDistribution(range(size)) for name, size in sizes.items()
+    }
+    for point, score in trials:
+        study.add_trial(optuna.trial.create_trial(params=dict(point), distributions=options, value=score))
+    trial = study.ask(options)
+    return {name: trial.params[name] for name in sizes}

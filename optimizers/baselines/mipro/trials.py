@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import cast
 
 from pydantic import Field
 
@@ -18,7 +17,6 @@ from compound.errors import TooManyFailures
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.graph.configuration import canonical_json
-from compound.graph.space import Choice
 from compound.optimization.method import Task
 from compound.optimizers.baselines.mipro.tpe import next_point
 from compound.storage.state import State
@@ -26,7 +24,6 @@ from compound.storage.state import State
 FULL_EVERY = 5  # trials between full evaluations
 WHOLE = 50  # with at most this many examples, each trial is a full evaluation
 LARGER = 3  # size of the full set in minibatches, if the budget requires smaller sizes
-RANDOM = 10  # random trials before the first suggestion of TPE, Optuna's default, as in DSPy
 
 Point = dict[str, int]  # by parameter, the number of one of its values; 0 is the incumbent's
 
@@ -180,10 +177,8 @@ async def search_jointly(
 def _suggest(task: Task, state: TrialSearch) -> Point:
     """Return the next suggestion of TPE."""
     values = sorted(state.values.items())  # draws depend on the order, which checkpoints do not preserve
-    spaces = {key: Choice(*range(len(some) + 1)) for key, some in values}
     known = [(trial.point, trial.mean) for trial in [*state.full, *state.trials]]
-    point = next_point(spaces, known, [], task.seed, "mipro", RANDOM)
-    return cast("Point", point)  # all options are integers
+    return next_point({key: len(some) + 1 for key, some in values}, known, task.seed)
 
 
 async def _mean(task: Task, state: TrialSearch, point: Point, examples: Sequence[Example]) -> float:
