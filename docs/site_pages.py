@@ -47,7 +47,8 @@ API = {
     "optimizers": (
         "Optimizers",
         "compound.optimizers compound.optimizers.search compound.optimizers.search.proposers "
-        "compound.optimizers.scheduling compound.optimizers.baselines compound.optimizers.baselines.mipro",
+        "compound.optimizers.scheduling compound.optimizers.baselines compound.optimizers.baselines.mipro "
+        "compound.optimizers.baselines.opro",
     ),
     "optimas": ("OPTIMAS", "compound.optimizers.optimas"),
     "weights": (
