@@ -260,7 +260,7 @@ class TestHalving:
             won += last.values.get("weigh.mode") == "z"
         assert won >= 80
 
-    def test_scores_are_those_of_the_examples_of_the_last_round(self) -> None:
+    def test_d3_scores_are_those_of_the_examples_of_the_last_round(self) -> None:
         scorer = Simulated(lambda arm: 0.7 if arm else 0.3, runs_left=144)
         _, last = proposed(RandomSearch(), task(numeric(), scorer))
         rows = [Example(name, {}) for name in scorer.batches[-1]]
