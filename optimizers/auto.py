@@ -6,7 +6,7 @@ The choice is made once, before the first run, and each part of it is told with 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -23,13 +23,13 @@ from compound.optimizers.optimas.local_gains import savings_of
 from compound.optimizers.optimas.methods import OptimasSettings
 from compound.optimizers.scheduling.jobs import keys_of
 from compound.optimizers.search.sources import SearchSettings
-from compound.rewards.settings import BackboneSettings
 from compound.settings.optimize import OptimizeSettings
 
 Make = Callable[[str, System, OptimizeSettings], Method]
 LEAST_SAVING = 1.2  # factor by which local rewards must be able to make a search cheaper
 TRAINED_BY = "mmgrpo"
 LEAST_STEPS = 20  # of a training, in half of the budget
+NO_BACKBONE: Mapping[str, object] = {"model": "none"}  # rewards read numbers, labels and gold answers
 
 
 def auto(system: System, optimize: OptimizeSettings, make: Make) -> Method:
@@ -57,7 +57,10 @@ def auto(system: System, optimize: OptimizeSettings, make: Make) -> Method:
 
 
 def _search(system: System, optimize: OptimizeSettings) -> tuple[str, str, OptimizeSettings]:
-    """Return the method that searches all parameters except weights, the reason for it, and its settings."""
+    """Return the method that searches all parameters except weights, the reason for it, and its settings.
+
+    `optimas` takes over the settings of `search`, and loads no model to embed texts unless one is named.
+    """
     tuned = components_of(keys_of(system, Text, Demos, Choice, Int, Float))
     prices = estimate_prices(system)
     savings = SystemSavings([(savings_of(system, name, prices), 1.0) for name in tuned])
@@ -65,10 +68,11 @@ def _search(system: System, optimize: OptimizeSettings) -> tuple[str, str, Optim
         return "search", "local evaluations would save hardly anything", optimize
     if find_spec("sklearn") is None:
         return "search", "local rewards need the extra 'rewards'", optimize
-    if "optimas" not in optimize.sections:
-        given = optimize.section("search", SearchSettings).model_dump(exclude_unset=True)
-        section = OptimasSettings(**given, backbone=BackboneSettings(model="none"))
-        optimize = OptimizeSettings.model_validate({**optimize.given, "optimas": section})
+    sections = optimize.section("search", SearchSettings), optimize.section("optimas", OptimasSettings)
+    given: dict[str, object] = {"backbone": NO_BACKBONE}
+    for section in sections:
+        given |= section.model_dump(exclude_unset=True)
+    optimize = OptimizeSettings.model_validate({**optimize.given, "optimas": given})
     cheap = ", ".join(each.component for each in savings.components if not each.unused_reason)
     factor = f"at most {savings.at_most:.3g} times" if math.isfinite(savings.at_most) else "much"
     reason = f"local evaluations of {cheap} can make it {factor} cheaper"

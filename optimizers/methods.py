@@ -17,6 +17,7 @@ from compound.graph.space import Choice, Demos, Float, Int, Text, Weights
 from compound.graph.system import System
 from compound.optimization.method import Job, Method
 from compound.optimization.registration import MethodFactory, as_factory
+from compound.optimizers.auto import auto
 from compound.optimizers.baselines.gepa import GEPA
 from compound.optimizers.baselines.gepa_settings import GEPASettings
 from compound.optimizers.baselines.llm_selector import DiagnoserSettings, LLMSelector
@@ -116,7 +117,15 @@ def staged(
     return better_together(system, optimize, settings, partial(_make_method, folder=folder))
 
 
+def automatic(
+    system: System, optimize: OptimizeSettings, settings: NoSettings, folder: Path = Path()
+) -> Method:
+    """Choose by system and budget: a joint search, local rewards where they pay, and training of weights."""
+    return auto(system, optimize, partial(_make_method, folder=folder))
+
+
 METHODS: Mapping[str, MethodFactory] = {
+    "auto": MethodFactory(automatic, NoSettings),
     "search": MethodFactory(search, SearchSettings),
     "optimas": MethodFactory(optimas, OptimasSettings),
     "hbc": MethodFactory(hbc, HBCSettings),
@@ -145,6 +154,8 @@ def factory(name: str, folder: Path = Path()) -> MethodFactory:
     if name in METHODS:
         warn_if_hidden("methods", name)
         warn_if_hidden("optimizers", name)
+    if name == "auto":
+        return MethodFactory(partial(automatic, folder=folder), NoSettings)
     if name == "better_together":
         return MethodFactory(partial(staged, folder=folder), BetterTogetherSettings)
     if name in METHODS:

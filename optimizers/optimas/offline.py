@@ -119,7 +119,7 @@ class OfflineRewards:
             keys = tuple(key for key in task.keys if component_of(key) == component)
             own = replace(task, keys=keys)
             if demo_keys(own) or text_keys(own):
-                made = await start(own, self.sources, divide(own, self.sources), guided=False)
+                made = await start(own, self.sources, divide(own, self.sources))
                 proposals[component] = settings_of([candidate.values for candidate in made.candidates])
         return proposals
 

@@ -94,7 +94,7 @@ class TestRequests:
             asked.append(message)
             if isinstance(reply, CallError):
                 raise reply
-            return reply
+            return str(reply)
 
         given = made(job, answer)
         for example in WORLD.examples(80):

@@ -21,7 +21,7 @@ from compound.optimizers.optimas.part import part_of
 from compound.rewards.buffer import Entry
 from compound.rewards.features import NoBackbone
 from compound.rewards.gains import critic
-from compound.rewards.gains.critic import fit_critic, read_call
+from compound.rewards.gains.critic import Critic, fit_critic, read_call
 from compound.rewards.gains.gold import GOLD, gold_features
 from compound.rewards.heads import MIN_INPUTS, Head, fit_head
 from compound.rewards.pairs import Draw, has_certain_downstream
@@ -205,14 +205,14 @@ class TestPrior:
 
     TEMPLATE = Template.of(Function("f", same))
 
-    def critic(self, n: int, better: float, score: float = 1.0) -> critic.Critic | None:
+    def critic(self, n: int, better: float, score: float = 1.0) -> Critic | None:
         """Fit to draws of two outputs; the one with the closeness ``better`` has the higher score."""
         made = [Candidate({"output": f"s{i}"}, (score * (gold == better),), certain=True,
                           signals={f"{GOLD}y.answer.f1": gold}) for i, gold in enumerate((1.0, 0.0))]  # fmt: skip
         rows = [Entry(Draw("f", "f", f"e{i}", "", {"x": "q"}, tuple(made)), 1) for i in range(n)]
         return fit_critic(rows, self.TEMPLATE, NoBackbone(), certain=True)
 
-    def margin(self, found: critic.Critic | None) -> float:
+    def margin(self, found: Critic | None) -> float:
         assert found is not None
         readings = [read_call(self.TEMPLATE, {"x": "q"}, {"output": "s5"}, {f"{GOLD}y.answer.f1": gold})
                     for gold in (1.0, 0.0)]  # fmt: skip
