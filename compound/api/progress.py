@@ -92,6 +92,8 @@ def _decision(event: Mapping[str, Any]) -> str:
     if verdict == "promising":
         kept = "kept" if event["accepted"] else "not kept"
         verdict += f" ({kept}; better with probability {event['probability']:.2f})"
+    if event.get("over"):
+        verdict += f", but over the limits ({', '.join(event['over'])})"
     lost = ""
     if event.get("lost"):
         lost = f" ({plural(event['lost'], 'example')} lost to transient failures before the change)"

@@ -15,6 +15,7 @@ from compound.evaluation.statistics import Interval
 from compound.formatting import format_repr
 from compound.graph.configuration import Configuration
 from compound.loop.loop import final_configuration
+from compound.runs.candidate_record import Candidate, describe_costs, front, read_candidates
 from compound.runs.directory import (
     baselines,
     inconsistency_errors,
@@ -25,6 +26,9 @@ from compound.runs.recorder import MEMORY_FOLDER
 from compound.security.untrusted import UntrustedFolder
 
 
+ResultVerdict = Literal["supported", "promising", "feasible", "unchanged"]
+
+
 @dataclass(frozen=True, repr=False)
 class Result:
     """Result of a run.
@@ -33,8 +37,9 @@ class Result:
         best: the best configuration.
         before, after: evaluations on the validation split, before the search and for ``best``.
         test_before, test_after: the same on the test split; ``None`` if there is none or the budget ended.
-        verdict: whether a test supports ``best`` (``supported``), it only scored higher (``promising``), or
-            it is the initial configuration (``unchanged``).
+        verdict: whether a test supports ``best`` (``supported``), it only scored higher (``promising``), it
+            meets the limits, which the initial one exceeds (``feasible``), or it is the initial configuration
+            (``unchanged``).
         supported: the last configuration that a test supported, at first the initial one.
         promising: the one with the highest score of those that only scored higher; ``None`` without one.
         accepted: number of proposals that became the best configuration.
@@ -49,7 +54,7 @@ class Result:
     after: Evaluation
     test_before: Evaluation | None
     test_after: Evaluation | None
-    verdict: Literal["supported", "promising", "unchanged"]
+    verdict: ResultVerdict
     supported: Configuration
     promising: Configuration | None
     accepted: int
@@ -62,6 +67,24 @@ class Result:
     def report(self) -> str:
         """The report as Markdown."""
         return UntrustedFolder(self.path).read("report.md").decode(errors="replace")
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """Every configuration that the run evaluated, the initial one first."""
+        return read_candidates(self.path)
+
+    @property
+    def front(self) -> list[Candidate]:
+        """The candidates that no other one beats in both mean score and dollars per run, the cheapest first.
+
+        Tokens count instead of dollars if a price is unknown, or if no call costs anything.
+        """
+        return front(self.candidates)
+
+    @property
+    def cost_notes(self) -> list[str]:
+        """Sentences on limits of the objective, and on tokens and dollars per run that changed much."""
+        return describe_costs(self.candidates)
 
     @property
     def test_gain(self) -> Interval | None:
@@ -81,6 +104,7 @@ class Result:
             test_after=mean(self.test_after),
             verdict=self.verdict,
             system_runs=f"{self.spent.get('system_runs', 0.0):g}",
+            costs=repr(" ".join(self.cost_notes)) if self.cost_notes else "",
             path=repr(str(self.path)),
         )
 
@@ -97,6 +121,7 @@ class Result:
             ("verdict", self.verdict),
             ("system runs", f"{self.spent.get('system_runs', 0.0):g}"),
             ("calls", self.spent.get("calls", 0)),
+            ("costs", " ".join(self.cost_notes)),
             ("run", self.path),
         ]
         return notebook.block("Result", scores, self.best._repr_html_(), facts=facts)
@@ -120,6 +145,7 @@ class Result:
             "seconds": spent.get("seconds", 0.0),
             "verdict": self.verdict,
             "accepted": self.accepted,
+            "cost_notes": self.cost_notes,
             "configuration": self.best.to_json(),
             "run": str(self.path),
             "notes": list(self.notes),
@@ -136,6 +162,15 @@ def read_result(path: str | Path) -> Result:
     return _read_result(UntrustedFolder(path))
 
 
+def _verdict(accepted: Sequence[Mapping[str, Any]], *, is_supported: bool) -> ResultVerdict:
+    """Return the verdict of the best configuration, given the decisions that accepted one."""
+    if not accepted:
+        return "unchanged"
+    if not is_supported:
+        return "promising"
+    return "feasible" if accepted[-1].get("verdict") == "feasible" else "supported"
+
+
 def _read_result(folder: UntrustedFolder) -> Result:
     stored = load_checkpoint(folder)
     if stored is None or stored.state.before is None or stored.state.search is None:
@@ -146,13 +181,12 @@ def _read_result(folder: UntrustedFolder) -> Result:
     with inconsistency_errors(folder):
         events = [e for e in read_records(folder, "events.jsonl") if "spent" in e]
         notes = (e.get("told", [e.get("note", "")]) for e in events if e["event"] in ("outlook", "note"))
-        accepted = sum(bool(e.get("accepted")) for e in events if e["event"] == "decision")
+        decisions = [e for e in events if e["event"] == "decision" and e.get("accepted")]
         best = final_configuration(state, folder.path / MEMORY_FOLDER)
         supported = search.supported or search.best  # earlier versions kept only what a test supported
-        is_supported = supported == search.best
         return Result(
             best=best,
-            verdict="unchanged" if not accepted else "supported" if is_supported else "promising",
+            verdict=_verdict(decisions, is_supported=supported == search.best),
             supported=Configuration(supported).located(folder.path / MEMORY_FOLDER),
             promising=None
             if search.promising is None
@@ -161,7 +195,7 @@ def _read_result(folder: UntrustedFolder) -> Result:
             after=search.incumbent,
             test_before=state.test_before.evaluation if state.test_before else None,
             test_after=state.test_after.evaluation if state.test_after else None,
-            accepted=accepted,
+            accepted=len(decisions),
             spent=events[-1]["spent"],
             path=folder.path,
             baselines={b.path.name: _read_result(b) for b in baselines(folder) if load_checkpoint(b)},

@@ -20,6 +20,7 @@ from compound.execution.cache import (
 )
 from compound.graph.configuration import Configuration, load
 from compound.rewards.model import read as read_rewards
+from compound.runs.candidate_record import read_candidates
 from compound.runs.checkpoint import Checkpoint
 from compound.runs.directory import (
     APPENDED,
@@ -91,6 +92,7 @@ def _run_problems(folder: UntrustedFolder) -> list[str]:
     attempt(lambda: problems.extend(_cache_problems(folder, stored)))
     attempt(lambda: baselines(folder))
     attempt(lambda: _check_rewards(folder))
+    attempt(lambda: read_candidates(folder))
     if folder.kind(TRACKERS) is not None:
         attempt(lambda: read_json(folder, TRACKERS))
     return problems

@@ -90,6 +90,7 @@ def result_to_wire(result: CallResult, types: Types, where: str) -> Document:
         "tokens": [record.row for record in result.tokens],
         "attempts": result.attempts,
         "reused": result.reused,
+        "seconds": result.seconds,
         "exchanges": [exchange.to_json() for exchange in result.exchanges],
     }
 
@@ -98,11 +99,14 @@ def result_from_wire(data: Document, types: Types, key: str) -> CallResult:
     """Parse the output of `result_to_wire`.
 
     Raises:
-        ValueError: its usage or its number of attempts is impossible.
+        ValueError: its usage, seconds or number of attempts is impossible.
     """
     attempts = data["attempts"]
     if type(attempts) is not int or attempts < 0:
         raise ValueError(f"attempts of a call must be an integer that is not negative, but is {attempts!r}")
+    seconds = cast("float", data["seconds"])
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"seconds of a call must be finite and not negative, but is {seconds!r}")
     return CallResult(
         outputs=values_from_wire(cast("Document", data["outputs"]), types),
         failure=_failure(data["failure"]),
@@ -112,6 +116,7 @@ def result_from_wire(data: Document, types: Types, key: str) -> CallResult:
         reused=bool(data["reused"]),
         key=key,
         exchanges=tuple(map(Exchange.from_json, cast("list[ExchangeDocument]", data["exchanges"]))),
+        seconds=seconds,
     )
 
 
@@ -140,7 +145,7 @@ class CallCodec:
         ports = self._inputs[call.node]
         result = CallResult(
             call.outputs, call.failure, call.usage, call.tokens, call.attempts, call.reused, call.key,
-            call.exchanges,
+            call.exchanges, call.seconds,
         )  # fmt: skip
         return {
             **result_to_wire(result, self.outputs_of(call.component), call.address),
@@ -149,7 +154,6 @@ class CallCodec:
             "node": call.node,
             "component": call.component,
             "parents": list(call.parents),
-            "seconds": call.seconds,
             "sample": call.sample,
             "invocation": call.invocation,
             "counted": call.counted,
@@ -162,9 +166,6 @@ class CallCodec:
         Raises:
             ValueError: its usage, seconds or number of attempts is impossible.
         """
-        seconds = cast("float", data["seconds"])
-        if not 0 <= seconds < math.inf:
-            raise ValueError(f"seconds of a call must be finite and not negative, but is {seconds!r}")
         ports = self._inputs[str(data["node"])]
         found = result_from_wire(data, self.outputs_of(str(data["component"])), str(data["key"]))
         return Call(
@@ -176,7 +177,7 @@ class CallCodec:
             outputs=found.outputs,
             failure=found.failure,
             usage=found.usage,
-            seconds=seconds,
+            seconds=found.seconds,
             sample=cast("int", data["sample"]),
             invocation=cast("int", data["invocation"]),
             reused=found.reused,

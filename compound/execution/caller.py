@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
@@ -236,9 +237,11 @@ class Caller:
 
     async def _recorded(self, pending: PendingCall, key: str) -> CallResult:
         """Make a call, and record its exchanges with models; cancel it when the run's minutes are used up."""
+        started = time.perf_counter()
         async with self._meter.deadline():
             result = await run_attempts(pending, key, self, self._sleep)
-        return replace(result, exchanges=tuple(pending.exchanges))
+        seconds = time.perf_counter() - started
+        return replace(result, exchanges=tuple(pending.exchanges), seconds=seconds)
 
     async def aclose(self) -> None:
         """Close every engine and every connection opened here."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -288,9 +287,8 @@ class GraphRun:
         )
         if self.run.listener is not None:
             self.run.listener.on_start(address, node.component.name)
-        started = time.perf_counter()
         result = await self.caller.call(pending)
-        return _to_call(node, address, parents, inputs, result, time.perf_counter() - started, sample)
+        return _to_call(node, address, parents, inputs, result, sample)
 
     @staticmethod
     def _is_kept(
@@ -311,7 +309,6 @@ def _to_call(
     parents: tuple[str, ...],
     inputs: Mapping[str, object],
     result: CallResult,
-    seconds: float,
     sample: int,
 ) -> Call:
     return Call(
@@ -323,7 +320,7 @@ def _to_call(
         outputs=result.outputs,
         failure=result.failure,
         usage=result.usage,
-        seconds=seconds,
+        seconds=result.seconds,
         sample=sample,
         reused=result.reused,
         counted=node.component.cacheable,

@@ -17,7 +17,7 @@ from compound.graph.types import convert
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """Result of one component call: outputs or failure, usage, token records."""
+    """Result of one component call: outputs or failure, usage, token records, seconds of its execution."""
 
     outputs: Mapping[str, object]
     failure: Failure | None = None
@@ -27,6 +27,7 @@ class CallResult:
     reused: bool = False
     key: str = ""
     exchanges: tuple[Exchange, ...] = ()
+    seconds: float = 0.0
 
     def as_cached(self) -> CallResult:
         """Return a copy marked as reused from an equal call."""
@@ -40,6 +41,7 @@ class CallResultRow(TypedDict):
         outputs: the outputs.
         typed: whether the outputs hold models or similar objects, to be converted by the ports' types.
         failure: kind and message.
+        seconds: of the execution; earlier versions did not store it.
     """
 
     outputs: dict[str, object]
@@ -49,6 +51,7 @@ class CallResultRow(TypedDict):
     tokens: list[TokenRow]
     attempts: int
     exchanges: NotRequired[list[ExchangeDocument]]
+    seconds: NotRequired[float]
 
 
 def to_row(result: CallResult) -> CallResultRow | None:
@@ -66,6 +69,7 @@ def to_row(result: CallResult) -> CallResultRow | None:
         "tokens": [record.row for record in result.tokens],
         "attempts": result.attempts,
         "exchanges": [exchange.to_json() for exchange in result.exchanges if is_stored()],
+        "seconds": round(result.seconds, 6),
     }
 
 
@@ -90,4 +94,5 @@ def from_row(row: CallResultRow, key: str, component: Component) -> CallResult:
         attempts=row["attempts"],
         key=key,
         exchanges=tuple(map(Exchange.from_json, row.get("exchanges", ()))),
+        seconds=row.get("seconds", 0.0),
     )

@@ -57,6 +57,7 @@ class Call:
         invocation: number of earlier calls of this component in the trace.
         parents: addresses of the calls whose outputs it read or that its condition depends on.
         sample: sample index of its random stream.
+        seconds: of the execution, also if it was an earlier one whose outputs were reused.
         reused: whether the outputs came from the cache or from the forked trace without execution.
         counted: whether the call counts toward the cost of a run (those of engines and indexes do).
         attempts: number of attempts.
@@ -115,6 +116,19 @@ class Trace:
     def usage(self) -> Usage:
         """Usage of the executed calls of the system; reused calls cost nothing."""
         return _executed_usage(self.calls)
+
+    @property
+    def whole_usage(self) -> Usage:
+        """Usage of a run whose calls are all executed: the usage of reused calls counts, too."""
+        return sum((call.usage for call in self.calls), NO_USAGE)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a run whose calls are all executed: those of the longest chain of dependent calls."""
+        ends: dict[str, float] = {}
+        for call in self.calls:  # parents come before their children
+            ends[call.address] = call.seconds + max((ends.get(p, 0.0) for p in call.parents), default=0.0)
+        return max(ends.values(), default=0.0)
 
     @property
     def cached_calls(self) -> int:

@@ -10,12 +10,14 @@ from compound.example import Example
 from compound.execution.budget import Meter
 from compound.execution.executor import Executor
 from compound.execution.trace import Trace
+from compound.graph.configuration import Configuration
 from compound.graph.system import System
 from compound.loop.budget import RunBudget
 from compound.optimization.budget_plan import stochastic
 from compound.optimization.prices import Prices
 from compound.optimization.problem import Problem
 from compound.optimization.proposals import Proposals
+from compound.runs.candidates import FILE, Candidates
 from compound.runs.recorder import MEMORY_FOLDER, Recorder
 from compound.runs.state import RunState, SearchState
 
@@ -38,6 +40,7 @@ class RunContext:
         test_meter: budget meter of the test split.
         executor: runs the system and charges the search.
         proposals: ledger of proposal requests.
+        candidates: ledger of the configurations that were run.
     """
 
     problem: Problem
@@ -46,6 +49,7 @@ class RunContext:
     test_meter: Meter
     executor: Executor
     proposals: Proposals
+    candidates: Candidates
     _budget: RunBudget | None = field(default=None, init=False)
 
     @classmethod
@@ -68,7 +72,9 @@ class RunContext:
         proposals = Proposals(meter, give_up=problem.settings.budget.max_proposal_failures)
         if (search := recorder.state.search) is not None:
             proposals.restore(search.ledger)
-        return cls(problem, recorder, meter, test_meter, executor, proposals)
+        limits = problem.settings.objective.limits
+        candidates = Candidates(problem.system.configuration, recorder.state.candidates, limits)
+        return cls(problem, recorder, meter, test_meter, executor, proposals, candidates)
 
     @property
     def state(self) -> RunState:
@@ -125,9 +131,11 @@ class RunContext:
             examples: the examples; by default, the validation split.
         """
         problem, record = self.problem, self.recorder.trace("valid")
+        observed = self.candidates.observer("valid")([system])
 
         def receive(example: Example, trace: Trace) -> None:
             record(example, trace)
+            observed(example, trace)
             if on_trace is not None:
                 on_trace(example, trace)
 
@@ -135,6 +143,12 @@ class RunContext:
             self.executor, system, examples or problem.valid, problem.metric, samples=samples,
             rules=problem.rules, on_trace=receive,
         )  # fmt: skip
+
+    def write_candidates(self) -> None:
+        """Write the file of candidates."""
+        bounds = None if self.state.before is None else self.state.before.bounds
+        text = self.candidates.text(Configuration(self.search.best).digest, bounds)
+        self.recorder.run.write(FILE, text)
 
     def record_violation(self, *violations: str) -> None:
         """Record the first score outside the declared bounds; later decisions do not rely on the bounds."""

@@ -25,6 +25,7 @@ from compound.evaluation.statistics import Bounds
 from compound.example import Example
 from compound.execution.rng import generator
 from compound.formatting import plural
+from compound.graph.configuration import Configuration
 from compound.graph.system import System
 from compound.loop.context import RunContext
 from compound.optimization.budget_plan import decision_cost, further_cost, stochastic
@@ -142,29 +143,39 @@ async def decide(context: RunContext) -> None:
         search.stopped = error.message
         record["note"] = "the budget was exhausted before the decision"
     else:
-        record |= {"verdict": look.verdict, "level": look.level, "looks": 1 + (look is not first)}
-        record |= look.to_json()
+        over = context.candidates.broken_limits(working.configuration)
+        exceeded = context.candidates.broken_limits(best.configuration)
+        verdict = "feasible" if exceeded and not over else look.verdict
+        record |= {"verdict": verdict, "level": look.level, "looks": 1 + (look is not first)}
+        record |= look.to_json() | ({"over": over} if over else {})
         violations = [look.before.violation, look.after.violation]
         if lost := _lost_examples(look.before):
             record["lost"] = len(lost)
-        accepted = _accept(context, working, first, look)
+        accepted = not over and _accept(context, working, first, look, verdict)
+        context.candidates.entry(working.configuration).fate = "over limit" if over else verdict
     if search.decisions == plan.decisions and not search.stopped:
         search.stopped = (
             "the planned decision was made"
             if plan.decisions == 1
             else f"all {plan.decisions} planned decisions were made"
         )
+    context.write_candidates()
     context.recorder.event("decision", accepted=accepted, **record)
     context.record_violation(*violations)
     stop_if_undecidable(context)
 
 
-def _accept(context: RunContext, working: System, first: Look, look: Look) -> bool:
+def _accept(context: RunContext, working: System, first: Look, look: Look, verdict: Verdict) -> bool:
     """Store what a decision found; return whether the working configuration becomes the best one.
 
-    With ``accept: best``, that is the one with the highest validation score, whatever the verdict.
+    With ``accept: best``, that is the one with the highest validation score, whatever the verdict. The first
+    configuration that meets the limits replaces an initial one that does not, whatever the score.
     """
     search, values, score = context.search, working.configuration.to_json(), first.after.mean
+    if verdict == "feasible":
+        search.supported = search.best = values
+        search.incumbent = first.after
+        return True
     is_reference = search.best == search.supported
     gain = look.gain if is_reference else score - search.incumbent.mean - LEAST_GAIN
     highest = search.promising_score is None or score > search.promising_score
@@ -189,6 +200,8 @@ def stop_if_undecidable(context: RunContext) -> None:
     """
     search, bounds = context.search, context.search.incumbent.bounds
     if search.stopped or search.decisions == context.budget.plan.decisions:
+        return
+    if context.candidates.broken_limits(Configuration(search.best)):
         return
     if bounds is None or context.state.bounds_violation or stochastic(context.problem.system):
         return
@@ -251,7 +264,8 @@ async def _looks(context: RunContext, working: System, level: float) -> tuple[Lo
         return Look(before, after, p, applicable_test(bounds), level)
 
     first = await look(context.problem.valid, level * FIRST_SHARE if further else level)
-    if not further or first.verdict != "promising":
+    over = context.candidates.broken_limits(working.configuration)
+    if not further or over or first.verdict != "promising":
         return first, first
     try:
         return first, await look(further, level * (1 - FIRST_SHARE), first)

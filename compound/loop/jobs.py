@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from compound.errors import BudgetExhausted
 from compound.execution.rng import derive_seed
 from compound.loop.context import RunContext
@@ -101,6 +103,7 @@ class Jobs:
             job.spent_before,
             context.proposals,
             context.budget.runs_left,
+            observe=context.candidates.observer("train", number, job.optimizer),
         )
         scorer.restore(job.scored)
         if not job.share:
@@ -133,7 +136,8 @@ class Jobs:
     def _task(self, job: JobState, number: int, scorer: JobScorer) -> Task:
         """Create the optimizer's assignment."""
         context, problem = self._context, self._context.problem
-        settings, prices = problem.settings, context.budget.prices
+        settings, prices, working = problem.settings, context.budget.prices, context.working().configuration
+        ledger = context.candidates
         return Task(
             system=context.working(),
             keys=job.keys,
@@ -153,6 +157,10 @@ class Jobs:
             ),
             tried=[known for known in context.search.tried if set(known.values) == set(job.keys)],
             prices=prices,
+            meets_limits=lambda values: not ledger.broken_limits(working.replace(values)),
+            note_origin=lambda values, parent, source: ledger.note_origin(
+                working.replace(values), working.replace(parent), source
+            ),
             resume=job.progress,
         )
 
@@ -167,10 +175,32 @@ class Jobs:
         context.record_violation(scorer.violation)
         context.record_news(number)
 
+    def _within_limits(self, job: JobState, proposal: Proposal) -> Proposal:
+        """Return the proposal, or the best candidate within the limits if the proposal exceeds one.
+
+        This includes a job that proposes nothing although the incumbent exceeds a limit.
+        """
+        context = self._context
+        working = context.working().configuration
+        broken = context.candidates.broken_limits(working.replace(proposal.values))
+        if not broken:
+            return proposal
+        found = context.candidates.best_within_limits(working, job.keys)
+        values = {} if found is None else {c.key: found.to_json()[c.key] for c in working.diff(found)}
+        what = "the proposal" if proposal.values else "the current configuration"
+        done = (
+            "the best candidate within the limits is proposed" if values else "no candidate meets the limits"
+        )
+        note = f"{what} exceeds a limit ({', '.join(broken)}): {done}"
+        return replace(
+            proposal, values=values, after=None, note="; ".join(filter(None, [proposal.note, note]))
+        )
+
     def _finish(self, job: JobState, proposal: Proposal, scorer: JobScorer) -> None:
         """Apply the proposal to the working configuration and record the job."""
         context, search = self._context, self._context.search
         number = len(search.history)
+        proposal = self._within_limits(job, proposal)
         requests = requests_since(context.proposals.snapshot(), job.ledger_before)
         notes = [proposal.note] if proposal.note else []
         if any(tally["failed"] or tally["unusable"] for tally in requests.values()):
@@ -194,6 +224,9 @@ class Jobs:
         search.tried = [*search.tried, *scorer.scored_for(job.keys)]
         search.history = [*search.history, record]
         search.jobs_in_round += not is_opening
+        if proposal.values:
+            context.candidates.propose(context.working().configuration)
+        context.write_candidates()
         search.job = None
         search.ledger = context.proposals.snapshot()
         context.recorder.event("job", **record.model_dump(mode="json"))

@@ -51,6 +51,7 @@ class OptimizationLoop:
             while not search.stopped or search.jobs_in_round or search.working:
                 await self._jobs.run_round()
                 await decide(context)
+            context.write_candidates()
             # the minutes of the test count against its own meter
             context.meter.pause()
             if state.test_after is None:
@@ -78,6 +79,8 @@ class OptimizationLoop:
             prices=budget.prices,
             ledger=context.proposals.snapshot(),
         )
+        context.candidates.check_priced()
+        context.write_candidates()
         context.recorder.event("start", split="valid", plan=asdict(budget.plan), **evaluation.summary())
         context.record_violation(evaluation.violation)
         stop_if_undecidable(context)

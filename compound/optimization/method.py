@@ -7,7 +7,7 @@ state is checkpointed, and finally one `Proposal`. Given the state, it resumes f
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -290,6 +290,8 @@ class Task:
         context: runs forks and single calls, and stores data across jobs.
         tried: candidates scored by earlier tasks for these keys.
         prices: expected fractions of a system run, by the components that change.
+        meets_limits: returns whether the runs of a candidate so far meet the limits of the objective.
+        note_origin: records the values that a candidate changes, and what proposed it.
         resume: the last `Progress.state` of an interrupted attempt.
     """
 
@@ -304,6 +306,8 @@ class Task:
     context: JobContext
     tried: Sequence[ScoredCandidate] = ()
     prices: Prices = field(default_factory=Prices)
+    meets_limits: Callable[[Mapping[str, Any]], bool] = lambda values: True
+    note_origin: Callable[[Mapping[str, Any], Mapping[str, Any], str], None] = lambda *_: None
     resume: Mapping[str, Any] | None = None
 
 

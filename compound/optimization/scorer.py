@@ -55,6 +55,7 @@ class JobScorer:
         spent: system runs on the meter when the job started.
         proposals: ledger of proposal requests; default: one without limits.
         runs_left: returns the system runs left in the budget; default: the meter's own estimate.
+        observe: called with the systems to run; returns a receiver of their traces.
 
     Attributes:
         violation: the first score outside the bounds that the metric declares; ``""`` without one.
@@ -69,6 +70,8 @@ class JobScorer:
         spent: float,
         proposals: Proposals | None = None,
         runs_left: Callable[[], float] | None = None,
+        *,
+        observe: Callable[[Sequence[System]], OnTrace] | None = None,
     ) -> None:
         self._problem = problem
         self._executor = executor
@@ -79,6 +82,7 @@ class JobScorer:
         give_up = problem.settings.budget.max_proposal_failures
         self._proposals = proposals or Proposals(executor.meter, give_up=give_up)
         self._runs_left = runs_left or executor.meter.remaining_runs
+        self._observe = observe
         self.violation = ""
 
     @property
@@ -120,10 +124,15 @@ class JobScorer:
         ``max_failed``, since on few examples they could be due to chance.
         """
         systems = [self._incumbent.bind(values) for values in candidates]
-        rules = self._problem.rules
+        rules, observed = self._problem.rules, self._observe(systems) if self._observe else None
+
+        def receive(example: Example, trace: Trace) -> None:
+            for receiver in filter(None, (observed, on_trace)):
+                receiver(example, trace)
+
         evaluations = await evaluate_all(
             self._executor, systems, examples, self._problem.metric, samples=[TRAIN_SAMPLE],
-            rules=replace(rules, max_failed=1.0), on_trace=on_trace,
+            rules=replace(rules, max_failed=1.0), on_trace=receive,
         )  # fmt: skip
         for evaluation in evaluations:
             self.violation = self.violation or evaluation.violation

@@ -9,7 +9,14 @@ from typing import Any, TypeVar
 
 from compound.errors import MissingExtra
 from compound.formatting import plural
-from compound.report.facts.documents import ProposalFacts, ReportFacts, RetryFacts, RunFacts, SpentFacts
+from compound.report.facts.documents import (
+    FrontFacts,
+    ProposalFacts,
+    ReportFacts,
+    RetryFacts,
+    RunFacts,
+    SpentFacts,
+)
 from compound.report.facts.text import count, money, number, p_value, seconds, shown
 from compound.report.figures.curve import curve_svg
 from compound.report.figures.graph import graph_svg
@@ -31,6 +38,7 @@ def sections(facts: ReportFacts) -> list[Section]:
         Section("Changes", [Change(**change) for change in facts["changes"]] or [none]),
         Section("Score by iteration", [curve]),
         Section("Decisions", _decisions(facts)),
+        *([Section("Score and cost", _front(front))] if (front := facts["front"]) else []),
         Section("Jobs", [tables.jobs(facts)] if facts["jobs"] else ["No optimizer job has finished."]),
         *([Section("Proposals", _proposals(facts["proposals"]))] if facts["proposals"] else []),
         *([Section("Detectable gains", list(facts["outlook"]["told"]))] if facts["outlook"] else []),
@@ -98,6 +106,18 @@ def _decisions(facts: RunFacts) -> list[Block]:
         tables.decisions(facts),
         " ".join([how, *(CLAIMS[test] for test in sorted(tests & CLAIMS.keys()))]),
     ]
+
+
+def _front(found: FrontFacts) -> list[Block]:
+    what = "dollars" if found["cost"] == "usd" else "tokens"
+    how = (
+        f"Of {plural(found['candidates'], 'evaluated candidate')}, those that no other one beats in both "
+        f"mean score and {what} per run, the initial and the chosen one. Scores are means over the train and "
+        "validation examples that a candidate was run on; with few evaluations the highest are lucky ones. "
+        f"The hypervolume of the front is {found['hypervolume']:.3g}, relative to the lowest mean score and "
+        f"the most {what}. All candidates are in candidates.jsonl."
+    )
+    return [tables.front(found), how]
 
 
 def _proposals(found: ProposalFacts) -> list[Block]:

@@ -35,9 +35,9 @@ UNREADABLE = (
 class RunDirectory:
     """Files of one run.
 
-    ``system.yaml`` as given, ``config.json`` resolved, ``events.jsonl``, ``traces.jsonl``, ``memory.jsonl``
-    (data that a method stores across jobs), ``checkpoint.json``, ``cache.sqlite``, ``best.json``,
-    ``report.md``, ``report.html``.
+    ``system.yaml`` as given, ``config.json`` resolved, ``events.jsonl``, ``candidates.jsonl``,
+    ``traces.jsonl``, ``memory.jsonl`` (data that a method stores across jobs), ``checkpoint.json``,
+    ``cache.sqlite``, ``best.json``, ``report.md``, ``report.html``.
 
     Attributes:
         path: path of the directory.

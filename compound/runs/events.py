@@ -63,16 +63,17 @@ class Gain(TypedDict):
     high: float | None
 
 
-Verdict = Literal["supported", "promising", "rejected"]
+Verdict = Literal["supported", "promising", "rejected", "feasible"]
 
 
 class DecisionEvent(Recorded):
     """The working configuration was compared with the last supported one, if the budget allowed.
 
     ``verdict`` is ``supported`` if the test supports the change, ``promising`` if it only scored higher, with
-    the ``probability`` that it is better and about how many ``examples`` would support it. ``lost`` is the
-    number of examples with runs of the reference that were lost to transient failures; they are no evidence
-    for the change. ``level`` is that of the last of the ``looks``.
+    the ``probability`` that it is better and about how many ``examples`` would support it, ``feasible`` if it
+    meets the limits, which the best configuration so far does not. ``over`` are limits that it exceeds.
+    ``lost`` is the number of examples with runs of the reference that were lost to transient failures; they
+    are no evidence for the change. ``level`` is that of the last of the ``looks``.
     """
 
     event: Literal["decision"]
@@ -90,6 +91,7 @@ class DecisionEvent(Recorded):
     after: NotRequired[Summary]
     gain: NotRequired[Gain]
     lost: NotRequired[int]
+    over: NotRequired[list[str]]
     note: NotRequired[str]
 
 

@@ -12,6 +12,7 @@ from compound.optimization.budget_plan import BudgetPlan
 from compound.optimization.method import JobRecord, ScoredCandidate
 from compound.optimization.prices import Prices
 from compound.optimization.proposals import LedgerState
+from compound.runs.candidates import CandidateState
 from compound.storage.state import State, first_problem
 
 __all__ = ["FinalEvaluation", "JobState", "RunState", "SearchState", "StoredEvaluation"]
@@ -140,6 +141,7 @@ class RunState(State):
         test_after: best configuration on the test split.
         meters: spending of the search and of the test split.
         bounds_violation: the first score outside the bounds that the metric declares; ``""`` without one.
+        candidates: every configuration that was run, the initial one first.
         memory: data that the method stores across jobs.
         done: whether only the report is left.
         reported: whether the report is written.
@@ -152,6 +154,7 @@ class RunState(State):
     test_after: FinalEvaluation | None = None
     meters: list[MeterState] = Field(default_factory=list)
     bounds_violation: str = ""
+    candidates: list[CandidateState] = Field(default_factory=list)
     memory: dict[str, Any] = Field(default_factory=dict)
     done: bool = False
     reported: bool = False

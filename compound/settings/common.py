@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from compound.execution.budget import Budget
 from compound.settings.base import Settings
+from compound.settings.objective import ObjectiveSettings
 from compound.settings.references import MethodName
 
 COUNTS: Mapping[str, str] = {
@@ -117,6 +118,8 @@ class CommonSettings(Settings):
     """Seed of all random streams of the run."""
     budget: BudgetSettings = BudgetSettings()
     """Hard limits of the run."""
+    objective: ObjectiveSettings = ObjectiveSettings()
+    """What a run optimizes, and what a run of the system may take."""
     iterations: int = Field(default=6, ge=1)
     """Maximum number of proposals tested on the validation split."""
     train_size: int | None = Field(default=None, ge=1)

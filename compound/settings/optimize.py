@@ -14,6 +14,7 @@ from pydantic import ConfigDict, ModelWrapValidatorHandler, ValidationError, mod
 from compound.errors import DeclarationError
 from compound.settings.base import S, Settings
 from compound.settings.common import BudgetSettings, CommonSettings, RunnerSettings, TrackerName
+from compound.settings.objective import ObjectiveSettings
 from compound.settings.sections import describe_errors, validate_sections
 
 
@@ -54,6 +55,7 @@ class OptimizeSettings(CommonSettings):
             method: str = ...,
             seed: int = ...,
             budget: BudgetSettings = ...,
+            objective: ObjectiveSettings = ...,
             iterations: int = ...,
             train_size: int | None = ...,
             valid_size: int | Literal["auto"] | None = ...,

@@ -7,7 +7,7 @@ figures read them, and `compound.report.summarize` returns the complete facts of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from compound.evaluation.evaluate import Summary
 from compound.evaluation.paired_tests import TestName
@@ -155,6 +155,7 @@ class DecisionFacts(TypedDict):
     after: Summary | None
     gain: Gain | None
     changes: list[ChangeRow]
+    over: list[str]
     note: str | None
     at: float
 
@@ -313,6 +314,29 @@ class Provenance(TypedDict):
     ended: float | None
 
 
+class FrontRow(TypedDict):
+    """A candidate on the front of score against cost, or the initial or the chosen one."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    evaluations: int
+    cost: float
+    fate: str
+    chosen: bool
+    on_front: bool
+    changed: list[str]
+
+
+class FrontFacts(TypedDict):
+    """Scores against costs of the evaluated candidates; the hypervolume is relative to the worst of both."""
+
+    cost: Literal["usd", "tokens"]
+    candidates: int
+    hypervolume: float
+    rows: list[FrontRow]
+
+
 class PlanDocument(TypedDict):
     """Division of a run's budget; see `compound.optimization.budget_plan.BudgetPlan`."""
 
@@ -354,6 +378,8 @@ class Measured(TraceFacts):
     changes: list[ChangeDocument]
     decisions: list[DecisionFacts]
     outlook: OutlookFacts
+    front: FrontFacts | None
+    cost_notes: list[str]
     proposals: ProposalFacts | None
     jobs: list[JobRow]
     retries: list[RetryFacts]

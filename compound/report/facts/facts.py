@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -14,6 +14,7 @@ from compound.report.facts.documents import (
     ChangeDocument,
     Curve,
     DecisionFacts,
+    FrontFacts,
     JobRow,
     Measured,
     MethodRow,
@@ -31,6 +32,14 @@ from compound.report.facts.documents import (
 from compound.report.facts.record import Record, compared, summary, to_strict_json, totals
 from compound.report.facts.traces import read_traces
 from compound.report.facts.words import headline
+from compound.runs.candidate_record import (
+    Candidate,
+    cost_name,
+    describe_costs,
+    front,
+    hypervolume,
+    read_candidates,
+)
 from compound.runs.directory import inconsistency_errors
 from compound.runs.events import DecisionEvent, JobEvent, Recorded, RetryEvent, Spent, is_supported
 
@@ -50,6 +59,7 @@ def summarize(path: str | Path) -> RunFacts:
 
 def _summarized(record: Record, path: str) -> RunFacts:
     seed, search = record.config["optimize"]["seed"], record.state.search
+    candidates = read_candidates(record.folder)
     facts: Measured = {
         "run": path,
         "system": record.config["system"],
@@ -71,6 +81,8 @@ def _summarized(record: Record, path: str) -> RunFacts:
         "changes": changes(record),
         "decisions": [decision(e) for e in record.all("decision")],
         "outlook": _outlook(record),
+        "front": _front(candidates),
+        "cost_notes": describe_costs(candidates),
         "proposals": proposals(record),
         "jobs": [job(e) for e in record.all("job")],
         "retries": [retry(r.method, e) for r in (record, *record.baselines()) for e in r.all("retry")],
@@ -93,6 +105,27 @@ def _outlook(record: Record) -> OutlookFacts:
         found: OutlookFacts = {"detection": event["detection"], "jobs": event["jobs"], "told": event["told"]}
         return {**found, "duplicates": event["duplicates"]} if "duplicates" in event else found
     return {}
+
+
+def _front(candidates: Sequence[Candidate]) -> FrontFacts | None:
+    """Return the front of score against cost, with the initial and the chosen configuration."""
+    if len(candidates) < 2:
+        return None
+    cost, best = cost_name(candidates), front(candidates)
+    costs = [float(getattr(candidate, cost)) for candidate in candidates]
+    worst = min(candidate.mean for candidate in candidates), max(costs)
+    shown = [c for c in candidates if c in best or c.chosen or c.fate == "start"]
+    return {
+        "cost": cost,
+        "candidates": len(candidates),
+        "hypervolume": hypervolume([(c.mean, getattr(c, cost)) for c in best], worst),
+        "rows": [
+            {"mean": c.mean, "low": c.low, "high": c.high, "evaluations": c.evaluations,
+             "cost": getattr(c, cost), "fate": c.fate, "chosen": c.chosen, "on_front": c in best,
+             "changed": [*c.values]}
+            for c in sorted(shown, key=lambda c: float(getattr(c, cost)))
+        ],
+    }  # fmt: skip
 
 
 def _split(record: Record, before: str, after: str, seed: int) -> SplitFacts:
@@ -201,6 +234,7 @@ def decision(event: DecisionEvent) -> DecisionFacts:
         "after": event.get("after"),
         "gain": event.get("gain"),
         "changes": event["changes"],
+        "over": event.get("over", []),
         "note": event.get("note"),
         "at": _runs(event),
     }

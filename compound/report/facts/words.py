@@ -191,6 +191,7 @@ def _notes(facts: Measured, scores: HeadlineScores) -> list[str]:
     if failed:
         score = number(facts["provenance"]["settings"]["failure_score"])
         notes.append(f"{failed:,} of these runs failed; a failed run scores {score} and counts in the mean.")
+    notes += facts["cost_notes"]
     notes += _of_proposals(facts["proposals"]) if facts["proposals"] else []
     notes += [f"Warning: {text}." for text in facts["outlook"].get("duplicates", ())]
     if not accepted:

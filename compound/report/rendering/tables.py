@@ -8,7 +8,7 @@ from typing import Literal
 
 from compound.evaluation.evaluate import Summary
 from compound.optimization.proposals import OUTCOMES
-from compound.report.facts.documents import DecisionFacts, MethodRow, RunFacts, TallyFacts
+from compound.report.facts.documents import DecisionFacts, FrontFacts, MethodRow, RunFacts, TallyFacts
 from compound.report.facts.text import count, interval, limits, line, money, number, p_value, seconds, signed
 
 Row = Sequence[str]
@@ -104,9 +104,26 @@ def decisions(facts: RunFacts) -> Table:
 def _verdict(decision: DecisionFacts) -> str:
     """Return the verdict of a decision, and whether the candidate became the best configuration."""
     known = decision["verdict"]
+    if decision["over"]:
+        return f"{known}, but over the limits"
     if known is None:  # without a comparison, or of an earlier version
         return "accepted" if decision["accepted"] else decision["note"] or "rejected"
     return f"{known}, kept" if decision["accepted"] else known
+
+
+def front(facts: FrontFacts) -> Table:
+    """Return the table of the candidates that no other one beats in both score and cost."""
+    headings = ("#$ per run" if facts["cost"] == "usd" else "#tokens per run", "#mean score",
+                "#evaluations", "fate", "on the front", "changed")  # fmt: skip
+    rows = [
+        (
+            money(row["cost"]) if facts["cost"] == "usd" else count(row["cost"]), interval(row),
+            count(row["evaluations"]), f"{row['fate']}, chosen" if row["chosen"] else row["fate"],
+            "yes" if row["on_front"] else "no", ", ".join(row["changed"]) or "–",
+        )
+        for row in facts["rows"]
+    ]  # fmt: skip
+    return table(headings, rows)
 
 
 def jobs(facts: RunFacts) -> Table:
