@@ -85,6 +85,7 @@ if TYPE_CHECKING:  # static counterpart of `__getattr__`
     from compound.execution.executor import Executor as Executor
     from compound.execution.trace import Trace as Trace
     from compound.exports.export import export as export
+    from compound.exports.optuna_study import to_optuna as to_optuna
     from compound.graph.component import CallContext as CallContext
     from compound.graph.component import Component as Component
     from compound.graph.component import Input as Input
@@ -212,6 +213,7 @@ _HOME = {
     "BM25": "compound.components.index",
     "from_dspy": "compound.components.imports.dspy_import",
     "to_dspy": "compound.components.imports.dspy_import",
+    "to_optuna": "compound.exports.optuna_study",
     "from_dspy_metric": "compound.components.imports.dspy_metric",
     "from_dspy_module": "compound.components.imports.dspy_module",
     "from_haystack": "compound.components.imports.haystack",

@@ -25,7 +25,6 @@ from compound.runs.directory import (
 from compound.runs.recorder import MEMORY_FOLDER
 from compound.security.untrusted import UntrustedFolder
 
-
 ResultVerdict = Literal["supported", "promising", "feasible", "unchanged"]
 
 

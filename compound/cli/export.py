@@ -24,14 +24,17 @@ SYSTEM = "system.yaml"
         "export runs/qa/best.json --to langchain --output prompts.json",
         "export best.json --system system.yaml --to openai",
         "export system.yaml --to dspy --output qa_program.py   # the initial configuration",
+        "export runs/qa --to optuna --output qa.db   # the candidates of a run",
     )
 )
 def export(
     configuration: Annotated[
         Path,
-        typer.Argument(help="Configuration, such as the best.json of a run, or a system's YAML file."),
+        typer.Argument(help="Configuration, such as the best.json of a run, a system's YAML file, or a run."),
     ],
-    to: Annotated[str, typer.Option("--to", help="messages, openai, langchain, dspy or python.")],
+    to: Annotated[
+        str, typer.Option("--to", help="messages, openai, langchain, dspy, python, or optuna for a run.")
+    ],
     output: Annotated[
         Optional[Path],  # noqa: UP045 - typer reads this at run time
         typer.Option("--output", "-o", help="File to write; default: stdout."),
@@ -51,7 +54,7 @@ def export(
     messages: chat messages with placeholders, as JSON. openai: request bodies, as JSON. langchain: a module
     of chat prompts, or their JSON for an output that ends in .json. dspy: a DSPy program. python: a module
     that runs the system with the standard library only. What cannot be exported is named, and nothing is
-    written.
+    written. optuna: an SQLite file with a study of Optuna, in which each candidate of a run is a trial.
 
     A system that is found beside the configuration may not name Python code, like with --no-import; give one
     that you trust as --system.
@@ -61,6 +64,15 @@ def export(
     from compound.exports.export import Target
     from compound.exports.export import export as write
 
+    if to == "optuna":
+        from compound.exports.optuna_study import write_study
+
+        if output is None:
+            raise ExportError(
+                "--to optuna needs --output", hint="name an SQLite file, such as --output study.db"
+            )
+        print(write_study(configuration, output))
+        return
     if configuration.suffix in (".yaml", ".yml"):
         program = load_program(configuration, sets, no_import, trust=trust, sends=False)
     elif system is not None:

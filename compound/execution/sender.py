@@ -221,10 +221,10 @@ def _sanitized(call: ToolCall) -> ToolCall:
     return ToolCall(sanitize_text(call.id), sanitize_text(call.name), sanitize_text(call.arguments))
 
 
-def unpriced(lm: str) -> DeclarationError:
-    """Return the error for a model without a price under a cost limit."""
+def unpriced(lm: str, limit: str = "budget.cost") -> DeclarationError:
+    """Return the error for a model without a price under a limit of dollars."""
     return DeclarationError(
-        f"budget.cost is set, but the price of {lm!r} is unknown",
+        f"{limit} is set, but the price of {lm!r} is unknown",
         hint="set the model's price under engines: price: [dollars per million prompt tokens, "
         "dollars per million completion tokens]; [0, 0] for your own server",
     )

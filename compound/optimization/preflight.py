@@ -21,12 +21,11 @@ from compound.execution.sender import Sender, unpriced
 from compound.execution.tool_text import to_text
 from compound.extras import libraries_of, missing_libraries
 from compound.formatting import plural
-from compound.graph.bounds import CallBound
 from compound.graph.component import Body, Input, Value
 from compound.graph.space import Choice
 from compound.graph.system import System
 from compound.graph.types import as_declared
-from compound.optimization.allowance import allowance
+from compound.optimization.allowance import Allowance, allowance
 from compound.optimization.budget_plan import baseline_runs, runs_needed
 from compound.optimization.problem import Problem
 from compound.optimization.prospects import plan_by_runs
@@ -43,19 +42,23 @@ def list_models(problem: Problem) -> list[str]:
     own = problem.system.lms[:1]
     plan, free = plan_by_runs(problem)
     allowed = allowance(problem, free, plan.decisions, lms=own)
-    requests: list[CallBound] = []
-    found: list[str] = []
-    for name, use in allowed.survey.uses.items():
-        if use.requests is None:
-            found += _settings(problem, name)
-        requests += use.requests or ()
-    found += metric_lms(problem.metric)
-    requests += [request for job in allowed.jobs for request in job.requests]
+    found = [*_system_models(problem, allowed), *metric_lms(problem.metric)]
+    requests = [request for job in allowed.jobs for request in job.requests]
     found += [lm for request in requests if request.calls for lm in request.lms or own]
     if allowed.undeclared:
         named = [found for section in problem.method.sections.values() for found in references(section)]
         found += [each.name for each in named if each.kind == "model" and each.name]
     return sorted(set(found))
+
+
+def _system_models(problem: Problem, allowed: Allowance) -> Iterator[str]:
+    """Yield the names of the models that a run of the system may call."""
+    for name, use in allowed.survey.uses.items():
+        if use.requests is None:
+            yield from _settings(problem, name)
+        for request in use.requests or ():
+            if request.calls:
+                yield from request.lms or problem.system.lms[:1]
 
 
 def _settings(problem: Problem, component: str) -> Iterator[str]:
@@ -89,16 +92,21 @@ def engine_names(problem: Problem) -> dict[str, str]:
 
 
 def check_prices(problem: Problem) -> None:
-    """Reject a cost limit if a model has no known price, as the first call would.
+    """Reject a limit of dollars if a model has no known price: for a budget, as the first call would.
+
+    A limit of dollars per run needs the prices of the system's own models.
 
     Raises:
         DeclarationError: a price is unknown; the message names the model.
     """
-    if problem.settings.budget.cost is None:
-        return
-    for lm, engine in open_engines(problem).items():
-        if not engine.priced:
-            raise unpriced(lm)
+    settings, limited = problem.settings, dict[str, str]()
+    if settings.objective.limits.usd_per_run is not None:
+        plan, free = plan_by_runs(problem)
+        allowed = allowance(problem, free, plan.decisions, lms=problem.system.lms[:1])
+        limited |= dict.fromkeys(_system_models(problem, allowed), "objective.limits.usd_per_run")
+    for lm, engine in open_engines(problem).items() if limited or settings.budget.cost is not None else ():
+        if not engine.priced and (lm in limited or settings.budget.cost is not None):
+            raise unpriced(lm, limited.get(lm, "budget.cost"))
 
 
 def check_libraries(problem: Problem) -> None:

@@ -249,6 +249,8 @@ class Search:
                 [state.candidates[number] for number in group],
                 [self.rows.scored[row] for row in rows],
             )
+            for candidate in field:
+                task.note_origin(candidate.values, *state.origin_of(candidate))
             free = task.scorer.has_free_repeats or not all(str(row) in state.scores for row in rows)
             evaluations = await task.scorer.score([*([{}] if free else []), *(c.values for c in field)], part)
             failed = [
@@ -440,14 +442,15 @@ class Search:
         scored = [state.candidates[number].values for number in state.scored]
         if not scored:
             return Proposal({}, tried=0, note="no candidate could be scored")
+        within = [values for values in scored if self.task.meets_limits(values)] or scored
         model = self._model()
         facts = await self.local.finish(state.cells) if self.local is not None else {}
-        means = model.means(scored)
+        means = model.means(within)
         best = int(np.argmax(means))
         if means[best] <= 0:
             note = "no candidate is expected to gain"
             return Proposal({}, state.before, state.before, len(scored), note, facts)
-        found = scored[best]
+        found = within[best]
         if any("edits" in origins for origins in state.origins.values()):
             found = without_idle_edits(self.task, model, found)
         after = (state.before or 0.0) + model.means([found])[0]

@@ -142,6 +142,17 @@ class JointProgress(State):
         origins.append(source)
         return True
 
+    def origin_of(self, candidate: Candidate) -> tuple[Values, str]:
+        """Return the values that a candidate changes, and the sources of the values that it adds."""
+        parent = {} if candidate.parent is None else self.candidates[candidate.parent].values
+        found = set[str]()
+        for key, levels in self.levels.items():
+            own = canonical_json(candidate.values.get(key))
+            if key not in parent or canonical_json(parent[key]) != own:
+                pairs = zip(levels, self.origins[key], strict=True)
+                found |= {origin for value, origin in pairs if origin and canonical_json(value) == own}
+        return parent, " + ".join(sorted(found))
+
     def contributions(self, chosen: Values) -> dict[str, object]:
         """Return what each source contributed: new values, candidates that have one, and the chosen ones."""
         found: dict[str, dict[str, int]] = {}
