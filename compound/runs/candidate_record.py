@@ -14,7 +14,7 @@ from compound.errors import RunDirectoryError
 from compound.formatting import plural
 from compound.graph.configuration import Configuration
 from compound.runs.candidates import FILE, Fate
-from compound.runs.directory import as_folder, read_json, read_records
+from compound.runs.directory import as_folder, load_checkpoint, read_json, read_records
 from compound.security.untrusted import UntrustedFolder
 from compound.storage.state import first_problem
 
@@ -83,8 +83,14 @@ def read_candidates(place: str | Path | UntrustedFolder) -> list[Candidate]:
         RunDirectoryError: the file is damaged, or belongs to another run.
     """
     folder = as_folder(place)
+    if folder.kind(FILE) is None:
+        stored = load_checkpoint(folder)
+        if stored is not None and stored.state.search is not None and stored.state.candidates:
+            raise RunDirectoryError(f"{folder}/{FILE} is missing", hint="restore it from a copy")
+        return []
     start = Configuration(read_json(folder, "config.json").get("start", {}))
     found: list[Candidate] = []
+    expected: object = None
     for number, record in enumerate(read_records(folder, FILE), 1):
         where = f"{folder}/{FILE}:{number}"
         try:
@@ -95,6 +101,11 @@ def read_candidates(place: str | Path | UntrustedFolder) -> list[Candidate]:
         if unknown or start.replace(candidate.values).digest != candidate.digest:
             raise RunDirectoryError(f"{where}: it is not a candidate of this run: its values differ")
         found.append(candidate)
+        expected = record.get("of")
+    if len(found) != expected:
+        raise RunDirectoryError(
+            f"{folder}/{FILE} has {len(found)} of {expected or 'an unknown number of'} lines"
+        )
     return found
 
 

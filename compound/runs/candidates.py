@@ -230,17 +230,17 @@ class Candidates:
         return b"".join(lines).decode()
 
     def _records(self, best: str, bounds: Bounds | None) -> Iterator[Mapping[str, object]]:
-        for each in self._stored:
-            if each.costs is None:
-                continue
+        known = [(each, each.costs) for each in self._stored if each.costs is not None]
+        for number, (each, costs) in enumerate(known, 1):
             interval = each.scores(bounds).interval.to_json()
             yield {
+                "number": number, "of": len(known),
                 "digest": each.digest, "values": each.values, "parent": each.parent, "source": each.source,
                 "job": each.job, "fate": each.fate, "chosen": each.digest == best,
                 "evaluations": len(each.train.rows) + len(each.valid.rows),
                 "mean": interval["mean"], "low": interval["low"], "high": interval["high"],
-                "gain": mean_gain(self._stored[0], each), **asdict(each.costs),
-                "broken_limits": each.costs.broken(self._limits),
+                "gain": mean_gain(self._stored[0], each), **asdict(costs),
+                "broken_limits": costs.broken(self._limits),
             }  # fmt: skip
 
 
