@@ -13,6 +13,7 @@ import json
 import os
 import queue
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -408,6 +409,13 @@ def traces(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def candidates(folder: Path) -> list[dict[str, Any]]:
+    found = records(folder, "candidates.jsonl")
+    for candidate in found:
+        del candidate["seconds"]
+    return found
+
+
 def same_end(site: Site, folder: Path) -> None:
     for part in ("", "baselines/random") if site.method == "search" else ("",):
         one, other = site.whole / part, folder / part
@@ -415,13 +423,15 @@ def same_end(site: Site, folder: Path) -> None:
         assert (one / "config.json").read_bytes() == (other / "config.json").read_bytes()
         assert events(one) == events(other)
         assert traces(one) == traces(other)
+        assert candidates(one) == candidates(other)
         assert records(one, "memory.jsonl") == records(other, "memory.jsonl")
         assert cached(one) == cached(other)
 
 
 def cached(folder: Path) -> list[tuple[str, str]]:
     with contextlib.closing(sqlite3.connect(folder / "cache.sqlite")) as db:
-        return sorted(db.execute("SELECT key, value FROM outcome"))
+        rows = db.execute("SELECT key, value FROM outcome")
+        return sorted((key, re.sub(r'"seconds": ?[^,}]+', "", value)) for key, value in rows)
 
 
 def asked_no_more(site: Site, seen: Seen, kills: int) -> None:
