@@ -36,7 +36,7 @@ GROUPS = {
     "Declare": "Input System LLM Retriever Selector Hyperparameter Function CodeRunner FirstOf Loop Map "
     "ExternalAgent AgentPrompt BM25 Dense PassageIndex component llm system",
     "Import and export": "from_dspy to_dspy from_dspy_metric from_langchain from_haystack from_dspy_module "
-    "export",
+    "export to_optuna",
     "Agents": "Agent Tool tool MCPServer Image",
     "Spaces": "Text Demos Choice Int Float LoRA",
     "Types": "json_type",
