@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import compound
 from compound.cli import app
 from compound.settings.common import BudgetSettings, RaySettings
+from compound.settings.objective import LimitSettings, ObjectiveSettings
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.sections import model_at, settings_models
 from compound.spec.file import POSSIBLE
@@ -94,6 +95,8 @@ def _settings_page() -> str:
         "## `optimize:`",
         _settings(OptimizeSettings),
         _settings(BudgetSettings),
+        _settings(ObjectiveSettings),
+        _settings(LimitSettings),
         _settings(RaySettings, ["runner.ray"]),
         *(_settings(model, places) for model, places in settings_models().items()),
         "## `engines:`",

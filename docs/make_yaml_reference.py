@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from compound.settings.common import BudgetSettings
+from compound.settings.objective import LimitSettings, ObjectiveSettings
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.sections import model_at, settings_models
 from compound.spec import file as file_model
@@ -70,6 +71,8 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "data": file_model.DataSettings,
     "optimize": OptimizeSettings,
     "budget": BudgetSettings,
+    "objective": ObjectiveSettings,
+    "limits": LimitSettings,
     **{
         f"{group} {name}": model_at(entry, [name])
         for group in ("metric", "engine")
