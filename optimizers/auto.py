@@ -22,7 +22,9 @@ from compound.optimizers.better_together import BetterTogetherSettings, better_t
 from compound.optimizers.optimas.local_gains import savings_of
 from compound.optimizers.optimas.methods import OptimasSettings
 from compound.optimizers.scheduling.jobs import keys_of
+from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.search.sources import SearchSettings
+from compound.optimizers.weights.methods import LONG_JOB
 from compound.settings.optimize import OptimizeSettings
 
 Make = Callable[[str, System, OptimizeSettings], Method]
@@ -49,10 +51,15 @@ def auto(system: System, optimize: OptimizeSettings, make: Make) -> Method:
         trains, reason = _training(system, optimize, make, alone=not stages)
         stages += [TRAINED_BY] * trains
         notes.append(f"auto: {reason}")
+
+    def stage_of(name: str, system: System, optimize: OptimizeSettings) -> Method:
+        made = make(name, system, optimize)
+        return _without_training(made) if name == "optimas" else made
+
     if len(stages) > 1:
-        made = better_together(system, optimize, BetterTogetherSettings(stages=tuple(stages)), make)
+        made = better_together(system, optimize, BetterTogetherSettings(stages=tuple(stages)), stage_of)
     else:
-        made = make(stages[0] if stages else "search", system, optimize)
+        made = stage_of(stages[0] if stages else "search", system, optimize)
     return replace(made, name="auto", notes=[*notes, *made.notes])
 
 
@@ -77,6 +84,12 @@ def _search(system: System, optimize: OptimizeSettings) -> tuple[str, str, Optim
     factor = f"at most {savings.at_most:.3g} times" if math.isfinite(savings.at_most) else "much"
     reason = f"local evaluations of {cheap} can make it {factor} cheaper"
     return "optimas", f"{reason}, as far as scores confirm local rewards", optimize
+
+
+def _without_training(made: Method) -> Method:
+    """Return `optimas` without the training of weights by local rewards."""
+    jobs = [job for job in made.jobs if job.optimizer == "joint"]
+    return replace(made, jobs=jobs, scheduler=Uniform(), opening=None, least=LONG_JOB, decisions=1)
 
 
 def _training(system: System, optimize: OptimizeSettings, make: Make, *, alone: bool) -> tuple[bool, str]:

@@ -22,7 +22,7 @@ from compound.settings.optimize import OptimizeSettings
 
 @dataclass(frozen=True)
 class FitToShuffled:
-    """Fits a critic to draws in which the scores of the candidates are shuffled."""
+    """Fits a critic to draws with shuffled scores and without gold answers."""
 
     def __call__(
         self, entries: Sequence[Entry], template: Template, backbone: Embedder, *, certain: bool
@@ -35,7 +35,8 @@ class FitToShuffled:
         rng = generator(0, "labels", draw.example, draw.address)
         order = rng.permutation(len(draw.candidates))
         rewards = [draw.candidates[i].rewards for i in order]
-        candidates = [replace(c, rewards=r) for c, r in zip(draw.candidates, rewards, strict=True)]
+        pairs = zip(draw.candidates, rewards, strict=True)
+        candidates = [replace(made, rewards=shuffled, signals={}) for made, shuffled in pairs]
         return replace(draw, candidates=tuple(candidates))
 
 

@@ -110,10 +110,11 @@ class RunnerSettings(Settings):
 class CommonSettings(Settings):
     """Settings shared by all methods."""
 
-    method: MethodName = "search"
-    """`search` (all parameters except weights, jointly), `optimas` (local rewards, one component at a time),
-    a method that trains weights such as `mmgrpo` or `mhgpo_rr`, `better_together`, a baseline such as
-    `random` or `mipro`, or your own `module:function`."""
+    method: MethodName = "auto"
+    """`auto` (one of the following, by system and budget, with the reasons), `search` (all parameters except
+    weights, jointly), `optimas` (the same with local rewards, which also train weights), a method that trains
+    weights such as `mmgrpo` or `mhgpo_rr`, `better_together`, a baseline such as `random` or `mipro`, or your
+    own `module:function`."""
     seed: int = Field(default=0, ge=0)
     """Seed of all random streams of the run."""
     budget: BudgetSettings = BudgetSettings()

@@ -1,0 +1,126 @@
+"""Method `auto`: what it chooses, its reasons, and the settings that it takes over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from compound.components.function import Function
+from compound.components.llm import LLM
+from compound.graph.component import Input
+from compound.graph.space import Choice, LoRA, Text
+from compound.graph.system import System
+from compound.optimization.method import Method
+from compound.optimizers import auto
+from compound.optimizers.methods import method
+from compound.optimizers.optimas.local_gains import RewardGuide
+from compound.optimizers.search.joint import JointSearch
+from compound.optimizers.weights.methods import NothingToTune
+from compound.settings.optimize import make_settings
+from compound.testing import ScriptedLM
+
+QUESTION = Input("question", str)
+
+
+def upper(text: str, mode: str) -> str:
+    return text.upper() if mode == "up" else text
+
+
+def chained(**weights: Any) -> System:
+    """Two steps with a prompt each: evaluations of the first one alone cost half."""
+    draft = LLM("draft", prompt=Text("Think."), **weights)(question=QUESTION)
+    answer = LLM("answer", prompt=Text("Answer."))(draft=draft)
+    return System("chained", outputs={"answer": answer}, lm="small")
+
+
+def single() -> System:
+    answer = LLM("answer", prompt=Text("Answer."))(question=QUESTION)
+    return System("single", outputs={"answer": answer}, lm="small")
+
+
+def trained() -> System:
+    answer = LLM("answer", prompt="Answer.", weights=LoRA())(question=QUESTION)
+    return System("trained", outputs={"answer": answer}, lm="small")
+
+
+def chosen(system: System, **settings: Any) -> Method:
+    return method("auto", system, make_settings(settings), engines=lambda lm: ScriptedLM([]))
+
+
+def joint_of(made: Method) -> JointSearch:
+    found = next(each for each in made.optimizers.values() if isinstance(each, JointSearch))
+    assert isinstance(found, JointSearch)
+    return found
+
+
+class TestSearch:
+    def test_local_rewards_where_local_evaluations_cost_less(self) -> None:
+        made = chosen(chained())
+        guide = joint_of(made).guide
+        assert isinstance(guide, RewardGuide)
+        assert guide.learning.backbone.model == "none"
+        (note,) = made.notes
+        assert note.startswith(
+            "auto: optimas, since local evaluations of draft can make it at most 1.5 times"
+        )
+
+    def test_none_where_nothing_follows(self) -> None:
+        made = chosen(single())
+        assert joint_of(made).guide is None
+        assert made.notes == ["auto: search, since local evaluations would save hardly anything"]
+
+    def test_none_without_the_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(auto, "find_spec", lambda name: None)
+        made = chosen(chained())
+        assert joint_of(made).guide is None
+        assert "the extra 'rewards'" in made.notes[0]
+
+    @pytest.mark.parametrize("section", ["search", "optimas"])
+    def test_settings_of_either_section_count(self, section: str) -> None:
+        sources = joint_of(chosen(chained(), **{section: {"lm": "writer"}})).sources
+        assert (sources.lm, sources.writes) == ("writer", True)
+
+    def test_a_backbone_that_the_user_names_is_used(self) -> None:
+        guide = joint_of(chosen(chained(), optimas={"backbone": {"model": "tiny"}})).guide
+        assert isinstance(guide, RewardGuide)
+        assert guide.learning.backbone.model == "tiny"
+
+    def test_nothing_to_tune_is_an_error(self) -> None:
+        fixed = Function("upper", upper, mode="up")(text=QUESTION)
+        with pytest.raises(NothingToTune, match="'search' can change"):
+            chosen(System("fixed", outputs={"answer": fixed}))
+
+    def test_choices_alone_are_searched(self) -> None:
+        tuned = Function("upper", upper, mode=Choice("up", "as is"))(text=QUESTION)
+        assert [job.keys for job in chosen(System("tuned", outputs={"answer": tuned})).jobs] == [
+            ("upper.mode",)
+        ]
+
+
+class TestWeights:
+    def test_they_stay_without_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(auto, "device_count", lambda kind: 0)
+        made = chosen(chained(weights=LoRA()))
+        assert all(not key.endswith("weights") for job in made.jobs for key in job.keys)
+        assert made.notes[1] == (
+            "auto: the weights of draft stay, since there is no GPU; "
+            "method: better_together trains them anyway"
+        )
+
+    def test_they_stay_if_the_budget_covers_few_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(auto, "device_count", lambda kind: 1)
+        made = chosen(chained(weights=LoRA()), budget={"system_runs": 600})
+        assert "half of the budget covers" in made.notes[1]
+        assert len(made.jobs) == 1
+
+    def test_they_are_trained_after_the_search(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(auto, "device_count", lambda kind: 1)
+        made = chosen(chained(weights=LoRA()), budget={"system_runs": 100_000})
+        assert made.notes[1] == "auto: then mmgrpo for the weights of draft"
+        assert [job.keys for job in made.jobs] == [("answer.prompt", "draft.prompt"), ("draft.weights",)]
+
+    def test_they_are_trained_if_there_is_nothing_else(self) -> None:
+        made = chosen(trained())
+        assert made.notes == ["auto: mmgrpo, since only the weights of answer can change"]
+        assert [job.keys for job in made.jobs] == [("answer.weights",)]
