@@ -1,4 +1,4 @@
-"""Ablations of `optimas`: rewards learned from shuffled labels, and no local reward."""
+"""Control of `optimas`: rewards learned from shuffled labels."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from compound.execution.rng import generator
 from compound.graph.system import System
 from compound.optimization.method import Method, Optimizer
-from compound.optimization.registration import MethodFactory
+from compound.optimization.registration import method
 from compound.optimizers.optimas.local_gains import RewardGuide
 from compound.optimizers.optimas.methods import OptimasSettings, optimas
 from compound.optimizers.search.joint import JointSearch
 from compound.rewards.buffer import Entry
 from compound.rewards.features import Embedder
-from compound.rewards.gains.critic import Critic, FitCritic, fit_critic
+from compound.rewards.gains.critic import Critic, fit_critic
 from compound.rewards.pairs import Draw
 from compound.rewards.template import Template
 from compound.settings.optimize import OptimizeSettings
@@ -40,26 +40,12 @@ class FitToShuffled:
         return replace(draw, candidates=tuple(candidates))
 
 
-def fit_nothing(
-    entries: Sequence[Entry], template: Template, backbone: Embedder, *, certain: bool
-) -> Critic | None:
-    """Return no critic, so that candidates are compared by the global reward alone."""
-    return None
-
-
-def _with(fit: FitCritic) -> MethodFactory:
-    """Return the method `optimas` with another way to fit rewards."""
-
-    def ablated(system: System, optimize: OptimizeSettings, settings: OptimasSettings) -> Method:
-        made = optimas(system, optimize, settings)
-        joint = made.optimizers["joint"]
-        assert isinstance(joint, JointSearch)
-        assert isinstance(joint.guide, RewardGuide)
-        changed: Optimizer = replace(joint, guide=replace(joint.guide, fit=fit))
-        return replace(made, optimizers={**made.optimizers, "joint": changed})
-
-    return MethodFactory(ablated, OptimasSettings)
-
-
-shuffled = _with(FitToShuffled())
-unguided = _with(fit_nothing)
+@method(settings=OptimasSettings)
+def shuffled(system: System, optimize: OptimizeSettings, settings: OptimasSettings) -> Method:
+    """Return the method `optimas` with rewards learned from shuffled scores."""
+    made = optimas(system, optimize, settings)
+    joint = made.optimizers["joint"]
+    assert isinstance(joint, JointSearch)
+    assert isinstance(joint.guide, RewardGuide)
+    changed: Optimizer = replace(joint, guide=replace(joint.guide, fit=FitToShuffled()))
+    return replace(made, optimizers={**made.optimizers, "joint": changed})

@@ -9,8 +9,12 @@ method and number of system runs, the file ``benchmarks/data/relay_searches.json
 the configuration that the search found, as a share of the optimum's, for 20 seeds. Runs of the initial
 evaluation and of the decision are additional to the stated ones, and the acceptance test has no influence.
 
-Ablations of `optimas`: `shuffled` (of the labels that the
-reward is fitted to), `unguided` (no local reward). Finished methods and systems are kept, so an interrupted
+Without local rewards, `optimas` is `search`. Its other controls are rewards fitted to `shuffled` scores, and
+`blind` ones, which do not read the gold answers. `judge` is blind, with ratings by a model that is right for
+`RIGHT` of the outputs. `warm` starts from the local rewards of another search of `WARM` runs, with another
+seed, and not from its configurations. The last three are measured with the `SMALL` budgets of the relays.
+
+Finished methods and systems are kept, so an interrupted
 measurement can be resumed; to measure a method again, remove its entry from the file.
 """
 
@@ -19,17 +23,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
+
+import numpy as np
 
 from compound.api.description import describe, open_run
 from compound.benchmarks.simulated.heads import Head
 from compound.benchmarks.simulated.relays import Relay
 from compound.concurrency.blocking import run_blocking
+from compound.engine import Engine
 from compound.evaluation.metrics.custom import custom
 from compound.evaluation.statistics import UNIT, interval_of_means
 from compound.graph.configuration import component_of
@@ -38,14 +47,19 @@ from compound.narrowing import entry
 from compound.optimization.problem import Problem
 from compound.optimizers.methods import method
 from compound.registry.engines import find_engine
+from compound.rewards.feedback.earlier import read_earlier
 from compound.runs.events import Event
 from compound.runs.recorder import Recorder
 from compound.settings.optimize import OptimizeSettings, make_settings
+from compound.testing import ScriptedLM
 
 OUTPUT = Path(__file__).parents[1] / "data" / "relay_searches.json"
 SEEDS, TRAIN, VALID = 20, 200, 5
 BUDGETS = (50, 130, 200, 400)
 BUDGETS_OF_HEAD = (100, 200, 400)
+SMALL = (50, 130)
+RIGHT = 0.8  # share of the outputs that the judge rates by the expected result, and not at random
+WARM, OTHER_SEED = 200, 1000
 SYSTEMS: Mapping[str, Callable[[int], Relay | Head]] = {
     "4 calls, 1 tuned": lambda seed: Relay(4, 1, seed=seed),
     "4 calls, 2 tuned": lambda seed: Relay(4, 2, seed=seed),
@@ -58,8 +72,10 @@ ABLATIONS = "compound.benchmarks.simulated.ablations"
 METHODS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "optimas": ("optimas", NO_BACKBONE),
     "search": ("search", {}),
-    "unguided": (f"{ABLATIONS}:unguided", NO_BACKBONE),
     "shuffled": (f"{ABLATIONS}:shuffled", NO_BACKBONE),
+    "blind": ("optimas", {**NO_BACKBONE, "gold": False}),
+    "judge": ("optimas", {**NO_BACKBONE, "gold": False, "judge": "judge"}),
+    "warm": ("optimas", NO_BACKBONE),
     "llm_selector": ("llm_selector", {}),
     "random": ("random", {}),
 }
@@ -77,27 +93,52 @@ def settings_of(name: str, runs: int, seed: int) -> OptimizeSettings:
 def share(system: str, name: str, runs: int, seed: int) -> float:
     """Return the expected score of the configuration found, as a share of the optimum's."""
     world = SYSTEMS[system](seed)
-    settings, target = settings_of(name, runs, seed), world.system()
-    made = method(settings.method, target, settings)
-    valid = world.examples(VALID, "valid")
-    # Without bounds of the scores, a search does not end because so few validation examples decide nothing.
-    metric = custom(world.score, thread="never")
-    problem = Problem(target, world.examples(TRAIN), valid, [], metric, settings, made, find_engine)
-    events: list[Event] = []
+    problem = problem_of(world, settings_of(name, runs, seed))
     with tempfile.TemporaryDirectory() as folder:
-        recorder = Recorder(
-            open_run(Path(folder) / "run", "", describe(problem)),
-            listener=lambda event: events.append(cast("Event", event)),
-        )
-        try:
-            run_blocking(OptimizationLoop(problem, recorder).run())
-        finally:
-            recorder.close()
+        if name == "warm":
+            other = problem_of(world, settings_of(name, WARM, seed + OTHER_SEED))
+            _run(other, Path(folder) / "other")
+            found = read_earlier(Path(folder) / "other", other.system, problem.train)
+            problem = replace(problem, earlier=replace(found, values=()))
+        events = _run(problem, Path(folder) / "run")
     values: dict[str, object] = {}
     for event in events:
         if event["event"] == "job":
             values |= event["values"]
     return value_of(world, values) / world.optimum()[1]
+
+
+def problem_of(world: Relay | Head, settings: OptimizeSettings) -> Problem:
+    """Return the problem of a search."""
+    target, valid = world.system(), world.examples(VALID, "valid")
+    made = method(settings.method, target, settings)
+    # Without bounds of the scores, a search does not end because so few validation examples decide nothing.
+    metric = custom(world.score, thread="never")
+    return Problem(target, world.examples(TRAIN), valid, [], metric, settings, made, _engine)
+
+
+def _engine(lm: str) -> Engine:
+    return ScriptedLM(_rate, name=lm) if lm == "judge" else find_engine(lm)
+
+
+def _rate(message: str, rng: np.random.Generator) -> str:
+    """Rate an output of a relay's step: 10 for the answer, and 0 otherwise, or at random."""
+    right = re.search(r"answer: (\S+)\n", message), re.search(r"It wrote \w+: (\S+)\n", message)
+    if rng.random() >= RIGHT:
+        return str(rng.integers(11))
+    return "10" if right[0] and right[1] and right[0][1] == right[1][1] else "0"
+
+
+def _run(problem: Problem, folder: Path) -> list[Event]:
+    events: list[Event] = []
+    recorder = Recorder(
+        open_run(folder, "", describe(problem)), listener=lambda event: events.append(cast("Event", event))
+    )
+    try:
+        run_blocking(OptimizationLoop(problem, recorder).run())
+    finally:
+        recorder.close()
+    return events
 
 
 def value_of(world: Relay | Head, values: Mapping[str, object]) -> float:
@@ -107,14 +148,16 @@ def value_of(world: Relay | Head, values: Mapping[str, object]) -> float:
     return world.value({key.split(".")[1]: value for key, value in values.items()})
 
 
-def budgets_of(system: str) -> Sequence[int]:
-    """Return the numbers of system runs that a system is measured with."""
+def budgets_of(name: str, system: str) -> Sequence[int]:
+    """Return the numbers of system runs that a method is measured with on a system."""
+    if name in ("blind", "judge", "warm"):
+        return () if system == HEAD else SMALL
     return BUDGETS_OF_HEAD if system == HEAD else BUDGETS
 
 
-def missing(known: Mapping[str, Mapping[str, object]]) -> list[tuple[str, int]]:
+def missing(name: str, known: Mapping[str, Mapping[str, object]]) -> list[tuple[str, int]]:
     """Return the systems and numbers of system runs that a method is to be measured with."""
-    wanted = ((system, runs) for system in SYSTEMS for runs in budgets_of(system))
+    wanted = ((system, runs) for system in SYSTEMS for runs in budgets_of(name, system))
     return [(system, runs) for system, runs in wanted if str(runs) not in known.get(system, {})]
 
 
@@ -122,14 +165,16 @@ def rows_of(name: str, known: Mapping[str, dict[str, object]]) -> dict[str, dict
     """Measure a method with all systems and budgets, except the known ones."""
     found = {system: dict(rows) for system, rows in known.items()}
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for system, runs in missing(known):
+        for system, runs in missing(name, known):
             values = list(pool.map(partial(share, system, name, runs), range(SEEDS)))
             summary = interval_of_means(values, bounds=UNIT)
             rounded = [round(value, 4) for value in values]
             found.setdefault(system, {})[str(runs)] = {**summary.to_json(), "values": rounded}
             print(name, system, runs, summary, flush=True)
     return {
-        system: {str(runs): found[system][str(runs)] for runs in budgets_of(system)} for system in SYSTEMS
+        system: {str(runs): found[system][str(runs)] for runs in budgets_of(name, system)}
+        for system in SYSTEMS
+        if budgets_of(name, system)
     }
 
 
@@ -145,7 +190,7 @@ def main() -> None:
     parser.add_argument("methods", nargs="*", metavar="METHOD", help=f"one of {', '.join(METHODS)}")
     args = parser.parse_args()
     known = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {"methods": {}}
-    wanted = args.methods or [name for name in METHODS if missing(known["methods"].get(name, {}))]
+    wanted = args.methods or [name for name in METHODS if missing(name, known["methods"].get(name, {}))]
     for name in wanted:
         measured = {**known["methods"], name: rows_of(name, known["methods"].get(name, {}))}
         known = {

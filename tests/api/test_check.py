@@ -183,7 +183,7 @@ def test_a_method_with_nothing_to_tune_names_the_methods_that_fit(name: str) -> 
 def test_a_method_that_trains_weights_names_the_methods_that_fit_a_system_without_any() -> None:
     prompt = cp.LLM("answerer", prompt=cp.Text("Answer."))(question=cp.Input("question"))
     system = cp.System("tuned", outputs={"y": prompt}, lm="smollm2")
-    with pytest.raises(DeclarationError, match="methods that fit this system: search, "):
+    with pytest.raises(DeclarationError, match="methods that fit this system: auto, search, "):
         method("mmgrpo", system, OptimizeSettings())
 
 
