@@ -30,7 +30,14 @@ from compound.optimizers.fast_slow import FastSlow
 from compound.optimizers.memory_demand import Demand, find_sizes
 from compound.optimizers.optimas.weights import LocalTraining
 from compound.optimizers.server_memory import ServerPlan, gpu_of, own_servers, plan_servers
-from compound.optimizers.weights.bases import base_format, base_model, base_quantization, spaces
+from compound.optimizers.weights.bases import (
+    base_format,
+    base_model,
+    base_quantization,
+    check_same_tokens,
+    spaces,
+    teacher_model,
+)
 from compound.optimizers.weights.learner.adapters import partition
 from compound.optimizers.weights.learner.head import CHUNK
 from compound.optimizers.weights.learner.targets import check_targets, resolve
@@ -121,6 +128,7 @@ class PlannedTraining:
         section: the path of the settings.
         sharing: which components share an adapter.
         max_staleness: whether samples are drawn during training, by a number above 0.
+        teacher: the model that scores answers instead of the base model, if any.
     """
 
     keys: tuple[str, ...]
@@ -128,6 +136,7 @@ class PlannedTraining:
     section: str
     sharing: Sharing = "each"
     max_staleness: int = 0
+    teacher: str | None = None
 
 
 def plan_memory(problem: Problem, baselines: Sequence[Method] = ()) -> MemoryPlan:
@@ -200,6 +209,10 @@ def check_placements(made: Method, system: System, engine_of: Callable[[str], En
             _check_adapters(training, trained, system, engine_of)
             placement = _placement(training, trained, system, engine_of)
             training.settings.learner.check(placement, training.section)
+            if training.teacher:
+                teacher = teacher_model(training.teacher, engine_of, training.section)
+                base = base_model(system, trained, engine_of)
+                check_same_tokens(teacher, base, training.section)
 
 
 def _check_adapters(
@@ -274,8 +287,9 @@ def _training(optimizer: Optimizer) -> PlannedTraining | None:
     if isinstance(optimizer, WeightTraining):
         staleness = optimizer.recipe.sampling.max_staleness
         return PlannedTraining(
-            (), optimizer.recipe.settings, optimizer.section, optimizer.adapters, staleness
-        )
+            (), optimizer.recipe.settings, optimizer.section, optimizer.adapters, staleness,
+            optimizer.recipe.teacher,
+        )  # fmt: skip
     if isinstance(optimizer, LocalTraining):
         settings = optimizer.training.settings
         staleness = settings.rollouts.max_staleness
@@ -328,6 +342,13 @@ def _trainer(
     if settings.learner.sharding == "fsdp":
         layers = sizes.quantizable * BYTES[dtype]  # the rest, such as embeddings, is copied to every process
         weights += layers // settings.learner.processes + layers // sizes.layers - layers  # one is gathered
+    scored = 0
+    if training.teacher:
+        taught = find_sizes(teacher_model(training.teacher, engine_of, section))
+        if isinstance(taught, str):
+            return f"the trainer is unknown: {taught}"
+        weights += taught[1].weights(dtype, placement.quantization)
+        scored = taught[1].activations(dtype) // taught[1].layers  # per token, of one layer at a time
     tokens, checkpointing = settings.optimizer.micro_tokens, settings.base.gradient_checkpointing
     eager = placement.attn_implementation == "eager"
 
@@ -338,10 +359,11 @@ def _trainer(
     longest = settings.rollouts.max_length if isinstance(settings, PolicySettings) else tokens
     longest = min(longest, sizes.context or longest)
     batch = activations(tokens, min(tokens, longest)) * (1 if checkpointing else REPEATED)
-    stored = max(int(batch), activations(longest, longest))
+    stored = max(int(batch), activations(longest, longest), max(tokens, longest) * scored)
     logits = LOGIT_COPIES * 4 * min(CHUNK, max(tokens, longest) * sizes.vocabulary)
     return Demand(
-        f"trainer of {model!r} in {dtype}",
+        f"trainer of {model!r} in {dtype}"
+        + (f", taught by {training.teacher!r}" if training.teacher else ""),
         _device(placement.device),
         weights + (OPTIMIZER_BYTES + SUM_BYTES) * adapters,
         stored + logits,

@@ -47,16 +47,20 @@ def applicable_test(bounds: Bounds | None) -> TestName:
     return "sign flips and t" if bounds is None else "bounded mean"
 
 
-def paired_test(before: Values, after: Values, *, bounds: Bounds | None, rng: np.random.Generator) -> float:
+def paired_test(
+    before: Values, after: Values, *, bounds: Bounds | None, rng: np.random.Generator, margin: float = 0.0
+) -> float:
     """Return the p-value of the hypothesis that ``after`` is on average no better than ``before``.
 
-    The order of the examples does not matter, and examples with equal scores are no evidence for a gain.
+    The order of the examples does not matter, and examples with equal scores are no evidence for a gain. With
+    a margin, the hypothesis is that ``after`` is on average worse by at least the margin (non-inferiority).
 
     Args:
         before: Scores of the examples under the present configuration.
         after: Scores of the same examples under the new configuration.
         bounds: Minimum and maximum possible score, or ``None`` if unknown; chooses the test.
         rng: Source of the random sign patterns; used only without bounds and for more than 14 differences.
+        margin: The loss that does not matter.
 
     Raises:
         ValueError: There is no score, the numbers of scores differ, or a score is not finite or not within
@@ -68,26 +72,29 @@ def paired_test(before: Values, after: Values, *, bounds: Bounds | None, rng: np
     if bounds is not None:
         for scores in (before, after):
             checked_bounds(validated(scores), bounds)
-        return bounded_p(differences_of(before, after), bounds)
-    differences = differences_of(before, after)
+        return bounded_p(differences_of(before, after), bounds, margin)
+    differences = differences_of(before, after) + margin
     return max(sign_flip_p(differences, rng=rng), student_p(differences))
 
 
-def bounded_p(differences: Vector, bounds: Bounds) -> float:
+def bounded_p(differences: Vector, bounds: Bounds, margin: float = 0.0) -> float:
     """Return Gaffke's p-value for differences of scores within ``bounds``.
 
     With ``w = high - low``, the largest possible loss of an example, it is the probability that
     ``sum(E * differences) <= E0 * w`` for independent standard exponential variables ``E`` and ``E0``. The
     term ``E0 * w`` stands for an example with the largest loss that the sample may have missed. For
-    differences of ``-w``, 0 and ``w``, the p-value is that of the sign test.
+    differences of ``-w``, 0 and ``w``, the p-value is that of the sign test. With a margin, differences are
+    relative to ``-margin``.
 
     >>> bounded_p(np.array([1.0, 1.0, 1.0, 0.0, -1.0]), (0.0, 1.0))  # 3 or more of 4
     0.3125
     >>> round(bounded_p(np.array([0.5, 0.5, 0.5]), (0.0, 1.0)), 6)  # (2/3)**3: a loss may be twice a gain
     0.296296
+    >>> round(bounded_p(np.zeros(40), (0.0, 1.0), margin=0.1), 6)  # 0.9**40
+    0.014781
     """
     width = bounds[1] - bounds[0]
-    return mean_p_value(np.clip((differences / width + 1) / 2, 0.0, 1.0), 0.5)
+    return mean_p_value(np.clip((differences / width + 1) / 2, 0.0, 1.0), max(0.0, 1 - margin / width) / 2)
 
 
 def sign_flip_p(differences: Vector, *, rng: np.random.Generator) -> float:

@@ -24,6 +24,7 @@ from compound.evaluation.power import MOST_EXAMPLES, POWER
 from compound.evaluation.statistics import Bounds
 from compound.example import Example
 from compound.execution.rng import generator
+from compound.execution.trace import Trace
 from compound.formatting import plural
 from compound.graph.configuration import Configuration
 from compound.graph.system import System
@@ -50,6 +51,8 @@ class Look:
         p: one-sided p-value of the gain.
         test: the test that returned it.
         level: the level of the test.
+        margin: the loss that is accepted; see `Job.margin`.
+        tokens: tokens of a run before and after the change, also of calls that the cache answered.
     """
 
     before: Evaluation
@@ -57,12 +60,14 @@ class Look:
     p: float
     test: TestName
     level: float
+    margin: float = 0.0
+    tokens: tuple[float, float] = (0.0, 0.0)
 
     @property
     def gains(self) -> list[float]:
-        """Gain on each example; see `_scores_before`."""
+        """Gain on each example, above the loss that is accepted; see `_scores_before`."""
         pairs = zip(_scores_before(self.before, self.after), self.after.scores, strict=True)
-        return [new - old for old, new in pairs]
+        return [new - old + self.margin for old, new in pairs]
 
     @property
     def gain(self) -> float:
@@ -88,6 +93,8 @@ class Look:
             "gain": {name: gain[name] for name in ("mean", "low", "high")},
             "probability": probability_of_gain(self.gains),
         }
+        if self.margin:
+            record |= {"margin": self.margin, "tokens": list(self.tokens)}
         if self.verdict == "promising":
             record["examples"] = examples_to_know(self.gains, self.level)
         return record
@@ -128,6 +135,7 @@ async def decide(context: RunContext) -> None:
     search, plan = context.search, context.budget.plan
     best, working = context.problem.bind(search.best), context.working()
     changes = [[c.key, c.before, c.after] for c in best.configuration.diff(working.configuration)]
+    margin = _margin(context)
     search.jobs_in_round, search.working = 0, {}
     if not changes:
         _end_idle_round(context)
@@ -138,7 +146,7 @@ async def decide(context: RunContext) -> None:
     record: dict[str, object] = {"decision": search.decisions, "level": level, "changes": changes}
     accepted, violations = False, list[str]()
     try:
-        first, look = await _looks(context, working, level)
+        first, look = await _looks(context, working, level, margin)
     except BudgetExhausted as error:
         search.stopped = error.message
         record["note"] = "the budget was exhausted before the decision"
@@ -177,7 +185,7 @@ def _accept(context: RunContext, working: System, first: Look, look: Look, verdi
         search.incumbent = first.after
         return True
     is_reference = search.best == search.supported
-    gain = look.gain if is_reference else score - search.incumbent.mean - LEAST_GAIN
+    gain = look.gain if is_reference else score - search.incumbent.mean + look.margin - LEAST_GAIN
     highest = search.promising_score is None or score > search.promising_score
     if look.verdict == "supported":
         search.supported = values
@@ -202,6 +210,8 @@ def stop_if_undecidable(context: RunContext) -> None:
     if search.stopped or search.decisions == context.budget.plan.decisions:
         return
     if context.candidates.broken_limits(Configuration(search.best)):
+        return
+    if any(job.margin for job in context.problem.method.jobs):  # equal scores may be accepted
         return
     if bounds is None or context.state.bounds_violation or stochastic(context.problem.system):
         return
@@ -245,23 +255,38 @@ def _highest_level(context: RunContext) -> float:
     return decision_level(context.problem.settings.alpha, planned, [*tested, *untested])
 
 
-async def _looks(context: RunContext, working: System, level: float) -> tuple[Look, Look]:
+def _margin(context: RunContext) -> float:
+    """Return the loss that a decision about the jobs of this round accepts."""
+    search = context.search
+    names = {record.optimizer for record in search.history[-search.jobs_in_round :]}
+    return max((job.margin for job in context.problem.method.jobs if job.optimizer in names), default=0.0)
+
+
+async def _looks(context: RunContext, working: System, level: float, margin: float) -> tuple[Look, Look]:
     """Return the first and the last look at the working configuration and the reference."""
     reference = context.problem.bind(context.search.supported)
     further = _further_examples(context, reference, working)
     number = context.search.decisions
     samples = context.samples(number)
+    tokens = {id(reference): 0, id(working): 0}
+
+    async def validate(system: System, examples: Sequence[Example]) -> Evaluation:
+        def count(_: Example, trace: Trace) -> None:
+            tokens[id(system)] += sum(call.usage.tokens for call in trace.calls)
+
+        return await context.validate(system, samples, count, examples=examples)
 
     async def look(examples: Sequence[Example], level: float, known: Look | None = None) -> Look:
-        before = await context.validate(reference, samples, examples=examples)
-        after = await context.validate(working, samples, examples=examples)
+        before, after = await validate(reference, examples), await validate(working, examples)
         if known is not None:
             before, after = known.before.joined(before), known.after.joined(after)
         rng = generator(context.problem.settings.seed, "decision", number)
         bounds = joint_bounds(before.bounds, after.bounds)
         bounds = None if context.state.bounds_violation else bounds
-        p = paired_test(_scores_before(before, after), after.scores, bounds=bounds, rng=rng)
-        return Look(before, after, p, applicable_test(bounds), level)
+        p = paired_test(_scores_before(before, after), after.scores, bounds=bounds, rng=rng, margin=margin)
+        runs = len(after.rows)
+        per_run = tokens[id(reference)] / runs, tokens[id(working)] / runs
+        return Look(before, after, p, applicable_test(bounds), level, margin, per_run)
 
     first = await look(context.problem.valid, level * FIRST_SHARE if further else level)
     over = context.candidates.broken_limits(working.configuration)

@@ -42,6 +42,8 @@ class Job:
         examples: number of train examples per step, if available.
         held_out: number of train examples on which steps are compared, at most a quarter of them.
         every: number of steps between these comparisons.
+        margin: loss of the mean score that a decision about the job accepts, since the change has other
+            benefits.
     """
 
     optimizer: str
@@ -53,6 +55,7 @@ class Job:
     examples: int = 1
     held_out: int = 0
     every: int = 0
+    margin: float = 0.0
 
     def within(self, train: int) -> Job:
         """Return the job adapted to ``train`` examples: a step uses no more."""

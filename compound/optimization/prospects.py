@@ -190,7 +190,9 @@ def describe_prospects(
     facts: Detection, plan: BudgetPlan, found: Sequence[Prospect], limit: float | None
 ) -> list[str]:
     """Return the prospects as sentences; warnings come first."""
-    lines = [*_untried(found, limit), _detectable(facts, plan)]
+    lines = _untried(found, limit)
+    if not all(prospect.job.margin for prospect in found):  # else equal scores may be accepted
+        lines.append(_detectable(facts, plan))
     compared = [p for p in found if p.candidates]
     if compared:
         each = "; ".join(

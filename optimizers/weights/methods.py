@@ -13,6 +13,7 @@ from compound.optimization.method import Job, JobRecord, Method, Optimizer
 from compound.optimization.registration import MethodFactory
 from compound.optimizers.scheduling.jobs import keys_of
 from compound.optimizers.weights.learner.adapters import partition
+from compound.optimizers.weights.recipes.distill import Distill, DistillSettings
 from compound.optimizers.weights.recipes.mhgpo import MHGPO, MHGPORandomSettings, MHGPOSettings
 from compound.optimizers.weights.recipes.mmgrpo import MMGRPO, MMGRPOSettings
 from compound.optimizers.weights.recipes.mygo import MyGO, MyGOSettings
@@ -160,6 +161,24 @@ def mygo(system: System, optimize: OptimizeSettings, settings: MyGOSettings) -> 
     return train_jointly("mygo", system, MyGO(settings), settings.adapters)
 
 
+def distill(system: System, optimize: OptimizeSettings, settings: DistillSettings) -> Method:
+    """On-policy distillation: prompts and demonstrations, a larger model, or feedback teach the weights."""
+    keys, recipe, section = weight_keys("distill", system), Distill(settings), "optimize.distill"
+    trained = components_of(keys)
+    recipe.check(system, trained, section)
+    # a stage of another method starts from the configuration that the earlier stages find
+    is_stage = "distill" not in (optimize.method, *optimize.baselines)
+    if not is_stage and (obstacle := recipe.obstacle(system, trained)):
+        raise DeclarationError(
+            f"nothing to distill: {obstacle}",
+            hint="start from an optimized configuration (--config runs/NAME/best.json), or give the short "
+            f"prompts in {section}.prompts",
+        )
+    job = Job("distill", (*keys, *recipe.values(system, trained)), margin=settings.margin)
+    note = f"a loss of up to {settings.margin:g} of the score is accepted ({section}.margin)"
+    return replace(_method("distill", recipe, [job], settings.adapters), notes=[note])
+
+
 POLICY_METHODS: Mapping[str, MethodFactory] = {
     "ppo": MethodFactory(ppo, PPOSettings),
     "mappo": MethodFactory(mappo, MAPPOSettings),
@@ -169,4 +188,5 @@ POLICY_METHODS: Mapping[str, MethodFactory] = {
     "mhgpo_rr": MethodFactory(mhgpo_rr, MHGPORandomSettings),
     "prompt_r1": MethodFactory(prompt_r1, PromptR1Settings),
     "mygo": MethodFactory(mygo, MyGOSettings),
+    "distill": MethodFactory(distill, DistillSettings),
 }

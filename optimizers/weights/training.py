@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -40,6 +40,7 @@ from compound.optimizers.weights.bases import (
     base_quantization,
     check_sampling_engine,
     spaces,
+    teacher_model,
 )
 from compound.optimizers.weights.distributed.learner import AdapterShape, Learner, LearnerSpec
 from compound.optimizers.weights.distributed.opening import open_learner
@@ -105,6 +106,9 @@ class WeightTraining:
     async def propose(self, task: Task) -> AsyncIterator[Progress | Proposal]:
         """Train, checkpoint after every step and evaluation, and propose the weights of the best step."""
         session = TrainingSession(task, self.recipe, self.adapters, self.section)
+        if obstacle := self.recipe.obstacle(task.system, session.trained):
+            yield Proposal({}, note=f"nothing to learn: {obstacle}")
+            return
         try:
             state = TrainingState() if task.resume is None else TrainingState.from_json(task.resume)
             await compute(session.open, state)
@@ -187,10 +191,11 @@ class TrainingSession:
         shapes = {
             name: AdapterShape.of(space) for name, space in spaces(system, self.adapters.groups).items()
         }
-        loss = self.recipe.loss
+        loss, teacher = self.recipe.loss, self.recipe.teacher
         spec = LearnerSpec(
             model=model, shapes=shapes, adapter_of=self.adapters.adapter_of,
             policy=loss if isinstance(loss, PolicyObjective) else None,
+            teacher=teacher and teacher_model(teacher, engine_of, self.section),
             imitation=loss if isinstance(loss, ImitationObjective) else None,
             optimizer=self.settings.optimizer, rollouts=self.recipe.sampling, critic=self.recipe.critic,
             seed=self.task.seed, steps=self.settings.steps, longest=self._max_answer_tokens(),
@@ -260,7 +265,7 @@ class TrainingSession:
 
     def values(self, saved: Saved | None) -> Mapping[str, object]:
         """Return the values of a checkpoint by key of the configuration."""
-        return self.adapters.values(saved)
+        return {**self.recipe.values(self.task.system, self.trained), **self.adapters.values(saved)}
 
     # -- evaluation --------------------------------------------------------------------------------------
 
@@ -285,7 +290,8 @@ class TrainingSession:
         outcome = self.outcome(state)
         if outcome.chosen is not None:
             moments.remember(self._memory, self._recipe, outcome.chosen)
-        return outcome.proposal(self.values)
+        proposal = outcome.proposal(self.values)
+        return proposal if outcome.learned else replace(proposal, values={})
 
     # -- training steps ----------------------------------------------------------------------------------
 

@@ -149,6 +149,8 @@ class DecisionFacts(TypedDict):
     verdict: Verdict | None
     probability: float | None
     examples: int | None
+    margin: float | None
+    tokens: tuple[float, float] | None
     p: float | None
     test: TestName | None
     before: Summary | None

@@ -227,6 +227,8 @@ def decision(event: DecisionEvent) -> DecisionFacts:
         "level": event["level"],
         "verdict": event.get("verdict"),
         "probability": event.get("probability"),
+        "margin": event.get("margin"),
+        "tokens": event.get("tokens"),
         "examples": event.get("examples"),
         "p": event.get("p"),
         "test": event.get("test"),

@@ -154,11 +154,24 @@ def _unsupported(facts: Measured) -> str:
     if shown is None or shown["p"] is None:
         return ""
     subject = "The change is" if shown is kept else "The most promising change was not kept, but is"
+    claim, gain = "is better", "such a gain"
+    if margin := shown["margin"]:
+        claim, gain = f"lowers the score by no more than {number(margin)}", "this"
     return (
         f"{subject} not supported by the test on validation examples (p {_is(shown['p'])}, above the level "
-        f"{p_value(shown['level'])}): it is better with a probability of {number(shown['probability'])}, and "
-        f"about {shown['examples']:,} examples would support such a gain."
+        f"{p_value(shown['level'])}): it {claim} with a probability of {number(shown['probability'])}, and "
+        f"about {shown['examples']:,} examples would support {gain}."
     )
+
+
+def _shorter(facts: Measured) -> list[str]:
+    """Return a note on the tokens that a change saves, for which a loss was accepted."""
+    return [
+        f"The tokens of a run went from {d['tokens'][0]:,.0f} to {d['tokens'][1]:,.0f}; a loss of up to "
+        f"{number(d['margin'])} of the score was accepted for this."
+        for d in facts["decisions"]
+        if d["accepted"] and d["tokens"] is not None
+    ][-1:]
 
 
 def _notes(facts: Measured, scores: HeadlineScores) -> list[str]:
@@ -167,6 +180,7 @@ def _notes(facts: Measured, scores: HeadlineScores) -> list[str]:
     accepted = bool(facts["changes"])
     if kept := _unsupported(facts):
         notes.append(kept)
+    notes += _shorter(facts)
     if scores.split == "valid" and accepted:
         notes.append(
             "The configuration was selected on the validation split: expect a lower score on new data."

@@ -10,7 +10,8 @@ from compound.components.engines.local import loading
 from compound.components.engines.local.devices import Placement
 from compound.components.engines.local.out_of_memory import naming_settings
 from compound.graph.space import Weights
-from compound.optimizers.weights.learner.adapters import Adapters, Load
+from compound.optimizers.weights.bases import check_same_tokens
+from compound.optimizers.weights.learner.adapters import Adapters, FrozenModel, Load
 from compound.optimizers.weights.learner.critic import CriticSettings
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.saved import Saved
@@ -52,8 +53,10 @@ class Learner(Protocol):
     def values(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples with the value head's estimate before each of their tokens."""
 
-    def divergences(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
-        """Return, per sampled token, the log-ratio of the policy to the base model."""
+    def divergences(
+        self, samples: Sequence[Sample], taught: Sequence[Sample] | None = None
+    ) -> list[tuple[float, ...]]:
+        """Return, per sampled token, the log-ratio of the policy to the base model or to the teacher."""
 
     def save(self, folder: Path) -> Saved:
         """Store adapters and optimizer states, and return their references, relative to ``folder``."""
@@ -107,6 +110,8 @@ class LearnerSpec(Settings):
     """The settings that samples are drawn with."""
     critic: CriticSettings | None = None
     """The value head; `None` for none."""
+    teacher: str | None = None
+    """A model that scores answers instead of the base model; `None` for none."""
     seed: int = 0
     """The seed of initial weights and of the order of samples."""
     steps: int = 1
@@ -143,7 +148,11 @@ def open_trainer(spec: LearnerSpec, *, load: Load | None = None) -> Trainer:
             placement=spec.placement, checkpointing=spec.checkpointing, load=load or loading.load_base,
             critic=spec.critic.space if spec.critic else None, dropout=spec.optimizer.dropout,
         )  # fmt: skip
+        teacher = FrozenModel(spec.teacher, spec.placement) if spec.teacher else None
+    if spec.teacher:
+        check_same_tokens(spec.teacher, spec.model, spec.section)
     return Trainer(
         adapters, spec.adapter_of, spec.loss, spec.optimizer, spec.rollouts, spec.critic, seed=spec.seed,
         steps=spec.steps, longest=spec.longest, section=spec.section, in_step=load is not None,
+        teacher=teacher,
     )  # fmt: skip

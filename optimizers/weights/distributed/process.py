@@ -148,9 +148,10 @@ class Worker:
         valued = self.trainer.values(samples_from_json(samples))
         return [sample.values for sample in valued] if self.rank == 0 else []
 
-    def do_divergences(self, samples: Message) -> list[tuple[float, ...]]:
+    def do_divergences(self, samples: Message, taught: Message | None) -> list[tuple[float, ...]]:
         """Return the log-ratios of samples, by the first process only."""
-        rows = self.trainer.divergences(samples_from_json(samples))
+        others = samples_from_json(taught) if taught else None
+        rows = self.trainer.divergences(samples_from_json(samples), others)
         return rows if self.rank == 0 else []
 
     def do_save(self, folder: str) -> dict[str, object]:

@@ -82,9 +82,12 @@ class ShardedLearner:
         rows = self._processes.call("values", samples=samples_to_json(samples))
         return [replace(sample, values=tuple(row)) for sample, row in zip(samples, rows, strict=True)]
 
-    def divergences(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
-        """Return the log-ratios of the policy to the base model."""
-        return [tuple(row) for row in self._processes.call("divergences", samples=samples_to_json(samples))]
+    def divergences(
+        self, samples: Sequence[Sample], taught: Sequence[Sample] | None = None
+    ) -> list[tuple[float, ...]]:
+        """Return the log-ratios of the policy to the base model or to the teacher."""
+        sent = {"samples": samples_to_json(samples), "taught": taught and samples_to_json(taught)}
+        return [tuple(row) for row in self._processes.call("divergences", **sent)]
 
     def save(self, folder: Path) -> Saved:
         """Store adapters and optimizer states."""

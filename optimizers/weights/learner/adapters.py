@@ -54,7 +54,44 @@ Name = str
 Load = Callable[[Path, Placement], tuple["PreTrainedModel", "PreTrainedTokenizerBase"]]
 
 
-class Adapters:
+class FrozenModel:
+    """A causal language model that is not trained: the base of adapters, or a teacher.
+
+    Args:
+        model: ``smollm2``, a folder, or a hub id.
+        placement: where and how it is loaded.
+        load: loads the model from a folder; by default, all of it in this process.
+
+    Attributes:
+        unshared: why equal prompts cannot be processed once on this model; ``""`` if they can.
+        second_pass: the tokens that take as long as a second pass through the layers: 0 on a CPU, infinity
+            if equal prompts cannot be processed once.
+    """
+
+    def __init__(self, model: str, placement: Placement, load: Load = loading.load_base) -> None:
+        self.base, self.tokenizer = _load(model, placement, load)
+        _check_logits(model, self.base, self.tokenizer)
+        self.unshared = reason_unshared(self.base, self.tokenizer)
+        self.second_pass = math.inf if self.unshared else _second_pass_tokens(self.base)
+
+    @cached_property
+    def constraints(self) -> ConstraintCompiler:
+        """The parsers of constrained answers, as in the sampler."""
+        size = self.base.get_output_embeddings().weight.shape[0]
+        return ConstraintCompiler(self.tokenizer, size, end_tokens(self.base, self.tokenizer))
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return self.base.device
+
+    @contextmanager
+    def using(self, name: Name | None) -> Iterator[PreTrainedModel]:
+        """Yield the model, which has no adapters to enable."""
+        yield self.base
+
+
+class Adapters(FrozenModel):
     """A base model with named LoRA adapters, each trained independently.
 
     Args:
@@ -70,9 +107,6 @@ class Adapters:
         load: loads the base model from a folder; by default, all of it in this process.
 
     Attributes:
-        unshared: why equal prompts cannot be processed once on this base model; ``""`` if they can.
-        second_pass: the tokens that take as long as a second pass through the layers: 0 on a CPU, infinity
-            if equal prompts cannot be processed once.
         checkpointing: whether the activations of each layer are recomputed in the backward pass.
     """
 
@@ -90,7 +124,7 @@ class Adapters:
         dropout: float = 0.0,
         load: Load = loading.load_base,
     ) -> None:
-        self.base, self.tokenizer = _load(model, placement or Placement(dtype=dtype), load)
+        super().__init__(model, placement or Placement(dtype=dtype), load)
         for space in spaces.values():
             check_targets(self.base, space.targets)
         self.spaces = {
@@ -103,9 +137,6 @@ class Adapters:
         if critic is not None:  # last, so that the initial weights of the others do not depend on it
             self._alias[CRITIC] = "critic"
             wrapped["critic"] = replace(critic, targets=tuple(resolve(self.base, critic.targets)))
-        _check_logits(model, self.base, self.tokenizer)
-        self.unshared = reason_unshared(self.base, self.tokenizer)
-        self.second_pass = math.inf if self.unshared else _second_pass_tokens(self.base)
         self.model = _wrapped(self.base, wrapped, seed, dropout)
         self.checkpointing = checkpointing
         if checkpointing:
@@ -118,17 +149,6 @@ class Adapters:
             if start and name in start:
                 self.load(name, start[name])
             self._stored[name] = self._content(name), None
-
-    @cached_property
-    def constraints(self) -> ConstraintCompiler:
-        """The parsers of constrained answers, as in the sampler."""
-        size = self.base.get_output_embeddings().weight.shape[0]
-        return ConstraintCompiler(self.tokenizer, size, end_tokens(self.base, self.tokenizer))
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the model."""
-        return self.base.device
 
     @contextmanager
     def using(self, name: Name | None) -> Iterator[PreTrainedModel]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compound.optimizers.weights.learner.adapters import CRITIC, Adapters
+from compound.optimizers.weights.learner.adapters import CRITIC, FrozenModel
 from compound.optimizers.weights.learner.batching import Pass, by_adapter, divide, in_step
 from compound.optimizers.weights.learner.forward import ForwardPass, Sharing, forward, saves_enough
 from compound.optimizers.weights.learner.samples import Sample
@@ -26,7 +26,7 @@ class Passes:
     """Runs the models of a trainer over samples.
 
     Attributes:
-        adapters: the base model and its adapters.
+        adapters: the base model and its adapters, or a model without any.
         adapter_of: the adapter of each component.
         micro_tokens: the maximum number of tokens of a micro-batch.
         temperature: the temperature that the samples were drawn at.
@@ -34,7 +34,7 @@ class Passes:
         in_step: whether all processes must run the same forward passes, since they share the base model.
     """
 
-    adapters: Adapters
+    adapters: FrozenModel
     adapter_of: Mapping[str, str]
     micro_tokens: int
     temperature: float

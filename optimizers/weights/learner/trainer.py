@@ -17,7 +17,7 @@ from compound.components.engines.local import loading
 from compound.components.engines.local.out_of_memory import naming_settings
 from compound.errors import CompoundError
 from compound.execution.rng import fork_torch_rng
-from compound.optimizers.weights.learner.adapters import CRITIC, Adapters
+from compound.optimizers.weights.learner.adapters import CRITIC, Adapters, FrozenModel
 from compound.optimizers.weights.learner.batching import Pass, by_adapter, minibatches
 from compound.optimizers.weights.learner.critic import VALUE, Critic, CriticSettings
 from compound.optimizers.weights.learner.forward import ForwardPass
@@ -76,6 +76,7 @@ class Trainer:
         longest: the maximum number of tokens of an answer, which `dr_grpo` divides by.
         section: the path of the training settings, for messages.
         in_step: whether all processes must run the same forward passes, since they share the base model.
+        teacher: a model that scores answers instead of the base model; see `divergences`.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Trainer:
         longest: int | None = None,
         section: str = SECTION,
         in_step: bool = False,
+        teacher: FrozenModel | None = None,
     ) -> None:
         self.section = section
         self.adapters, self.adapter_of, self.longest, self.seed = adapters, dict(adapter_of), longest, seed
@@ -103,6 +105,7 @@ class Trainer:
             # imitation also teaches the format, so it maximizes the likelihood without the constraint
             constrained=self.policy is not None, in_step=in_step,
         )  # fmt: skip
+        self._taught = replace(self.passes, adapters=teacher, in_step=False) if teacher else self.passes
         rate, norm, most = Rate.of(optimizer, steps), optimizer.max_norm, optimizer.max_skipped
         self._updaters = {
             name: Updater(
@@ -176,17 +179,27 @@ class Trainer:
             replace(sample, values=rows[id(sample)]) if id(sample) in rows else sample for sample in samples
         ]
 
-    def divergences(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
+    def divergences(
+        self, samples: Sequence[Sample], taught: Sequence[Sample] | None = None
+    ) -> list[tuple[float, ...]]:
         """Return, per sampled token, the log-ratio of the policy to the base model (adapter disabled).
 
         Its mean over sampled tokens estimates the KL divergence. Samples that are too long get an empty row.
+
+        Args:
+            samples: the samples.
+            taught: the same answers after the prompts of a teacher, in the same order. The log-ratio is then
+                that to the teacher: another model if the trainer has one, else the base model.
         """
         import torch
 
-        kept = self._kept(samples)
+        passes = self.passes if taught is None else self._taught
+        pairs = zip(samples, samples if taught is None else taught, strict=True)
+        kept = [(one, other) for one, other in pairs if all(map(self.rollouts.admits, (one, other)))]
+        own, others = [one for one, _ in kept], [other for _, other in kept]
         with self._memory(), torch.no_grad():
-            policy, base = (self.passes.table(kept, lambda ran: ran.logps, base=off) for off in (False, True))
-        rows = per_token(kept, policy - base)
+            policy = self.passes.table(own, lambda ran: ran.logps)
+            rows = per_token(own, policy - passes.table(others, lambda ran: ran.logps, base=True))
         return [rows.get(id(sample), ()) for sample in samples]
 
     def _kept(self, samples: Sequence[Sample]) -> list[Sample]:
@@ -389,7 +402,7 @@ class Trainer:
 
     def close(self) -> None:
         """Release the model's memory; the trainer cannot be used afterwards."""
-        del self.adapters, self.passes, self._updaters
+        del self.adapters, self.passes, self._taught, self._updaters
         loading.release()
 
     def save(self, folder: Path) -> Saved:

@@ -137,7 +137,7 @@ async def _taught(
         others = _other_models(context, teacher)
         try:
             if others:
-                sampler.executor = own.with_tokens(partial(_tokens, _chat_tokenizer(context)))
+                sampler.executor = own.with_tokens(partial(_tokens, context.chat))
             made = await sampler.runs(examples, numbers, teacher, teacher=path)
         finally:
             sampler.executor = own
@@ -163,15 +163,6 @@ def _other_models(context: RecipeContext, teacher: System) -> list[str]:
         if own != other:
             found[str(other)] = None
     return list(found)
-
-
-def _chat_tokenizer(context: RecipeContext) -> ChatTokenizer:
-    """Return the tokenizer of the trained model's chats, with the template of its engine."""
-    system, tokenizer = context.sampler.system, context.trainer.tokenizer
-    lm = str(setting_values(system.components[context.trained[0]], system)["lm"])
-    engine = context.sampler.executor.engine(lm)
-    tokenizer.chat_template = getattr(engine, "chat_template", "") or tokenizer.chat_template
-    return ChatTokenizer(tokenizer, lm, getattr(engine, "chat_template_kwargs", None))
 
 
 def _tokens(chat: ChatTokenizer, request: Request, completion: Completion) -> TokenRecord:

@@ -18,10 +18,13 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
+from compound.components.engines.local.chat_tokens import ChatTokenizer
 from compound.errors import DeclarationError, OutputTypeError, ParseError
 from compound.example import Example
+from compound.execution.schedule import setting_values
 from compound.execution.trace import Call
 from compound.formatting import short_repr
+from compound.graph.system import System
 from compound.optimization.method import Task
 from compound.optimizers.weights.distributed.learner import Learner
 from compound.optimizers.weights.distributed.settings import LearnerSettings
@@ -165,6 +168,15 @@ class RecipeContext:
         self.state.clear()
         self.state.update(state.to_json())
 
+    @property
+    def chat(self) -> ChatTokenizer:
+        """The tokenizer of the trained model's chats, with the template of its engine."""
+        system, tokenizer = self.sampler.system, self.trainer.tokenizer
+        lm = str(setting_values(system.components[self.trained[0]], system)["lm"])
+        engine = self.sampler.executor.engine(lm)
+        tokenizer.chat_template = getattr(engine, "chat_template", "") or tokenizer.chat_template
+        return ChatTokenizer(tokenizer, lm, getattr(engine, "chat_template_kwargs", None))
+
     def penalties(self, declared: Penalties) -> dict[str, Penalty]:
         """Load the penalty functions of the trained components."""
         trained = {name: path for name, path in declared.items() if name in self.trained}
@@ -228,6 +240,24 @@ class Recipe(ABC):
     def local(self) -> bool:
         """Whether rewards are local rewards of a component rather than global rewards of runs."""
         return False
+
+    @property
+    def teacher(self) -> str | None:
+        """A model that scores answers instead of the base model; ``None`` for none."""
+        return None
+
+    def values(self, system: System, trained: Sequence[str]) -> Mapping[str, object]:
+        """Return values of other parameters that the weights are trained for, and proposed with.
+
+        Args:
+            system: the system, bound to the configuration that the job starts from.
+            trained: the trained components.
+        """
+        return {}
+
+    def obstacle(self, system: System, trained: Sequence[str]) -> str:
+        """Return why a job that starts from a system would learn nothing; ``""`` if it may learn."""
+        return ""
 
     @abstractmethod
     def cost(self, examples: int, components: int) -> float:
