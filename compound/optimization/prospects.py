@@ -190,9 +190,13 @@ def describe_prospects(
     facts: Detection, plan: BudgetPlan, found: Sequence[Prospect], limit: float | None
 ) -> list[str]:
     """Return the prospects as sentences; warnings come first."""
-    lines = _untried(found, limit)
-    if not all(prospect.job.margin for prospect in found):  # else equal scores may be accepted
-        lines.append(_detectable(facts, plan))
+    margins = {prospect.job.margin for prospect in found}
+    lines = [*_untried(found, limit), *([_detectable(facts, plan)] if 0.0 in margins else [])]
+    lines += [
+        f"{plural(facts['examples'], 'validation example')}: a loss of up to {margin:g} of the score is "
+        "accepted for fewer tokens (margin)"
+        for margin in sorted(margins - {0.0})
+    ]
     compared = [p for p in found if p.candidates]
     if compared:
         each = "; ".join(

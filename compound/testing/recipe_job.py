@@ -112,8 +112,10 @@ class ConstantCritic:
         self.asked += samples
         return [replace(sample, values=(self.value,) * sample.length) for sample in samples]
 
-    def divergences(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
-        """Return log-ratios to the base model: for each token the number of its sample, from 1 on."""
+    def divergences(
+        self, samples: Sequence[Sample], taught: Sequence[Sample] | None = None
+    ) -> list[tuple[float, ...]]:
+        """Return log-ratios to another model: for each token the number of its sample, from 1 on."""
         return [(number + 1.0,) * sample.length for number, sample in enumerate(samples)]
 
 

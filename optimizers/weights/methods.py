@@ -167,16 +167,17 @@ def distill(system: System, optimize: OptimizeSettings, settings: DistillSetting
     trained = components_of(keys)
     recipe.check(system, trained, section)
     # a stage of another method starts from the configuration that the earlier stages find
-    is_stage = "distill" not in (optimize.method, *optimize.baselines)
-    if not is_stage and (obstacle := recipe.obstacle(system, trained)):
-        raise DeclarationError(
-            f"nothing to distill: {obstacle}",
-            hint="start from an optimized configuration (--config runs/NAME/best.json), or give the short "
-            f"prompts in {section}.prompts",
-        )
+    if "distill" in (optimize.method, *optimize.baselines):
+        useful = [name for name in trained if not recipe.obstacle(system, [name])]
+        if not useful:
+            raise DeclarationError(
+                f"nothing to distill: {recipe.obstacle(system, trained)}",
+                hint="start from an optimized configuration (--config runs/NAME/best.json), or give the "
+                f"short prompts in {section}.prompts",
+            )
+        trained, keys = useful, tuple(key for key in keys if component_of(key) in useful)
     job = Job("distill", (*keys, *recipe.values(system, trained)), margin=settings.margin)
-    note = f"a loss of up to {settings.margin:g} of the score is accepted ({section}.margin)"
-    return replace(_method("distill", recipe, [job], settings.adapters), notes=[note])
+    return _method("distill", recipe, [job], settings.adapters)
 
 
 POLICY_METHODS: Mapping[str, MethodFactory] = {

@@ -30,13 +30,15 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def chance_of_acceptance(shares: dict[float, float], n: int, level: float, bounds: Bounds | None) -> float:
+def chance_of_acceptance(
+    shares: dict[float, float], n: int, level: float, bounds: Bounds | None, margin: float = 0.0
+) -> float:
     """Return the probability that n gains of two values are accepted, summed over all samples."""
     (up, likely), (down, _) = shares.items()
     total = 0.0
     for ups in range(n + 1):
         gains = np.repeat([up, down], [ups, n - ups])
-        p = bounded_p(gains, bounds) if bounds else sign_flip_p(gains, rng=rng(ups))
+        p = bounded_p(gains, bounds, margin) if bounds else sign_flip_p(gains, rng=rng(ups))
         total += float(stats.binom.pmf(ups, n, likely)) * (p <= level)
     return total
 
@@ -51,6 +53,27 @@ class TestBoundedMean:
         """Small gains on most examples and a loss of everything on the others: 0 on average."""
         gains = {(1 - share) / share: share, -1.0: 1 - share}
         assert chance_of_acceptance(gains, n, level, UNIT) <= level
+
+    @pytest.mark.parametrize("n", [20, 40, 80])
+    @pytest.mark.parametrize("margin", [0.02, 0.05, 0.1])
+    @pytest.mark.parametrize("gain", [0.0, 0.05])
+    def test_a_loss_of_the_margin_is_not_accepted_more_often_than_alpha(
+        self, gain: float, margin: float, n: int
+    ) -> None:
+        """Some examples lose everything, such that the mean is minus the margin."""
+        worse = (margin + gain) / (1 + gain)
+        chance = chance_of_acceptance({gain: 1 - worse, -1.0: worse}, n, 0.05, UNIT, margin)
+        assert chance <= 0.05
+        if gain == 0:  # accepted if few enough lose, as in the binomial test of the share of losses
+            few = [k for k in range(n) if stats.binom.cdf(k, n, margin) <= 0.05]
+            assert chance == pytest.approx(stats.binom.cdf(max(few, default=-1), n, margin))
+
+    @given(GAINS, st.floats(0, 1), st.floats(0, 1))
+    def test_a_larger_margin_is_never_less_evidence(
+        self, gains: list[float], margin: float, more: float
+    ) -> None:
+        p = bounded_p(np.array(gains), UNIT, margin)
+        assert bounded_p(np.array(gains), UNIT, margin + more) <= p + 1e-9
 
     def test_sign_flips_accept_the_same_differences_too_often(self) -> None:
         """The probability that none of 40 examples is one of the 5 % with a loss is 0.95**40."""
@@ -182,6 +205,12 @@ class TestPairedTest:
     def test_very_small_and_large_differences_are_tested(self, unit: float) -> None:
         differences = np.array([1.0, 3.0, 2.0]) * unit
         assert student_p(differences) == pytest.approx(student_p(np.array([1.0, 3.0, 2.0])), rel=1e-9)
+
+    def test_a_margin_shifts_differences_of_unknown_range(self) -> None:
+        before, after = [3.0, 2.0, 5.0, 4.0], [2.0, 2.5, 5.0, 3.0]
+        lower = [score - 1 for score in before]
+        found = paired_test(before, after, bounds=None, rng=rng(), margin=1.0)
+        assert found == paired_test(lower, after, bounds=None, rng=rng())
 
     def test_the_bounds_choose_the_test(self) -> None:
         before, after = [0.2, 0.4, 0.1, 0.9], [0.5, 0.6, 0.2, 0.8]

@@ -312,6 +312,40 @@ class TestVerdicts:
         assert state.search is not None
         assert (state.search.best, state.search.promising) == ({"step.label": START}, None)
 
+    @pytest.mark.parametrize(
+        ("label", "margin", "accept", "verdict", "accepted"),
+        [
+            # losses of 0.05 below a margin of 0.3: P(0.475 (1 - Beta) <= 0.35) = (0.35 / 0.475)**10 = 0.047
+            ("0.45 ", 0.3, "supported", "supported", True),
+            ("0.45 ", 0.29, "supported", "promising", False),  # (0.355 / 0.475)**10 = 0.054
+            ("0.45 ", 0.29, "best", "promising", True),
+            ("0.45 ", 0.05, "best", "rejected", False),
+            ("0.45 ", 0.0, "best", "rejected", False),
+        ],
+    )
+    def test_a_loss_within_the_margin_of_a_job_is_accepted(
+        self, label: str, margin: float, accept: str, verdict: str, accepted: bool, tmp_path: Path
+    ) -> None:
+        made = judged(label * 10, accept=accept)
+        jobs = [replace(job, margin=margin) for job in made.method.jobs]
+        events, state = run(replace(made, method=replace(made.method, jobs=jobs)), tmp_path)
+        (decision,) = kinds(events, "decision")
+        assert (decision["verdict"], decision["accepted"]) == (verdict, accepted)
+        assert decision.get("margin", 0.0) == margin
+        if margin >= 0.29:
+            assert decision["p"] == pytest.approx(((1 - margin) / 2 / 0.475) ** 10)
+        assert state.search is not None
+        assert state.search.best == {"step.label": label * 10 if accepted else START}
+        assert ("0 -> 0 tokens per run" in format_event(decision)) == bool(margin)
+
+    def test_perfect_scores_do_not_end_a_search_that_accepts_equal_ones(self, tmp_path: Path) -> None:
+        perfect = "1 " * 10
+        made = judged(perfect.strip(), start=perfect)
+        jobs = [replace(job, margin=0.05) for job in made.method.jobs]
+        events, _ = run(replace(made, method=replace(made.method, jobs=jobs)), tmp_path)
+        (decision,) = kinds(events, "decision")
+        assert (decision["p"], decision["accepted"]) == (pytest.approx(0.95**10), True)
+
     def test_every_decision_tests_against_what_was_supported_last(self, tmp_path: Path) -> None:
         """A promising change is kept, but it is no evidence for a later one, which must beat the start."""
         events, state = run(judged(UNCLEAR, BETTER), tmp_path)

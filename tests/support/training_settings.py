@@ -112,7 +112,7 @@ def plain(**given: Any) -> Parts:
     return Parts({"correction": None, **given})
 
 
-TRAININGS = ("ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo")
+TRAININGS = ("ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo", "distill")
 
 
 def trainings(**given: Any) -> dict[str, Any]:

@@ -87,6 +87,14 @@ def test_only_the_configuration_is_read(folder: Path, tmp_path: Path) -> None:
     assert Footprint.of(model) == footprint.footprint(folder)
 
 
+def test_a_teacher_is_counted_beside_the_base_model(folder: Path) -> None:
+    (alone,) = [d for d in plan_memory(problem(folder)).demands if "trainer" in d.what]
+    made = problem(folder, method="distill", teacher="toy")
+    (taught,) = [d for d in plan_memory(made).demands if "trainer" in d.what]
+    assert taught.what.endswith("taught by 'toy'")
+    assert taught.fixed == alone.fixed + footprint.footprint(folder).weights("float32")
+
+
 def test_quantization_counts_linear_layers_by_their_bits() -> None:
     sizes = Footprint(1000, 640, 1, 8, 8, 1, 8, 16, 8, 16, ())
     assert sizes.weights("bfloat16", "8bit") == 360 * 2 + 640

@@ -48,7 +48,7 @@ from training_settings import trainings  # noqa: E402
 from trainings.jobs import ATLAS, SMALL, letters, trained  # noqa: E402
 
 SMALL_SECTIONS = [(f"optimize.{name}", json.dumps(section)) for name, section in trainings(**SMALL).items()]
-METHODS = ["ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo"]
+METHODS = ["ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo", "distill"]
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import compound.optimizers
+from compound.components.engines.model_folder import load_tokenizer
 from compound.components.llm import LLM
 from compound.engine import Engine
 from compound.evaluation.metrics.custom import custom
@@ -25,6 +26,7 @@ from compound.optimizers.optimas.guides import Guidance, LearnedRewards
 from compound.optimizers.optimas.rewarding import RunRewards
 from compound.optimizers.optimas.weights import LocalDraws, LocalTraining, LocalTrainingChoice
 from compound.optimizers.weights.learner.updates import OptimizerSettings
+from compound.optimizers.weights.recipes.distill import Distill, DistillSettings
 from compound.optimizers.weights.recipes.mhgpo import (
     MHGPO,
     MHGPORandomSettings,
@@ -39,7 +41,8 @@ from compound.optimizers.weights.recipes.recipe import Recipe
 from compound.optimizers.weights.recipes.rollouts import RolloutSettings
 from compound.optimizers.weights.training import WeightTraining
 from compound.rewards.settings import RewardLearning
-from compound.testing import OptimizerKit, RecipeKit
+from compound.testing import OptimizerKit, RecipeJob, RecipeKit
+from compound.testing.recipe_job import ConstantCritic
 
 RUNS = RolloutSettings(runs=4)
 
@@ -87,6 +90,26 @@ class TestMyGO(RecipeKit):
 class TestMyGOOffline(RecipeKit):
     def make(self) -> Recipe:
         return MyGO(MyGOSettings(attempts=6, keep=2, threshold=0.3, online=False))
+
+
+class Tokenizing(ConstantCritic):
+    """Also tokenizes the chats of a teacher."""
+
+    tokenizer: Any = None
+
+
+class TestDistill(RecipeKit):
+    @pytest.fixture(autouse=True)
+    def _tokenizer(self, model: Path) -> None:
+        Tokenizing.tokenizer = load_tokenizer(model)
+
+    def make(self) -> Recipe:
+        return Distill(DistillSettings(rollouts=RUNS))
+
+    def job(self, agents: Sequence[str] | None = None) -> RecipeJob:
+        job = super().job(agents)
+        job.critic = Tokenizing()
+        return job
 
 
 class Likes:

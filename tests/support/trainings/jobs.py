@@ -25,6 +25,7 @@ from training_settings import placed, read_by, trainings
 ATLAS = Path(__file__).parents[3] / "benchmarks" / "atlas.yaml"
 SMALL = {
     "steps": 2, "examples": 2, "runs": 3, "lr": 0.01, "attempts": 3, "keep": 2, "threshold": 0.0,
+    "prompts": {"namer": "Name it.", "answerer": "Answer."},
 }  # fmt: skip
 REWARDS = {
     "backbone": {"model": "none"},

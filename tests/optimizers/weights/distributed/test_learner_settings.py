@@ -89,8 +89,10 @@ def test_too_few_devices_are_refused_before_a_run(method: str, monkeypatch: pyte
     monkeypatch.setattr(devices, "resolve_device", lambda *_: "cuda")
     monkeypatch.setattr(devices, "device_count", lambda kind: 1)
     monkeypatch.setattr(devices, "supports_bfloat16", lambda device: True)
-    learner = {"learner": {"processes": 2}}
+    learner: dict[str, Any] = {"learner": {"processes": 2}}
     section = {"training": {"ppo": learner}} if method == "optimas" else learner
+    if method == "distill":
+        section = {**learner, "prompts": {"answerer": "Answer."}}
     overrides = [("optimize.method", method), (f"optimize.{method}", json.dumps(section))]
     with pytest.raises(CompoundError, match=r"learner.processes is 2, but PyTorch finds 1 CUDA device,"):
         estimate(load(ATLAS, overrides=overrides))

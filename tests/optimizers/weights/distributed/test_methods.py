@@ -114,9 +114,11 @@ class Both:
             assert ours.values == pytest.approx(expected.values, rel=EQUAL, abs=EQUAL)
         return found
 
-    def divergences(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
-        found = self.one.divergences(samples)
-        for ours, expected in zip(self.several.divergences(samples), found, strict=True):
+    def divergences(
+        self, samples: Sequence[Sample], taught: Sequence[Sample] | None = None
+    ) -> list[tuple[float, ...]]:
+        found = self.one.divergences(samples, taught)
+        for ours, expected in zip(self.several.divergences(samples, taught), found, strict=True):
             assert ours == pytest.approx(expected, abs=1e-5)
         return found
 
