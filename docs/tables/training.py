@@ -108,6 +108,20 @@ def _spread(found: Interval, *, signed: bool = False) -> str:
     return spread({"mean": found.mean, "low": found.low, "high": found.high}, signed=signed)
 
 
+def distilled() -> str:
+    """Tabulate test scores and tokens of a run before and after a distillation."""
+    rows = [
+        [
+            name, spread(found["score"]),
+            "–" if name == "optimized" else spread(found["difference"], signed=True),
+            f"{found['tokens']:,.0f}",
+        ]
+        for name, found in results("distill_atlas")["rows"].items()
+    ]  # fmt: skip
+    headings = ["configuration", "test score", "difference from optimized", "tokens of a run"]
+    return markdown(headings, rows)
+
+
 def learned() -> str:
     """Tabulate the scores of trained toy systems by seed, and of their agents."""
     found = results("learning_curves").values()
@@ -152,4 +166,4 @@ def rollouts(name: str) -> str:
     return markdown(["method", "reward of rollouts", "groups of equal rewards"], rows)
 
 
-TABLES = (trained, trained_seeds, trained_systems, rejected_systems, learned, course, rollouts)
+TABLES = (trained, trained_seeds, trained_systems, rejected_systems, learned, distilled, course, rollouts)

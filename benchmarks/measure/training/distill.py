@@ -1,0 +1,117 @@
+"""Distill an optimized prompt with demonstrations into weights, on the questions of Atlas.
+
+    python -m compound.benchmarks.measure.training.distill --runs FOLDER
+
+Runs that the folder holds are not made again. Writes ``benchmarks/data/distill_atlas.json``: test scores and
+tokens of a run for the system as it is declared, with the prompt and demonstrations that a search found, with
+the short prompt in their place, and with the short prompt and distilled weights, whether or not the decision
+accepted them; the decision, and the reverse KL divergence by training step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from compound.api.optimize import optimize
+from compound.api.sync import evaluate
+from compound.evaluation.evaluate import Evaluation, gain_interval
+from compound.graph.configuration import Configuration
+from compound.graph.configuration import load as load_configuration
+from compound.runs.directory import read_records
+from compound.runs.events import read_events
+from compound.runs.recorder import MEMORY_FOLDER
+from compound.spec import Program, load
+
+OUTPUT = Path(__file__).parents[2] / "data" / "distill_atlas.json"
+ATLAS = Path(__file__).parents[2] / "atlas.yaml"
+EXAMPLES = 100  # test examples
+SEARCH: Mapping[str, object] = {"method": "search", "budget.system_runs": 240}
+TRAINING = {
+    "optimizer": {"lr": 1e-3}, "steps": 20, "rollouts": {"examples": 4, "runs": 4},
+    "evaluation": {"every": 10},
+}  # fmt: skip
+DISTILLATION = {"method": "distill", "distill": TRAINING, "budget.system_runs": 600}
+
+
+def program_with(settings: Mapping[str, object]) -> Program:
+    """Return Atlas with other settings of the optimization, and no baseline."""
+    given = {"baselines": [], **settings}
+    return load(ATLAS, overrides=[(f"optimize.{name}", json.dumps(value)) for name, value in given.items()])
+
+
+def run(program: Program, folder: Path, start: Configuration | None = None) -> None:
+    """Optimize from a configuration, unless the folder holds a finished run."""
+    assert program.data is not None
+    assert program.metric is not None
+    if not (folder / "best.json").exists():
+        optimize(
+            program.system if start is None else program.system.bind(start),
+            program.data, program.metric, program.optimize,
+            run_dir=folder, engines=program.find_engine, folder=program.folder, text=program.text,
+        )  # fmt: skip
+
+
+def score(program: Program, values: Mapping[str, object]) -> Evaluation:
+    """Evaluate a configuration on the test examples."""
+    assert program.data is not None
+    assert program.metric is not None
+    return evaluate(
+        program.system.bind(values), program.data, program.metric, "test",
+        limit=EXAMPLES, settings=program.optimize, engines=program.find_engine, cache=False,
+    )  # fmt: skip
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """Search, distill, and evaluate the four configurations."""
+    program = program_with(SEARCH)
+    run(program, folder / "search")
+    optimized = load_configuration(folder / "search" / "best.json")
+    run(program_with(DISTILLATION), folder / "distill", optimized)
+    events = read_events(folder / "distill")
+    proposed = [event["values"] for event in events if event["event"] == "job"][-1]
+    decision = [event for event in events if event["event"] == "decision"][-1]
+    trained = Configuration({**optimized, **proposed}).located(folder / "distill" / MEMORY_FOLDER)
+    short = {key: value for key, value in proposed.items() if not key.endswith(".weights")}
+    configurations = {
+        "as declared": program.system.configuration,
+        "optimized": optimized,
+        "short prompt": optimized.replace(short),
+        "distilled": trained,
+    }
+    found = {name: score(program, values) for name, values in configurations.items()}
+    steps = [r for r in read_records(folder / "distill" / "memory.jsonl") if r.get("kind") == "training"]
+    return {
+        "examples": EXAMPLES,
+        "settings": {"search": dict(SEARCH), "distillation": DISTILLATION},
+        "dropped": {key: optimized[key] for key in short},
+        "rows": {
+            name: {
+                "score": evaluation.summary(),
+                "difference": gain_interval(found["optimized"], evaluation).to_json(),
+                "tokens": evaluation.usage.tokens / len(evaluation.rows),
+            }
+            for name, evaluation in found.items()
+        },
+        "decision": {
+            name: decision.get(name)
+            for name in ("verdict", "accepted", "margin", "p", "probability", "before", "after", "tokens")
+        },
+        "reverse_kl": [round(step["reverse_kl"], 4) for step in steps],
+        "rewards": [round(step["reward"], 4) for step in steps],
+        "seconds": [round(sum(step[name] for step in steps)) for name in ("sample_seconds", "train_seconds")],
+    }
+
+
+def main() -> None:
+    """Measure, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the two runs")
+    OUTPUT.write_text(json.dumps(measure(parser.parse_args().runs), indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
