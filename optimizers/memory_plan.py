@@ -34,11 +34,10 @@ from compound.optimizers.weights.bases import (
     base_format,
     base_model,
     base_quantization,
-    check_same_tokens,
     spaces,
     teacher_model,
 )
-from compound.optimizers.weights.learner.adapters import partition
+from compound.optimizers.weights.learner.adapters import check_same_tokens, partition
 from compound.optimizers.weights.learner.head import CHUNK
 from compound.optimizers.weights.learner.targets import check_targets, resolve
 from compound.optimizers.weights.recipes.ppo import PPOSettings

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from compound.components.engines import model_folder, models
 from compound.engine import Engine
 from compound.errors import DeclarationError
 from compound.execution.schedule import setting_values
@@ -46,27 +45,6 @@ def teacher_model(name: str, engine_of: Callable[[str], Engine], section: str) -
             hint="name a folder, a hub id, or a model that runs in this process, such as smollm2",
         )
     return model
-
-
-def check_same_tokens(teacher: str, base: str, section: str) -> None:
-    """Raise if a teacher reads the tokens of the base model as others; downloads nothing.
-
-    Models that are not on this machine yet are not checked.
-
-    Raises:
-        DeclarationError: the vocabularies differ.
-    """
-    folders = models.find_local(base), models.find_local(teacher)
-    if None in folders:
-        return
-    mine, other = (model_folder.load_tokenizer(folder).get_vocab() for folder in filter(None, folders))
-    if mine != other:
-        different = sum(other.get(token) != number for token, number in mine.items())
-        raise DeclarationError(
-            f"{section}.teacher {teacher!r} has another tokenizer than {base!r}: of {len(mine):,} and "
-            f"{len(other):,} tokens, {max(different, len(other) - len(mine)):,} differ",
-            hint="use a larger model of the same family, such as one that differs in size only",
-        )
 
 
 def _check_rank(system: System, component: str, engine: Engine) -> None:

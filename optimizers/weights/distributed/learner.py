@@ -10,8 +10,7 @@ from compound.components.engines.local import loading
 from compound.components.engines.local.devices import Placement
 from compound.components.engines.local.out_of_memory import naming_settings
 from compound.graph.space import Weights
-from compound.optimizers.weights.bases import check_same_tokens
-from compound.optimizers.weights.learner.adapters import Adapters, FrozenModel, Load
+from compound.optimizers.weights.learner.adapters import Adapters, FrozenModel, Load, check_same_tokens
 from compound.optimizers.weights.learner.critic import CriticSettings
 from compound.optimizers.weights.learner.samples import Sample, SamplingSettings
 from compound.optimizers.weights.learner.saved import Saved

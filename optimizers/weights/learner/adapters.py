@@ -482,6 +482,27 @@ def _load(
     return model.eval(), tokenizer
 
 
+def check_same_tokens(teacher: str, base: str, section: str) -> None:
+    """Raise if a teacher reads the tokens of the base model as others; downloads nothing.
+
+    Models that are not on this machine yet are not checked.
+
+    Raises:
+        DeclarationError: the vocabularies differ.
+    """
+    folders = models.find_local(base), models.find_local(teacher)
+    if None in folders:
+        return
+    mine, other = (model_folder.load_tokenizer(folder).get_vocab() for folder in filter(None, folders))
+    if mine != other:
+        different = sum(other.get(token) != number for token, number in mine.items())
+        raise DeclarationError(
+            f"{section}.teacher {teacher!r} has another tokenizer than {base!r}: of {len(mine):,} and "
+            f"{len(other):,} tokens, {max(different, len(other) - len(mine)):,} differ",
+            hint="use a larger model of the same family, such as one that differs in size only",
+        )
+
+
 def partition(
     components: Sequence[str], adapters: str | Mapping[str, Sequence[str]], section: str = SECTION
 ) -> dict[Name, tuple[str, ...]]:
