@@ -109,17 +109,18 @@ def _spread(found: Interval, *, signed: bool = False) -> str:
 
 
 def distilled() -> str:
-    """Tabulate test scores and tokens of a run before and after a distillation."""
+    """Tabulate test scores before and after a distillation, and the tokens of a validation run."""
+    measured = results("distill_atlas")
+    tokens = dict(zip(("optimized", "distilled"), measured["decision"]["tokens"], strict=True))
     rows = [
         [
             name, spread(found["score"]),
             "–" if name == "optimized" else spread(found["difference"], signed=True),
-            f"{found['tokens']:,.0f}",
+            f"{tokens[name]:,.0f}" if name in tokens else "–",
         ]
-        for name, found in results("distill_atlas")["rows"].items()
+        for name, found in measured["rows"].items()
     ]  # fmt: skip
-    headings = ["configuration", "test score", "difference from optimized", "tokens of a run"]
-    return markdown(headings, rows)
+    return markdown(["configuration", "test score", "difference from optimized", "tokens of a run"], rows)
 
 
 def learned() -> str:

@@ -4,8 +4,8 @@
 
 Runs that the folder holds are not made again. Writes ``benchmarks/data/distill_atlas.json``: test scores and
 tokens of a run for the system as it is declared, with the prompt and demonstrations that a search found, with
-the short prompt in their place, and with the short prompt and distilled weights, whether or not the decision
-accepted them; the decision, and the reverse KL divergence by training step.
+the short prompt in their place, and with the short prompt and distilled weights, if the decision accepted
+them; the decision, and the reverse KL divergence by training step.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from compound.api.optimize import optimize
+from compound.api.result import read_result
 from compound.api.sync import evaluate
 from compound.evaluation.evaluate import Evaluation, gain_interval
 from compound.graph.configuration import Configuration
 from compound.graph.configuration import load as load_configuration
 from compound.runs.directory import read_records
 from compound.runs.events import read_events
-from compound.runs.recorder import MEMORY_FOLDER
 from compound.spec import Program, load
 
 OUTPUT = Path(__file__).parents[2] / "data" / "distill_atlas.json"
 ATLAS = Path(__file__).parents[2] / "atlas.yaml"
-EXAMPLES = 100  # test examples
 SEARCH: Mapping[str, object] = {"method": "search", "budget.system_runs": 240}
 TRAINING = {
     "optimizer": {"lr": 1e-3}, "steps": 20, "rollouts": {"examples": 4, "runs": 4},
@@ -56,50 +55,49 @@ def run(program: Program, folder: Path, start: Configuration | None = None) -> N
 
 
 def score(program: Program, values: Mapping[str, object]) -> Evaluation:
-    """Evaluate a configuration on the test examples."""
+    """Evaluate a configuration on the test examples of the runs."""
     assert program.data is not None
     assert program.metric is not None
     return evaluate(
         program.system.bind(values), program.data, program.metric, "test",
-        limit=EXAMPLES, settings=program.optimize, engines=program.find_engine, cache=False,
+        limit=program.optimize.test_size, settings=program.optimize, engines=program.find_engine,
     )  # fmt: skip
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Search, distill, and evaluate the four configurations."""
+    """Search, distill, and evaluate the short prompt without training; return what the runs measured."""
     program = program_with(SEARCH)
     run(program, folder / "search")
     optimized = load_configuration(folder / "search" / "best.json")
     run(program_with(DISTILLATION), folder / "distill", optimized)
+    found, first = read_result(folder / "distill"), read_result(folder / "search")
     events = read_events(folder / "distill")
-    proposed = [event["values"] for event in events if event["event"] == "job"][-1]
+    job = [event for event in events if event["event"] == "job"][-1]
     decision = [event for event in events if event["event"] == "decision"][-1]
-    trained = Configuration({**optimized, **proposed}).located(folder / "distill" / MEMORY_FOLDER)
-    short = {key: value for key, value in proposed.items() if not key.endswith(".weights")}
-    configurations = {
-        "as declared": program.system.configuration,
-        "optimized": optimized,
-        "short prompt": optimized.replace(short),
-        "distilled": trained,
+    short = {key: value for key, value in job["values"].items() if not key.endswith(".weights")}
+    rows = {
+        "as declared": first.test_before,
+        "optimized": found.test_before,
+        "short prompt, untrained": score(program, optimized.replace(short)),
+        "distilled": found.test_after if found.accepted else None,
     }
-    found = {name: score(program, values) for name, values in configurations.items()}
     steps = [r for r in read_records(folder / "distill" / "memory.jsonl") if r.get("kind") == "training"]
     return {
-        "examples": EXAMPLES,
         "settings": {"search": dict(SEARCH), "distillation": DISTILLATION},
         "dropped": {key: optimized[key] for key in short},
         "rows": {
             name: {
                 "score": evaluation.summary(),
-                "difference": gain_interval(found["optimized"], evaluation).to_json(),
-                "tokens": evaluation.usage.tokens / len(evaluation.rows),
+                "difference": gain_interval(found.test_before, evaluation).to_json(),
             }
-            for name, evaluation in found.items()
+            for name, evaluation in rows.items()
+            if evaluation is not None and found.test_before is not None
         },
         "decision": {
             name: decision.get(name)
             for name in ("verdict", "accepted", "margin", "p", "probability", "before", "after", "tokens")
         },
+        "held_out": job.get("facts", {}).get("evaluated"),
         "reverse_kl": [round(step["reverse_kl"], 4) for step in steps],
         "rewards": [round(step["reward"], 4) for step in steps],
         "seconds": [round(sum(step[name] for step in steps)) for name in ("sample_seconds", "train_seconds")],
