@@ -37,7 +37,7 @@ from compound.spec import Program
 from compound.testing import ScriptedLM
 from optimas_settings import proposals
 
-WEIGHTS = ("ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo")
+WEIGHTS = ("ppo", "mappo", "mmgrpo", "mhgpo_is", "mhgpo_fof", "mhgpo_rr", "prompt_r1", "mygo", "distill")
 PRICE = 0.001
 ALL = ("demos", "edits", "opro")
 SUMMARIES = ("have in common", "Condense them", "Describe the ")
