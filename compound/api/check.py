@@ -200,7 +200,7 @@ def is_local(data: Dataset) -> bool:
 def _prospects(program: Program) -> list[str]:
     """Return what a run could detect and try, if the file says how it is optimized."""
     named = "method" in program.optimize.model_fields_set
-    if program.data is None or program.metric is None or not (named or program.optimize.budget.limits()):
+    if program.data is None or program.metric is None or not _is_planned(program):
         return []
     try:
         problem = make_problem(
@@ -218,6 +218,11 @@ def _prospects(program: Program) -> list[str]:
     return list(outlook(problem)["told"]) if named else []
 
 
+def _is_planned(program: Program) -> bool:
+    """Return whether a file says how its system is optimized."""
+    return "method" in program.optimize.model_fields_set or bool(program.optimize.budget.limits())
+
+
 def _check_method(program: Program) -> Iterator[str]:
     name, system, settings, folder = program.optimize.method, program.system, program.optimize, program.folder
     try:
@@ -231,15 +236,12 @@ def _check_method(program: Program) -> Iterator[str]:
             return
         if "method" in settings.model_fields_set:
             raise
-        fit = methods.applicable_methods(system, settings, folder)
-        if fit:
-            others = ", ".join(fit)
-            yield f"the default method {name!r} has nothing to tune; set optimize.method to one of {others}"
         return
     except CompoundError:
         if "method" in settings.model_fields_set:
             raise
         return
+    yield from made.notes if _is_planned(program) else ()
     yield from made.proposers
     for other in settings.baselines:
         baseline = methods.method(other, system, settings, folder, program.find_engine)

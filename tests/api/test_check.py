@@ -193,15 +193,16 @@ def test_a_system_without_parameters_is_told_how_to_declare_one() -> None:
         method("search", cp.System("fixed", outputs={"y": answerer}, lm="smollm2"), OptimizeSettings())
 
 
-def test_check_names_the_methods_that_fit_where_the_file_gives_none(game: Path, cli: Any) -> None:
+def test_check_names_the_methods_that_fit_instead_of_the_one_in_the_file(game: Path, cli: Any) -> None:
     (game / "trained.yaml").write_text(
         "system: s\nlm: smollm2\ninputs: {q: str}\ncomponents:\n"
         "  a: {llm: {weights: {lora: {rank: 4}}}, in: {q: $q}}\noutputs: {y: $a}\n"
     )
     ran = cli("check", "trained.yaml")
     assert ran.code == 0
-    assert "the default method 'search' has nothing to tune" in ran.out
-    assert "mmgrpo" in ran.out
+    assert "auto" not in ran.out
+    planned = cli("check", "trained.yaml", "--set", "optimize.budget.system_runs=100")
+    assert "auto: mmgrpo, since only the weights of a can change" in planned.out
     given = cli("check", "trained.yaml", "--set", "optimize.method=search")
     assert given.code == 2
     assert "methods that fit this system: " in given.err

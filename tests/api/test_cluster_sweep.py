@@ -226,7 +226,7 @@ def test_the_reason_of_a_failed_run_includes_the_hint(game: Path, monkeypatch: p
     def broken(*_: Any) -> Any:
         raise CompoundError("no candidates", hint="add some")
 
-    monkeypatch.setattr("compound.optimizers.baselines.random.RandomSearch._candidates", broken)
+    monkeypatch.setattr("compound.optimizers.baselines.random.RandomSearch.propose", broken)
     how: dict[str, Any] = {"methods": ("random",), "seeds": (0,), "controls": False}
     for tasks, folder in ((None, "here"), (ThreadTasks(), "there")):
         facts = run(monkeypatch, tasks, folder, **how)
@@ -237,7 +237,7 @@ def test_a_failing_run_ends_no_other(game: Path, monkeypatch: pytest.MonkeyPatch
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("compound.optimizers.baselines.random.RandomSearch._candidates", broken)
+    monkeypatch.setattr("compound.optimizers.baselines.random.RandomSearch.propose", broken)
     said = list[str]()
     facts = run(monkeypatch, ThreadTasks(), seeds=(0,), log=said.append)
     assert statuses(facts) == ["failed", "finished"]
