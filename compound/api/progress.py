@@ -90,9 +90,6 @@ def _decision(event: Mapping[str, Any]) -> str:
         return str(event.get("note", ""))
     verdict = event["verdict"]
     claim = f"no loss above {event['margin']:g}" if event.get("margin") else "better"
-    tokens = ""
-    if event.get("tokens"):
-        tokens = ", {:,.0f} -> {:,.0f} tokens per run".format(*event["tokens"])
     if verdict == "promising":
         kept = "kept" if event["accepted"] else "not kept"
         verdict += f" ({kept}; {claim} with probability {event['probability']:.2f})"
@@ -104,7 +101,7 @@ def _decision(event: Mapping[str, Any]) -> str:
     if event.get("lost"):
         lost = f" ({plural(event['lost'], 'example')} lost to transient failures before the change)"
     return (
-        f"{verdict}: valid {event['before']['mean']:.3f} -> {event['after']['mean']:.3f}{tokens}, "
+        f"{verdict}: valid {event['before']['mean']:.3f} -> {event['after']['mean']:.3f}, "
         f"p = {event['p']:.4f} against {event['level']:.4f}{lost}"
     )
 

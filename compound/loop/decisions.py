@@ -24,7 +24,6 @@ from compound.evaluation.power import MOST_EXAMPLES, POWER
 from compound.evaluation.statistics import Bounds
 from compound.example import Example
 from compound.execution.rng import generator
-from compound.execution.trace import Trace
 from compound.formatting import plural
 from compound.graph.configuration import Configuration
 from compound.graph.system import System
@@ -52,7 +51,6 @@ class Look:
         test: the test that returned it.
         level: the level of the test.
         margin: the loss that is accepted; see `Job.margin`.
-        tokens: tokens of a run before and after the change, also of calls that the cache answered.
     """
 
     before: Evaluation
@@ -61,7 +59,6 @@ class Look:
     test: TestName
     level: float
     margin: float = 0.0
-    tokens: tuple[float, float] = (0.0, 0.0)
 
     @property
     def gains(self) -> list[float]:
@@ -94,7 +91,7 @@ class Look:
             "probability": probability_of_gain(self.gains),
         }
         if self.margin:
-            record |= {"margin": self.margin, "tokens": list(self.tokens)}
+            record |= {"margin": self.margin}
         if self.verdict == "promising":
             record["examples"] = examples_to_know(self.gains, self.level)
         return record
@@ -268,25 +265,17 @@ async def _looks(context: RunContext, working: System, level: float, margin: flo
     further = _further_examples(context, reference, working)
     number = context.search.decisions
     samples = context.samples(number)
-    tokens = {id(reference): 0, id(working): 0}
-
-    async def validate(system: System, examples: Sequence[Example]) -> Evaluation:
-        def count(_: Example, trace: Trace) -> None:
-            tokens[id(system)] += sum(call.usage.tokens for call in trace.calls)
-
-        return await context.validate(system, samples, count, examples=examples)
 
     async def look(examples: Sequence[Example], level: float, known: Look | None = None) -> Look:
-        before, after = await validate(reference, examples), await validate(working, examples)
+        before = await context.validate(reference, samples, examples=examples)
+        after = await context.validate(working, samples, examples=examples)
         if known is not None:
             before, after = known.before.joined(before), known.after.joined(after)
         rng = generator(context.problem.settings.seed, "decision", number)
         bounds = joint_bounds(before.bounds, after.bounds)
         bounds = None if context.state.bounds_violation else bounds
         p = paired_test(_scores_before(before, after), after.scores, bounds=bounds, rng=rng, margin=margin)
-        runs = len(after.rows)
-        per_run = tokens[id(reference)] / runs, tokens[id(working)] / runs
-        return Look(before, after, p, applicable_test(bounds), level, margin, per_run)
+        return Look(before, after, p, applicable_test(bounds), level, margin)
 
     first = await look(context.problem.valid, level * FIRST_SHARE if further else level)
     over = context.candidates.broken_limits(working.configuration)

@@ -74,8 +74,7 @@ class DecisionEvent(Recorded):
     meets the limits, which the best configuration so far does not. ``over`` are limits that it exceeds.
     ``lost`` is the number of examples with runs of the reference that were lost to transient failures; they
     are no evidence for the change. ``level`` is that of the last of the ``looks``. If a loss of up to
-    ``margin`` is accepted, verdict, ``p`` and ``probability`` are about larger losses, and ``tokens`` are
-    those of a run before and after.
+    ``margin`` is accepted, verdict, ``p`` and ``probability`` are about larger losses.
     """
 
     event: Literal["decision"]
@@ -87,7 +86,6 @@ class DecisionEvent(Recorded):
     looks: NotRequired[int]
     probability: NotRequired[float]
     margin: NotRequired[float]
-    tokens: NotRequired[tuple[float, float]]
     examples: NotRequired[int]
     p: NotRequired[float]
     test: NotRequired[TestName]

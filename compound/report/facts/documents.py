@@ -150,7 +150,6 @@ class DecisionFacts(TypedDict):
     probability: float | None
     examples: int | None
     margin: float | None
-    tokens: tuple[float, float] | None
     p: float | None
     test: TestName | None
     before: Summary | None

@@ -228,7 +228,6 @@ def decision(event: DecisionEvent) -> DecisionFacts:
         "verdict": event.get("verdict"),
         "probability": event.get("probability"),
         "margin": event.get("margin"),
-        "tokens": event.get("tokens"),
         "examples": event.get("examples"),
         "p": event.get("p"),
         "test": event.get("test"),

@@ -164,23 +164,12 @@ def _unsupported(facts: Measured) -> str:
     )
 
 
-def _shorter(facts: Measured) -> list[str]:
-    """Return a note on the tokens that a change saves, for which a loss was accepted."""
-    return [
-        f"The tokens of a run went from {d['tokens'][0]:,.0f} to {d['tokens'][1]:,.0f}; a loss of up to "
-        f"{number(d['margin'])} of the score was accepted for this."
-        for d in facts["decisions"]
-        if d["accepted"] and d["tokens"] is not None
-    ][-1:]
-
-
 def _notes(facts: Measured, scores: HeadlineScores) -> list[str]:
     """Return the caveats of the sentence."""
     notes = []
     accepted = bool(facts["changes"])
     if kept := _unsupported(facts):
         notes.append(kept)
-    notes += _shorter(facts)
     if scores.split == "valid" and accepted:
         notes.append(
             "The configuration was selected on the validation split: expect a lower score on new data."
