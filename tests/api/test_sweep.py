@@ -305,7 +305,7 @@ def test_a_defect_in_one_run_is_told_and_ends_no_other(game: Path, monkeypatch: 
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("compound.optimizers.baselines.random.RandomSearch._candidates", broken)
+    monkeypatch.setattr("compound.optimizers.baselines.random.RandomSearch.propose", broken)
     facts = run("random,search", (0,))
     assert [r["status"] for r in facts["runs"]] == ["failed", "finished"]
     assert ["ZeroDivisionError: oops" in r["reason"] for r in facts["runs"]] == [True, False]
