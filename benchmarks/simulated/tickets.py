@@ -74,15 +74,19 @@ class SorterLM(ScriptedLM):
     Args:
         skill: the probability that it notices a rule that plenty of tickets show; from 0 to 1.
         changes: the maximum number of rules that it adds in one reply.
+
+    ``written`` is the number of requests other than for the queue of a ticket.
     """
 
     def __init__(self, skill: float = 0.7, changes: int = 2) -> None:
         super().__init__(self._reply_to, name="writer", writes_prompts=True)
         self._skill, self._changes = skill, changes
+        self.written = 0
 
     def _reply_to(self, message: str, rng: np.random.Generator) -> str:
         if message.rstrip().endswith("\nQueue:"):
             return sort(message)
+        self.written += 1
         return self._write(message, rng)
 
     def _write(self, message: str, rng: np.random.Generator) -> str:

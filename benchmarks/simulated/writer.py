@@ -138,16 +138,22 @@ class WriterLM(ScriptedLM):
         skill: the probability that it notices a convention that plenty of texts follow, adopts one that is
             stated, and writes without needless sentences; from 0 to 1.
         changes: the maximum number of conventions that it notices in one reply.
+
+    ``written`` is the number of requests other than for the output of a step.
     """
 
     def __init__(self, skill: float = 0.7, changes: int = 2) -> None:
         super().__init__(self._reply_to, name="writer", writes_prompts=True)
         self._skill = skill
         self._changes = changes
+        self.written = 0
 
     def _reply_to(self, message: str, rng: np.random.Generator) -> str:
         step = next((step for step in STEPS if message.rstrip().endswith(f"\n{step.writes}:")), None)
-        return self._write(message, rng) if step is None else perform(step, message)
+        if step is not None:
+            return perform(step, message)
+        self.written += 1
+        return self._write(message, rng)
 
     def _write(self, message: str, rng: np.random.Generator) -> str:
         """Write a prompt between the requested marks, or state the noticed conventions."""

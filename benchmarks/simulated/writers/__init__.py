@@ -1,0 +1,1 @@
+"""Comparisons of methods where a scripted model of known skill writes the prompts."""
