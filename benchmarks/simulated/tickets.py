@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from compound.benchmarks.simulated.writer import ENDING, MARKS, NUMBER, write_rows
+from compound.benchmarks.simulated.writer import NUMBER, reply_form, write_rows
 from compound.execution.rng import generator
 from compound.testing import ScriptedLM
 
@@ -90,13 +90,13 @@ class SorterLM(ScriptedLM):
         return self._write(message, rng)
 
     def _write(self, message: str, rng: np.random.Generator) -> str:
-        prompts = [*FOUND.finditer(message)]
-        marks, fences = MARKS.search(message[-ENDING:]), "```" in message[-ENDING:]
+        prompts, form = [*FOUND.finditer(message)], reply_form(message)
         base = _sentences(_base(message, prompts))
         noticed = [rule for topic, rule in RIGHT.items() if self._notices(message, topic, rule, base, rng)]
         noticed = [noticed[i] for i in rng.permutation(len(noticed))[: self._changes]]
-        if not prompts or not (marks or fences):
-            return " ".join(noticed) or "Nothing stands out."
+        if not prompts or not form.holds_prompt:
+            text = " ".join(noticed) or "Nothing stands out."
+            return f"{form.before}{text}{form.after}" if form.field else text
         about = {sentence.split()[3]: sentence for sentence in base if sentence != NEEDLESS}
         about |= {sentence.split()[3]: sentence for sentence in noticed}
         if rng.random() < GUESS and (left := [topic for topic in QUEUES if topic not in about]):
@@ -104,7 +104,7 @@ class SorterLM(ScriptedLM):
             about[topic] = rule(topic, [*QUEUES.values()][rng.integers(len(QUEUES))])
         needless = [NEEDLESS] if rng.random() < (1 - self._skill) / 2 else []
         text = " ".join([START, *about.values(), *needless])
-        return f"{marks[1]}{text}{marks[3]}" if marks else f"```\n{text}\n```"
+        return f"{form.before}{text}{form.after}"
 
     def _notices(
         self, message: str, topic: str, rule: str, base: Sequence[str], rng: np.random.Generator

@@ -12,8 +12,8 @@ Asked to write, the model uses what any request for a prompt may contain, and no
 - texts that follow a convention, such as expected answers: the more of them, the likelier it notices the
   convention;
 - statements of conventions outside of prompts, such as a criticism or a summary written before;
-- the marks that the end of the request asks to write between; without marks, it replies with the conventions
-  that it noticed.
+- the form of the reply that the end of the request asks for: marks to write between, or a named field
+  (`ReplyForm`). Without a form, or in a field other than a prompt, it states the conventions that it noticed.
 
     python -m compound.benchmarks.simulated.writer FOLDER
 
@@ -127,8 +127,47 @@ STEPS = (
 )
 FIRST = re.compile("|".join(re.escape(step.start) for step in STEPS))
 NUMBER = re.compile(r"[^\n]{0,24}?(-?\d+(?:\.\d+)?)")
+ENDING = 400  # last characters of a request, in which the form of the reply is looked for
 MARKS = re.compile(r"(<(\w+)>) and (</\2>)")
-ENDING = 400  # last characters of a request, in which marks are looked for
+HEADED = re.compile(r"(\[\[ ## (\w+) ## \]\])`.*(\[\[ ## completed ## \]\])`")  # fields of DSPy's ChatAdapter
+OBJECT = re.compile(r"JSON object[^`]*`(\w+)`")
+
+
+@dataclass(frozen=True)
+class ReplyForm:
+    """Form of the reply that a request asks for.
+
+    Attributes:
+        before, after: what surrounds the text.
+        field: the name of the field that holds the text, if it has one.
+    """
+
+    before: str = ""
+    after: str = ""
+    field: str | None = None
+
+    @property
+    def holds_prompt(self) -> bool:
+        """Whether the text is to be a prompt: a field is one if it is named so."""
+        return bool(self.before) and (self.field is None or bool(re.search("instruction|prompt", self.field)))
+
+
+def reply_form(message: str) -> ReplyForm:
+    """Return the form of the reply that the end of a request asks for.
+
+    >>> reply_form("Write it between <prompt> and </prompt>.")
+    ReplyForm(before='<prompt>', after='</prompt>', field=None)
+    >>> reply_form("Respond with a JSON object: `summary`.").before
+    '{"summary": "'
+    """
+    ending = message[-ENDING:]
+    if marks := MARKS.search(ending):
+        return ReplyForm(marks[1], marks[3])
+    if headed := HEADED.search(ending):
+        return ReplyForm(f"{headed[1]}\n", f"\n\n{headed[3]}", headed[2])
+    if json_object := OBJECT.search(ending):
+        return ReplyForm(f'{{"{json_object[1]}": "', '"}', json_object[1])
+    return ReplyForm("```\n", "\n```") if "```" in ending else ReplyForm()
 
 
 class WriterLM(ScriptedLM):
@@ -156,14 +195,13 @@ class WriterLM(ScriptedLM):
         return self._write(message, rng)
 
     def _write(self, message: str, rng: np.random.Generator) -> str:
-        """Write a prompt between the requested marks, or state the noticed conventions."""
-        prompts = list(prompts_in(message))
+        """Write a prompt in the requested form, or state the noticed conventions."""
+        prompts, form = list(prompts_in(message)), reply_form(message)
         noticed = self._noticed(message, prompts, rng)
-        marks, fences = MARKS.search(message[-ENDING:]), "```" in message[-ENDING:]
-        if not prompts or not (marks or fences):
-            return " ".join(convention.statements[0] for convention in noticed) or "Nothing stands out."
-        text = self._rewrite(prompts, noticed, rng)
-        return f"{marks[1]}{text}{marks[3]}" if marks else f"```\n{text}\n```"
+        if prompts and form.holds_prompt:
+            return f"{form.before}{self._rewrite(prompts, noticed, rng)}{form.after}"
+        text = " ".join(convention.statements[0] for convention in noticed) or "Nothing stands out."
+        return f"{form.before}{text}{form.after}" if form.field else text
 
     def _noticed(
         self, message: str, prompts: Sequence[FoundPrompt], rng: np.random.Generator

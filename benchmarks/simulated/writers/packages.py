@@ -1,0 +1,60 @@
+"""Run the optimizers of ``dspy`` and ``gepa`` where a scripted model of known skill writes the prompts.
+
+    python -m compound.benchmarks.simulated.writers.packages
+
+They get the same rows, model and metric as our methods in `compound.benchmarks.simulated.writers.methods`.
+Every run of the program counts as a system run, also those of demonstrations and of validation, as with our
+methods. The number of validation examples is `valid_size`: with 200 runs, all were better with 25 than with
+our 40 on other seeds. The file ``benchmarks/data/writer_packages.json`` has the same columns as that of our
+methods; finished cells are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+from compound.benchmarks.simulated.writers.cells import add_missing
+from compound.benchmarks.simulated.writers.dspy_package import OPTIMIZERS, compile_program
+from compound.benchmarks.simulated.writers.gepa_package import evolve
+from compound.benchmarks.simulated.writers.methods import BUDGETS
+from compound.benchmarks.simulated.writers.programs import STEPS, PlainProgram
+from compound.benchmarks.simulated.writers.worlds import Found, World
+
+OUTPUT = Path(__file__).parents[2] / "data" / "writer_packages.json"
+DSPY = "dspy "
+METHODS = (*(f"{DSPY}{name}" for name in OPTIMIZERS), "gepa")
+
+
+def cells() -> Iterator[tuple[World, int]]:
+    """Yield the worlds and numbers of system runs."""
+    for runs in BUDGETS:
+        yield from ((World(name), runs) for name in STEPS)
+
+
+def valid_size(runs: int) -> int:
+    """Return the number of validation examples with a number of system runs.
+
+    >>> [valid_size(runs) for runs in BUDGETS]
+    [20, 25, 50]
+    """
+    return max(20, runs // 8)
+
+
+def run(method: str, world: World, runs: int, seed: int) -> Found:
+    """Run an optimizer of a package once."""
+    program, valid = PlainProgram(world, seed), valid_size(runs)
+    if method.startswith(DSPY):
+        return compile_program(method.removeprefix(DSPY), program, runs, valid)
+    return evolve(program, runs, valid)
+
+
+def main() -> None:
+    """Measure all missing cells, and write the file after each."""
+    versions = {name: version(name) for name in ("dspy", "gepa")}
+    add_missing(OUTPUT, METHODS, cells(), run, versions=versions)
+
+
+if __name__ == "__main__":
+    main()
