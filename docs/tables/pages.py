@@ -26,6 +26,7 @@ from tables import (
     training,
     training_speed,
     training_variants,
+    writers,
 )
 from tables.data import ROOT
 
@@ -57,7 +58,7 @@ PAGES = tuple(
 MODULES = (
     acceptance, agents, cluster, decoding, fleet, gateway, interchange, intervals, layouts, learner_processes,
     local_rewards, one_gpu, real_systems, reliability, serving, sweeps, systems, training, training_speed,
-    training_variants,
+    training_variants, writers,
 )  # fmt: skip
 TABLES: Mapping[str, Callable[..., str]] = {
     table.__name__: table for module in MODULES for table in module.TABLES

@@ -1,4 +1,4 @@
-"""Measurements of methods in worlds: a file of finished cells, to which a script adds the missing ones."""
+"""Files of measurements of methods in worlds, and differences to the best of other methods."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from compound.benchmarks.simulated.writers.worlds import Found, World
+from compound.evaluation.statistics import Interval, interval_of_means
 
 SEEDS = 10
 Cell = dict[str, list[float]]  # what the seeds found, by the fields of `Found`
@@ -33,21 +34,41 @@ def add_missing(
 
     Args:
         path: the file.
-        names: the methods to measure, in the order of the file.
+        names: the methods to measure.
         cells: worlds and numbers of system runs.
         run: runs a method once.
         **facts: further entries of the file.
     """
     for world, runs in cells:
         for name in names:
-            known = _read(path)
-            rows = known.setdefault(name, {}).setdefault(key_of(world), {})
-            if str(runs) in rows:
+            if str(runs) in read_cells(path).get(name, {}).get(key_of(world), {}):
                 continue
-            rows[str(runs)] = cell = _columns([run(name, world, runs, seed) for seed in range(SEEDS)])
-            ordered = {each: known[each] for each in dict.fromkeys([*names, *known])}
-            _write(path, {**facts, "seeds": SEEDS, "methods": ordered})
+            cell = _columns([run(name, world, runs, seed) for seed in range(SEEDS)])
+            known = read_cells(path)  # again, since another process may have added cells
+            known.setdefault(name, {}).setdefault(key_of(world), {})[str(runs)] = cell
+            _write(path, {**facts, "seeds": SEEDS, "methods": known})
             print(key_of(world), runs, name, round(fmean(cell["returned"]), 4), flush=True)
+
+
+def compare_with_best(
+    ours: Sequence[float], others: Mapping[str, Sequence[float]]
+) -> tuple[Interval, list[str]]:
+    """Return the mean difference of our scores to those of the best other method, paired by seed.
+
+    Even seeds are compared with the method that is best on odd seeds, and vice versa, so that no method is
+    compared on the seeds that it was chosen by. The names are those of the two methods.
+
+    >>> interval, names = compare_with_best([0.5, 0.5, 0.6, 0.5], {"a": [0.9, 0.3, 0.9, 0.3], "b": [0.4] * 4})
+    >>> names, round(interval.mean, 3)
+    (['b', 'a'], 0.175)
+    """
+    differences, names = [0.0] * len(ours), []
+    for parity in (0, 1):
+        best = max(others, key=lambda name: fmean(others[name][1 - parity :: 2]))
+        names.append(best)
+        for seed in range(parity, len(ours), 2):
+            differences[seed] = ours[seed] - others[best][seed]
+    return interval_of_means(differences), names
 
 
 def _columns(found: Sequence[Found]) -> Cell:
@@ -55,7 +76,7 @@ def _columns(found: Sequence[Found]) -> Cell:
     return {name: [round(float(row[name]), 4) for row in rows] for name in rows[0]}
 
 
-def _read(path: Path) -> dict[str, dict[str, dict[str, Cell]]]:
+def read_cells(path: Path) -> dict[str, dict[str, dict[str, Cell]]]:
     """Return the finished cells by method, world and system runs."""
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     methods: dict[str, dict[str, dict[str, Cell]]] = document.get("methods", {})

@@ -177,7 +177,7 @@ def bootstrap(
 ) -> Any:  # noqa: ANN401
     """Run BootstrapFewShotWithRandomSearch, one candidate after another until the runs are spent."""
     optimizer = BootstrapFewShotWithRandomSearch(
-        metric_of(program), num_candidate_programs=runs, num_threads=1
+        metric_of(program), max_labeled_demos=labelled, num_candidate_programs=runs, num_threads=1
     )
     best: tuple[float, Any] = (-math.inf, None)
     number = -3  # the number of its first candidate
