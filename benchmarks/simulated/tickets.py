@@ -84,8 +84,8 @@ class SorterLM(ScriptedLM):
         self.written = 0
 
     def _reply_to(self, message: str, rng: np.random.Generator) -> str:
-        if message.rstrip().endswith("\nQueue:"):
-            return sort(message)
+        if (queue := answer(message)) is not None:
+            return queue
         self.written += 1
         return self._write(message, rng)
 
@@ -122,6 +122,11 @@ def _base(message: str, prompts: Sequence[re.Match[str]]) -> str:
 
 def _sentences(text: str) -> list[str]:
     return re.findall(r"[A-Z][^.]*\.", text)
+
+
+def answer(message: str) -> str | None:
+    """Return the queue of a ticket that a message asks for; ``None`` if it asks for something else."""
+    return sort(message) if message.rstrip().endswith("\nQueue:") else None
 
 
 def sort(message: str) -> str:

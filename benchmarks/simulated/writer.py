@@ -188,9 +188,8 @@ class WriterLM(ScriptedLM):
         self.written = 0
 
     def _reply_to(self, message: str, rng: np.random.Generator) -> str:
-        step = next((step for step in STEPS if message.rstrip().endswith(f"\n{step.writes}:")), None)
-        if step is not None:
-            return perform(step, message)
+        if (output := answer(message)) is not None:
+            return output
         self.written += 1
         return self._write(message, rng)
 
@@ -282,6 +281,12 @@ def base_of(prompts: Sequence[FoundPrompt]) -> FoundPrompt:
     own = [prompt for prompt in prompts if prompt.step is prompts[-1].step]
     scored = [prompt for prompt in own if prompt.score is not None]
     return max(scored, key=lambda prompt: prompt.score or 0.0) if scored else own[-1]
+
+
+def answer(message: str) -> str | None:
+    """Return the output of the step that a message asks for; ``None`` if it asks for something else."""
+    step = next((step for step in STEPS if message.rstrip().endswith(f"\n{step.writes}:")), None)
+    return None if step is None else perform(step, message)
 
 
 def perform(step: Step, message: str) -> str:

@@ -19,8 +19,8 @@ from typing import Any
 import dspy
 from dspy.teleprompt import BootstrapFewShotWithRandomSearch, MIPROv2
 
-from compound.benchmarks.simulated.writers.programs import PlainProgram, Row, Step
-from compound.benchmarks.simulated.writers.worlds import Found
+from compound.benchmarks.simulated.writers.programs import PlainProgram
+from compound.benchmarks.simulated.writers.worlds import Found, Row, Step
 
 CANDIDATES = 6  # instructions and sets of demonstrations per predictor, as in the size ``light`` of MIPROv2
 FULL_STEPS = 10  # trials between full evaluations: more trials within few runs than with DSPy's 5

@@ -7,8 +7,8 @@ from typing import Any
 
 import gepa
 
-from compound.benchmarks.simulated.writers.programs import PlainProgram, Row
-from compound.benchmarks.simulated.writers.worlds import Found
+from compound.benchmarks.simulated.writers.programs import PlainProgram
+from compound.benchmarks.simulated.writers.worlds import Found, Row
 
 
 class ProgramAdapter:

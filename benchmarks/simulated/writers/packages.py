@@ -19,10 +19,11 @@ from compound.benchmarks.simulated.writers.cells import add_missing
 from compound.benchmarks.simulated.writers.dspy_package import OPTIMIZERS, compile_program
 from compound.benchmarks.simulated.writers.gepa_package import evolve
 from compound.benchmarks.simulated.writers.methods import BUDGETS
-from compound.benchmarks.simulated.writers.programs import STEPS, PlainProgram
+from compound.benchmarks.simulated.writers.programs import PlainProgram
 from compound.benchmarks.simulated.writers.worlds import Found, World
 
 OUTPUT = Path(__file__).parents[2] / "data" / "writer_packages.json"
+WORLDS = ("tickets", "writer")
 DSPY = "dspy "
 METHODS = (*(f"{DSPY}{name}" for name in OPTIMIZERS), "gepa")
 
@@ -30,7 +31,7 @@ METHODS = (*(f"{DSPY}{name}" for name in OPTIMIZERS), "gepa")
 def cells() -> Iterator[tuple[World, int]]:
     """Yield the worlds and numbers of system runs."""
     for runs in BUDGETS:
-        yield from ((World(name), runs) for name in STEPS)
+        yield from ((World(name), runs) for name in WORLDS)
 
 
 def valid_size(runs: int) -> int:

@@ -5,47 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 
 from compound.benchmarks.simulated.tickets import SorterLM
 from compound.benchmarks.simulated.writer import WriterLM
-from compound.benchmarks.simulated.writers.worlds import FILES, Found, World
+from compound.benchmarks.simulated.writers.worlds import FILES, Found, Row, Shown, Step, World
 from compound.engine import Message, Request
-from compound.example import Example, Score
 from compound.execution.rng import derive_seed, generator
 
-Row = Mapping[str, str]
 LONGEST = 1000  # words of a reply
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step of a program, whose messages are those of our component.
-
-    Attributes:
-        name: the component.
-        input, output: its fields.
-    """
-
-    name: str
-    input: str
-    output: str
-
-    def message(self, prompt: str, demos: Sequence[Row], value: str) -> str:
-        """Return the message that asks for the output.
-
-        >>> Step("reader", "order", "draft").message("Copy.", [{"order": "a", "draft": "A"}], "b")
-        'Copy.\\n\\nOrder: a\\nDraft: A\\n\\nOrder: b\\nDraft:'
-        """
-        reads, writes = self.input.capitalize(), self.output.capitalize()
-        shown = [f"{reads}: {demo[self.input]}\n{writes}: {demo[self.output]}" for demo in demos]
-        return "\n\n".join([prompt, *shown, f"{reads}: {value}\n{writes}:"])
-
-
-STEPS: Mapping[str, tuple[Step, ...]] = {
-    "tickets": (Step("sorter", "ticket", "queue"),),
-    "writer": (Step("reader", "order", "draft"), Step("finisher", "draft", "label")),
-}
 
 
 @dataclass
@@ -53,7 +20,7 @@ class PlainProgram:
     """Program of a world, with its data for one seed.
 
     Attributes:
-        world: the world; a key of `STEPS`.
+        world: the world.
         seed: the seed of the order of the examples and of the writer.
         runs: the runs so far, without those of the test.
     """
@@ -73,7 +40,7 @@ class PlainProgram:
     @property
     def steps(self) -> Sequence[Step]:
         """The steps, in order."""
-        return STEPS[self.world.name]
+        return self.world.steps
 
     @property
     def start(self) -> dict[str, str]:
@@ -96,36 +63,21 @@ class PlainProgram:
         )
         return asyncio.run(self._lm.generate(request)).text.strip()
 
-    def values(
-        self, prompts: Mapping[str, str], row: Row, demos: Mapping[str, Sequence[Row]]
-    ) -> dict[str, str]:
-        """Return the fields of a run, without counting it."""
-        found = dict(row)
-        for step in self.steps:
-            message = step.message(prompts[step.name], demos.get(step.name, ()), found[step.input])
-            found[step.output] = self.ask(message)
-        return {name: found[name] for step in self.steps for name in (step.input, step.output)}
-
     def run(self, prompts: Mapping[str, str], row: Row) -> dict[str, str]:
-        """Run the program on an example."""
+        """Run the program on an example, and return the inputs and outputs of its steps."""
         self.runs += 1
-        return self.values(prompts, row, {})
+        return self.world.outputs(prompts, {}, row)
 
     def score(self, row: Row, output: str) -> float:
         """Return the score of an output of the last step."""
-        metric, last = self.world.program.metric, self.steps[-1]
-        assert metric is not None
-        score = metric.score({last.output: output}, Example(row["id"], {}, {last.output: row[last.output]}))
-        assert isinstance(score, Score)
-        return score.value
+        return self.world.score_of(row, output)
 
     def feedback(self, row: Row, score: float) -> str:
         """Return what a reflection is told about a run."""
         last = self.steps[-1].output
         return f"The score is {score:.2f}. The expected {last} is: {row[last]}"
 
-    def found(self, prompts: Mapping[str, str], demos: Mapping[str, Sequence[Row]]) -> Found:
+    def found(self, prompts: Mapping[str, str], demos: Mapping[str, Shown]) -> Found:
         """Return the test score of prompts and demonstrations, and what finding them took."""
-        requests, last = self._lm.written, self.steps[-1].output
-        scores = [self.score(row, self.values(prompts, row, demos)[last]) for row in self.world.test_rows]
-        return Found(fmean(scores), fmean(scores), self.runs, requests)
+        score = self.world.mean_score(prompts, demos)
+        return Found(score, score, self.runs, self._lm.written)

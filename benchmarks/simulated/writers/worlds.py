@@ -12,15 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from statistics import fmean
+from types import MappingProxyType
+from typing import Any, cast
 
 from compound.api.description import describe, open_run
 from compound.api.optimize import make_problem
-from compound.api.sync import evaluate
 from compound.benchmarks.simulated import tickets, writer
 from compound.concurrency.blocking import run_blocking
+from compound.example import Example, Score
 from compound.execution.rng import generator
 from compound.graph.configuration import Configuration
+from compound.graph.space import as_demos
 from compound.loop.loop import OptimizationLoop
 from compound.runs.events import Event
 from compound.runs.recorder import Recorder
@@ -53,11 +56,46 @@ def print_label(label: str, layout: str, order: str, level: int) -> dict[str, st
     return {"printed": "; ".join(printed)}
 
 
-Rows = Callable[[int, str], Sequence[Mapping[str, str]]]
-FILES: Mapping[str, tuple[str, type[writer.WriterLM | tickets.SorterLM], Rows]] = {
-    "tickets": ("tickets.yaml", tickets.SorterLM, tickets.rows),
-    "writer": ("writer.yaml", writer.WriterLM, writer.rows),
-    "mixed": ("writer_mixed.yaml", writer.WriterLM, writer.rows),
+Row = Mapping[str, str]
+Shown = Sequence[Mapping[str, object]]  # demonstrations: fields of runs of a step
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a program, whose messages are those of our component.
+
+    Attributes:
+        name: the component.
+        input, output: its fields.
+    """
+
+    name: str
+    input: str
+    output: str
+
+    def message(self, prompt: str, demos: Shown, value: str) -> str:
+        """Return the message that asks for the output.
+
+        >>> Step("reader", "order", "draft").message("Copy.", [{"order": "a", "draft": "A"}], "b")
+        'Copy.\\n\\nOrder: a\\nDraft: A\\n\\nOrder: b\\nDraft:'
+        """
+        reads, writes = self.input.capitalize(), self.output.capitalize()
+        shown = [f"{reads}: {demo[self.input]}\n{writes}: {demo[self.output]}" for demo in demos]
+        return "\n\n".join([prompt, *shown, f"{reads}: {value}\n{writes}:"])
+
+
+STEPS: Mapping[str, tuple[Step, ...]] = {
+    "tickets": (Step("sorter", "ticket", "queue"),),
+    "writer": (Step("reader", "order", "draft"), Step("finisher", "draft", "label")),
+    "mixed": (Step("reader", "order", "draft"), Step("finisher", "draft", "label")),
+}
+
+Rows = Callable[[int, str], Sequence[Row]]
+Answer = Callable[[str], str | None]  # the model as the performer of the steps
+FILES: Mapping[str, tuple[str, type[writer.WriterLM | tickets.SorterLM], Rows, Answer]] = {
+    "tickets": ("tickets.yaml", tickets.SorterLM, tickets.rows, tickets.answer),
+    "writer": ("writer.yaml", writer.WriterLM, writer.rows, writer.answer),
+    "mixed": ("writer_mixed.yaml", writer.WriterLM, writer.rows, writer.answer),
 }
 
 
@@ -104,13 +142,54 @@ class World:
         """Return a new engine, which counts its requests."""
         return FILES[self.name][1](self.skill)
 
-    def score(self, configuration: Configuration | Mapping[str, object]) -> float:
+    @property
+    def steps(self) -> Sequence[Step]:
+        """The steps that call the model, in order."""
+        return STEPS[self.name]
+
+    def outputs(self, prompts: Mapping[str, str], demos: Mapping[str, Shown], row: Row) -> dict[str, str]:
+        """Return the inputs and outputs of the steps, which are performed without the system."""
+        found = dict(row)
+        for step in self.steps:
+            message = step.message(prompts[step.name], demos.get(step.name, ()), found[step.input])
+            found[step.output] = FILES[self.name][3](message) or ""
+        return {name: found[name] for step in self.steps for name in (step.input, step.output)}
+
+    def score_of(self, row: Row, output: str) -> float:
+        """Return the score of an output of the system."""
+        metric, name = self.program.metric, self.steps[-1].output
+        assert metric is not None
+        score = metric.score({name: output}, Example(row["id"], {}, {name: row[name]}))
+        assert isinstance(score, Score)
+        return score.value
+
+    def score(self, given: Configuration | Mapping[str, object]) -> float:
         """Return the mean test score of a configuration, or of values in place of initial ones."""
-        assert self.program.metric is not None
-        return evaluate(
-            self.program.system.bind(configuration), [dict(row) for row in self.test_rows],
-            self.program.metric, "test", engines={"writer": self.engine()}, cache=False,
-        ).mean  # fmt: skip
+        values = self.program.system.bind(given).configuration
+        prompts = {step.name: str(values[f"{step.name}.prompt"]) for step in self.steps}
+        demos = {
+            step.name: [
+                {**demo["inputs"], **demo["outputs"]} for demo in as_demos(values[f"{step.name}.demos"])
+            ]
+            for step in self.steps
+        }
+        own = "printer."
+        printer = {key.removeprefix(own): value for key, value in values.items() if key.startswith(own)}
+        return self.mean_score(prompts, demos, printer)
+
+    def mean_score(
+        self,
+        prompts: Mapping[str, str],
+        demos: Mapping[str, Shown],
+        printer: Mapping[str, Any] = MappingProxyType({}),
+    ) -> float:
+        """Return the mean test score of prompts and demonstrations by step, and of settings of a printer."""
+        scores = []
+        for row in self.test_rows:
+            output = self.outputs(prompts, demos, row)[self.steps[-1].output]
+            printed = print_label(output, **printer)["printed"] if printer else output
+            scores.append(self.score_of(row, printed))
+        return fmean(scores)
 
     def search(self, method: str, runs: int, seed: int) -> Found:
         """Run a method with a number of system runs, and default settings otherwise."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import compound as cp
 from compound.benchmarks.simulated.tickets import RIGHT, START, SorterLM
 from compound.benchmarks.simulated.writer import CONVENTIONS, STEPS, WriterLM
 from compound.benchmarks.simulated.writers import worlds
@@ -25,6 +26,7 @@ RIGHT_PROMPTS = {
     },
     "tickets": {"sorter": " ".join([START, *RIGHT.values()])},
 }
+RIGHT_PROMPTS["mixed"] = RIGHT_PROMPTS["writer"]
 BEST = {"printer.layout": "lined", "printer.order": "last", "printer.level": 7}
 
 
@@ -47,21 +49,18 @@ def test_the_choices_and_the_number_of_the_mixed_world_multiply_the_score() -> N
     assert mixed.score(right) == pytest.approx(0.51 * writer.score(right), abs=0.05)
 
 
-@pytest.mark.parametrize("name", ["tickets", "writer"])
-def test_a_plain_program_scores_what_our_system_scores(name: str) -> None:
-    program, world = PlainProgram(World(name), 0), World(name)
-    first = program.steps[0]
-    rows = [program.run(program.start, row) for row in program.rows("train", 2)]
-    demos = [{field: run[field] for field in (first.input, first.output)} for run in rows]
-    ours = [
-        {"inputs": {first.input: demo[first.input]}, "outputs": {first.output: demo[first.output]}}
-        for demo in demos
-    ]
-    for prompts in (program.start, RIGHT_PROMPTS[name]):
-        configuration = {**prompts_of(prompts), f"{first.name}.demos": ours}
-        found = program.found(prompts, {first.name: demos})
-        assert found.returned == pytest.approx(world.score(configuration))
-        assert (found.runs, found.requests) == (2, 0)
+@pytest.mark.parametrize("name", ["tickets", "writer", "mixed"])
+def test_the_steps_without_the_system_score_what_the_system_scores(name: str) -> None:
+    world = World(name)
+    rows, first = [dict(row) for row in world.test_rows], world.steps[0]
+    run = world.outputs(RIGHT_PROMPTS[name], {}, rows[0])
+    demos = [{"inputs": {first.input: run[first.input]}, "outputs": {first.output: run[first.output]}}]
+    for values in ({}, prompts_of(RIGHT_PROMPTS[name]), {f"{first.name}.demos": demos}):
+        system = world.program.system.bind(values)
+        metric = world.program.metric
+        assert metric is not None
+        found = cp.evaluate(system, rows, metric, "test", engines={"writer": world.engine()}, cache=False)
+        assert world.score(values) == pytest.approx(found.mean)
 
 
 @pytest.mark.parametrize("method", METHODS)
