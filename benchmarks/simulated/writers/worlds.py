@@ -34,7 +34,8 @@ FOLDER = Path(__file__).parents[2]
 LAYOUTS: Mapping[str, float] = {"plain": 0.8, "boxed": 0.6, "lined": 1.0, "short": 0.7, "long": 0.75}
 ORDERS: Mapping[str, float] = {"first": 0.85, "last": 1.0, "mixed": 0.7}
 LEVEL, LOSS = 7, 0.05  # the best level, and the share lost with each level from it
-TEST = 300  # test examples; the mean score of a good configuration of tickets has a standard error of 0.013
+# Test examples. Seeds share the luck of a prompt, which must be small where all methods come near the best.
+TEST: Mapping[str, int] = {"tickets": 300, "writer": 1500, "mixed": 300}
 
 
 def kept(layout: str, order: str, level: int) -> float:
@@ -136,7 +137,7 @@ class World:
     @cached_property
     def test_rows(self) -> Sequence[Mapping[str, str]]:
         """Test examples; the first ones are those of the file."""
-        return FILES[self.name][2](TEST, "test")
+        return FILES[self.name][2](TEST[self.name], "test")
 
     def engine(self) -> writer.WriterLM | tickets.SorterLM:
         """Return a new engine, which counts its requests."""

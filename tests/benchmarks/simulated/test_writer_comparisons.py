@@ -32,7 +32,7 @@ BEST = {"printer.layout": "lined", "printer.order": "last", "printer.level": 7}
 
 @pytest.fixture(autouse=True)
 def few_test_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worlds, "TEST", 100)
+    monkeypatch.setattr(worlds, "TEST", dict.fromkeys(worlds.TEST, 100))
 
 
 def prompts_of(values: dict[str, str]) -> dict[str, str]:
