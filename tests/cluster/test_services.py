@@ -20,7 +20,7 @@ from compound.execution.cache import MemoryCache
 
 RESULT: dict[str, object] = {
     "outputs": {"output": ["text"]}, "failure": None, "usage": [1, 2, 3, 0.0, 0], "tokens": [],
-    "attempts": 1, "reused": False, "exchanges": [],
+    "attempts": 1, "seconds": 0.5, "reused": False, "exchanges": [],
 }  # fmt: skip
 
 
