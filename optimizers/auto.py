@@ -28,7 +28,7 @@ from compound.optimizers.weights.methods import LONG_JOB
 from compound.settings.optimize import OptimizeSettings
 
 Make = Callable[[str, System, OptimizeSettings], Method]
-LEAST_SAVING = 1.2  # factor by which local rewards must be able to make a search cheaper
+LEAST_SAVING = 2.0  # factor by which local rewards must be able to make a search cheaper
 TRAINED_BY = "mmgrpo"
 LEAST_STEPS = 20  # of a training, in half of the budget
 NO_BACKBONE: Mapping[str, object] = {"model": "none"}  # rewards read numbers, labels and gold answers
@@ -66,24 +66,26 @@ def auto(system: System, optimize: OptimizeSettings, make: Make) -> Method:
 def _search(system: System, optimize: OptimizeSettings) -> tuple[str, str, OptimizeSettings]:
     """Return the method that searches all parameters except weights, the reason for it, and its settings.
 
-    `optimas` takes over the settings of `search`, and loads no model to embed texts unless one is named.
+    The settings of `search` and of `optimas` count for either; a model to embed texts must be named.
     """
     tuned = components_of(keys_of(system, Text, Demos, Choice, Int, Float))
     prices = estimate_prices(system)
     savings = SystemSavings([(savings_of(system, name, prices), 1.0) for name in tuned])
-    if savings.at_most < LEAST_SAVING:
-        return "search", "local evaluations would save hardly anything", optimize
-    if find_spec("sklearn") is None:
-        return "search", "local rewards need the extra 'rewards'", optimize
-    sections = optimize.section("search", SearchSettings), optimize.section("optimas", OptimasSettings)
     given: dict[str, object] = {"backbone": NO_BACKBONE}
-    for section in sections:
+    for section in (optimize.section("search", SearchSettings), optimize.section("optimas", OptimasSettings)):
         given |= section.model_dump(exclude_unset=True)
-    optimize = OptimizeSettings.model_validate({**optimize.given, "optimas": given})
     cheap = ", ".join(each.component for each in savings.components if not each.unused_reason)
     factor = f"at most {savings.at_most:.3g} times" if math.isfinite(savings.at_most) else "much"
-    reason = f"local evaluations of {cheap} can make it {factor} cheaper"
-    return "optimas", f"{reason}, as far as scores confirm local rewards", optimize
+    if savings.at_most < LEAST_SAVING:
+        chosen, reason = "search", "local evaluations would save little"
+    elif find_spec("sklearn") is None:
+        chosen, reason = "search", "local rewards need the extra 'rewards'"
+    else:
+        chosen, reason = "optimas", f"local evaluations of {cheap} can make it {factor} cheaper"
+        reason += ", as far as scores confirm local rewards"
+    if chosen == "search":
+        given = {name: value for name, value in given.items() if name in SearchSettings.model_fields}
+    return chosen, reason, OptimizeSettings.model_validate({**optimize.given, chosen: given})
 
 
 def _without_training(made: Method) -> Method:

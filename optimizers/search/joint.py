@@ -63,8 +63,9 @@ MOST_STEPS = 64
 EXPLORATION = 0.85  # of the runs, after which no new candidates are added
 CHANGED, CHANGED_BY_WRITER = 0.5, 0.85  # share of the first candidates with a new text or demonstrations
 NARROWEST = 4  # candidates of a step with a writer: more with more parameters
-FINALISTS = 3  # candidates of a step where local rewards are trusted
+FINALISTS = 3  # candidates of a step where local rewards are trusted, without a writer
 LOCAL = 4.0  # runs of local evaluations for each run of a step, where local rewards are certain
+LOCAL_BESIDE_WRITER = 1.0  # the same with a writer, which reads whole runs
 MOST_PASSES = 16  # of local evaluations in a step
 FEWEST = 0.5  # of a minibatch: examples of a step, at least
 EVALUATIONS = 3  # minibatches of evaluations in a step with a writer: few candidates on more examples
@@ -305,7 +306,8 @@ class Search:
             return
         state, scorer = self.state, self.task.scorer
         await self.local.learn(state.global_runs)
-        goal = scorer.runs_left - LOCAL * self.local.trust * self.spent
+        share = LOCAL_BESIDE_WRITER if self.sources.writes else LOCAL
+        goal = scorer.runs_left - share * self.local.trust * self.spent
         for turn in range(MOST_PASSES):
             before = scorer.runs_left
             if not self.guided or before <= goal or not self._explores():
@@ -356,7 +358,7 @@ class Search:
         if proposed:
             first.append(len(known) + int(np.argmax(drawn[len(known) : len(known) + proposed])))
         order = [*first, *(int(i) for i in np.argsort(-drawn, kind="stable") if int(i) not in first)]
-        width = FINALISTS if self.guided else state.width
+        width = FINALISTS if self.guided and not self.sources.writes else state.width
         state.field = []
         for i in order[:width]:
             if i >= len(known):

@@ -44,7 +44,7 @@ def command(*arguments: str, **environment: str) -> list[Any]:
     return [[sys.executable, "-c", code, *arguments], {**os.environ, "PYTHONPATH": str(ROOT), **environment}]
 
 
-CHOICE = "auto: search, since local evaluations would save hardly anything"
+CHOICE = "auto: search, since local evaluations would save little"
 OK = f"game.yaml: ok: 1 node, 2 parameters to tune\n  note: {CHOICE}\n"
 
 

@@ -120,7 +120,7 @@ def test_no_method_takes_more_than_the_dry_run_says(method: str, tmp_path: Path)
     given = program(method, lm)
     most = estimate(given)["at_most"]
     unbounded = ["a request for a new prompt shows runs and rows of any length"]
-    assert most["why"] == (unbounded if method == "search" else [])
+    assert most["why"] == (unbounded if method in ("auto", "search") else [])
     assert not lm.requests
     spent = run(given, tmp_path).to_json()
     assert 0 < spent["calls"] <= most["calls"]

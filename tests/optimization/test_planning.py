@@ -228,8 +228,7 @@ class TestWords:
 
 def test_the_start_and_the_report_say_what_can_be_detected(tmp_path: Path) -> None:
     result = run(tmp_path, selecting("none"), 100)
-    first = events(result)[0]
-    assert first["event"] == "outlook"
+    first = next(event for event in events(result) if event["event"] == "outlook")
     assert first["detection"]["examples"] == 10
     assert first["jobs"][0]["candidates"] > 0
     assert "10 validation examples and" in result.report
