@@ -148,7 +148,7 @@ class Worker:
         valued = self.trainer.values(samples_from_json(samples))
         return [sample.values for sample in valued] if self.rank == 0 else []
 
-    def do_divergences(self, samples: Message, taught: Message | None) -> list[tuple[float, ...]]:
+    def do_divergences(self, samples: Message, taught: Message | None = None) -> list[tuple[float, ...]]:
         """Return the log-ratios of samples, by the first process only."""
         others = samples_from_json(taught) if taught else None
         rows = self.trainer.divergences(samples_from_json(samples), others)
