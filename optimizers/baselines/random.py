@@ -111,7 +111,7 @@ def affordable(candidates: int, runs: float, price: float, minibatch: int) -> in
         minibatch: the number of examples of the first round that a comparison should have.
 
     >>> [affordable(8, runs, price=1.0, minibatch=8) for runs in (144, 50, 2, 1)]
-    [8, 4, 1, 0]
+    [8, 3, 1, 0]
     """
     fewest = max(1, math.ceil(FEWEST * minibatch))
     for count in range(candidates, 1, -1):

@@ -66,7 +66,7 @@ def read_rating(reply: str) -> float | None:
     (1.0, -0.5, 0.4, None)
     """
     found = NUMBER.findall(re.sub(rf"(/|\bout of\b)\s*{HIGHEST}\b", "", reply))
-    return None if len(set(found)) != 1 else 2 * float(found[0]) / HIGHEST - 1
+    return None if len(set(found)) != 1 else round(2 * float(found[0]) / HIGHEST - 1, 9)
 
 
 class RatingMemory(MemoryPart):

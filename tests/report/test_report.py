@@ -222,7 +222,7 @@ def test_methods_have_their_own_scores_and_spending(runs: Mapping[str, Path]) ->
     path = runs["improved"]
     methods: Any = summarize(path)["methods"]
     start, search, random = methods
-    assert (start["method"], search["method"], random["method"]) == ("unoptimized", "search", "random")
+    assert (start["method"], search["method"], random["method"]) == ("unoptimized", "auto", "random")
     for row, folder in ((search, path), (random, path / "baselines" / "random")):
         values = rows_of(folder, "test_after")
         assert row["test"]["mean"] == pytest.approx(sum(values.values()) / 40)
@@ -243,7 +243,7 @@ def test_a_baseline_is_compared_on_the_same_examples(runs: Mapping[str, Path], t
     ours, theirs = rows_of(path, "test_after"), rows_of(file.parent, "test_after")
     gap = mean_interval([ours[e] - theirs[e] for e in ours], bounds=(-1.0, 1.0))
     assert (
-        f"search is better than random: the paired difference is +{gap.mean:.3f} [{gap.low:.3f}, {gap.high:.3f}]"
+        f"auto is better than random: the paired difference is +{gap.mean:.3f} [{gap.low:.3f}, {gap.high:.3f}]"
         in page(path).text
     )
 
