@@ -12,10 +12,10 @@ evaluation and of the decision are additional to the stated ones, and the accept
 Without local rewards, `optimas` is `search`. Its other controls are rewards fitted to `shuffled` scores, and
 `blind` ones, which do not read the gold answers. `judge` is blind, with ratings by a model that is right for
 `RIGHT` of the outputs. `warm` starts from the local rewards of another search of `WARM` runs, with another
-seed, and not from its configurations. The last three are measured with the `SMALL` budgets of the relays.
+seed, and not from its configurations. These four are measured with the `SMALL` budgets of the relays.
 
-Finished methods and systems are kept, so an interrupted
-measurement can be resumed; to measure a method again, remove its entry from the file.
+Finished methods and systems are kept, so an interrupted measurement can be resumed; to measure a method
+again, remove its entry from the file.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def value_of(world: Relay | Head, values: Mapping[str, object]) -> float:
 
 def budgets_of(name: str, system: str) -> Sequence[int]:
     """Return the numbers of system runs that a method is measured with on a system."""
-    if name in ("blind", "judge", "warm"):
+    if name in ("shuffled", "blind", "judge", "warm"):
         return () if system == HEAD else SMALL
     return BUDGETS_OF_HEAD if system == HEAD else BUDGETS
 
