@@ -12,7 +12,7 @@ from compound.benchmarks.simulated.writers.worlds import FILES
 from compound.evaluation.statistics import Interval
 from tables.data import markdown, results, spread
 
-OURS, GUIDED = "search", "optimas"
+OURS = "search"
 COMPARED = ("tickets", "writer")  # worlds that other packages were run on
 PROMPTS_ALONE = ("opro", "gepa", "textgrad", "mipro")
 FEWEST_OTHERS = 3  # measured methods that tune prompts alone, in a row of differences
@@ -47,17 +47,17 @@ def writer_scores(world: str) -> str:
 
 
 def writer_differences() -> str:
-    """Tabulate the differences of `search` to the best method that tunes prompts alone, and to `optimas`."""
+    """Tabulate the differences of `search` to the best method that tunes prompts alone."""
     columns = [(world, skill, runs) for world in FILES for skill in sorted(SKILLS) for runs in BUDGETS]
     rows = [row for column in columns if (row := _differences(*column))]
     headings = ["world", "skill", "runs", "sd of `search`", "best of prompts alone", "difference to it",
-                f"at least {LOWEST}", f"sd at most {WIDEST}", "difference to `optimas`"]  # fmt: skip
+                f"at least {LOWEST}", f"sd at most {WIDEST}"]  # fmt: skip
     return markdown(headings, rows)
 
 
 def _differences(world: str, skill: float, runs: int) -> list[str]:
     """Return a row of the differences; empty if a cell is missing."""
-    ours, guided = (_cell("writers", name, world, skill, runs) for name in (OURS, GUIDED))
+    ours = _cell("writers", OURS, world, skill, runs)
     others = {name: _cell("writers", name, world, skill, runs) for name in PROMPTS_ALONE}
     measured = {name: cell["returned"] for name, cell in others.items() if cell}
     if ours is None or len(measured) < FEWEST_OTHERS:
@@ -67,7 +67,6 @@ def _differences(world: str, skill: float, runs: int) -> list[str]:
     return [
         world, f"{skill}", str(runs), f"{sd:.3f}", ", ".join(f"`{name}`" for name in dict.fromkeys(names)),
         _difference(interval), _answer(interval.low >= LOWEST), _answer(sd <= WIDEST),
-        _difference(compare_with_best(ours["returned"], {GUIDED: guided["returned"]})[0]) if guided else "–",
     ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from compound.benchmarks.simulated.writers.cells import add_missing
 from compound.benchmarks.simulated.writers.worlds import FILES, Found, World
 
 OUTPUT = Path(__file__).parents[2] / "data" / "writers.json"
-METHODS = ("search", "optimas", "opro", "gepa", "textgrad", "mipro", "random")
+METHODS = ("search", "opro", "gepa", "textgrad", "mipro", "random")
 BUDGETS = (100, 200, 400)
 SKILLS = (0.7, 0.4, 1.0)
 
