@@ -249,7 +249,7 @@ def test_a_metric_of_ones_own_is_a_function(everything: Program) -> None:
 def test_sections_may_be_left_out() -> None:
     program = one("{llm: {}, in: {question: $question}}")
     assert (program.data, program.metric, program.engines) == (None, None, {})
-    assert program.optimize.method == "search"
+    assert program.optimize.method == "auto"
 
 
 def test_a_loaded_system_runs() -> None:
