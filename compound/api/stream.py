@@ -153,15 +153,13 @@ async def stream(
         >>> system = cp.System("qa", {"answer": answerer(cp.Input("question"))}, lm="lm")
         >>> async def show() -> None:
         ...     engines = {"lm": ScriptedLM(["the Rímac"])}
-        ...     async for event in cp.stream(system, {"question": "Which river?"}, engines=engines):
-        ...         print([event.kind, *([event.text] if isinstance(event, TokenEvent) else [])])
+        ...     stream = cp.stream(system, {"question": "Which river?"}, engines=engines)
+        ...     events = [event async for event in stream]
+        ...     print("".join(event.text for event in events if isinstance(event, TokenEvent)))
+        ...     print([event.kind for event in events if event.kind != "token"])
         >>> asyncio.run(show())
-        ['call']
-        ['token', 'the']
-        ['token', ' Rímac']
-        ['call']
-        ['output']
-        ['usage']
+        the Rímac
+        ['call', 'call', 'output', 'usage']
     """
     find = resolve_engines(system, engines)
     values = check_inputs(system, inputs)

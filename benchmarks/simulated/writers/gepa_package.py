@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import gepa
+from typing import TYPE_CHECKING, Any
 
 from compound.benchmarks.simulated.writers.programs import PlainProgram
 from compound.benchmarks.simulated.writers.worlds import Found, Row
+
+if TYPE_CHECKING:
+    import gepa
 
 
 class ProgramAdapter:
@@ -23,6 +24,8 @@ class ProgramAdapter:
         self, batch: Sequence[Row], candidate: Mapping[str, str], capture_traces: bool = False
     ) -> gepa.EvaluationBatch[Any, Any]:
         """Run prompts on examples."""
+        import gepa
+
         last = self._program.steps[-1].output
         found = [self._program.run(candidate, row) for row in batch]
         scores = [self._program.score(row, run[last]) for row, run in zip(batch, found, strict=True)]
@@ -59,6 +62,8 @@ class Silent:
 
 def evolve(program: PlainProgram, runs: int, valid: int) -> Found:
     """Optimize the prompts with ``gepa``; it ends with the iteration that spends the last run."""
+    import gepa
+
     result = gepa.optimize(
         program.start, program.rows("train", 240), program.rows("dev", 100)[:valid],
         adapter=ProgramAdapter(program), reflection_lm=program.ask, max_metric_calls=runs,
