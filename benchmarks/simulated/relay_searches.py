@@ -11,8 +11,7 @@ evaluation and of the decision are additional to the stated ones, and the accept
 
 Without local rewards, `optimas` is `search`. Its other controls are rewards fitted to `shuffled` scores, and
 `blind` ones, which do not read the gold answers. `judge` is blind, with ratings by a model that is right for
-`RIGHT` of the outputs. `warm` starts from the local rewards of another search of `WARM` runs, with another
-seed, and not from its configurations. These four are measured with the `SMALL` budgets of the relays.
+`RIGHT` of the outputs. These three are measured with the `SMALL` budgets of the relays.
 
 Finished methods and systems are kept, so an interrupted measurement can be resumed; to measure a method
 again, remove its entry from the file.
@@ -27,7 +26,6 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -47,7 +45,6 @@ from compound.narrowing import entry
 from compound.optimization.problem import Problem
 from compound.optimizers.methods import method
 from compound.registry.engines import find_engine
-from compound.rewards.feedback.earlier import read_earlier
 from compound.runs.events import Event
 from compound.runs.recorder import Recorder
 from compound.settings.optimize import OptimizeSettings, make_settings
@@ -59,7 +56,6 @@ BUDGETS = (50, 130, 200, 400)
 BUDGETS_OF_HEAD = (100, 200, 400)
 SMALL = (50, 130)
 RIGHT = 0.8  # share of the outputs that the judge rates by the expected result, and not at random
-WARM, OTHER_SEED = 200, 1000
 SYSTEMS: Mapping[str, Callable[[int], Relay | Head]] = {
     "4 calls, 1 tuned": lambda seed: Relay(4, 1, seed=seed),
     "4 calls, 2 tuned": lambda seed: Relay(4, 2, seed=seed),
@@ -75,7 +71,6 @@ METHODS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "shuffled": (f"{ABLATIONS}:shuffled", NO_BACKBONE),
     "blind": ("optimas", {**NO_BACKBONE, "gold": False}),
     "judge": ("optimas", {**NO_BACKBONE, "gold": False, "judge": "judge"}),
-    "warm": ("optimas", NO_BACKBONE),
     "llm_selector": ("llm_selector", {}),
     "random": ("random", {}),
 }
@@ -95,11 +90,6 @@ def share(system: str, name: str, runs: int, seed: int) -> float:
     world = SYSTEMS[system](seed)
     problem = problem_of(world, settings_of(name, runs, seed))
     with tempfile.TemporaryDirectory() as folder:
-        if name == "warm":
-            other = problem_of(world, settings_of(name, WARM, seed + OTHER_SEED))
-            _run(other, Path(folder) / "other")
-            found = read_earlier(Path(folder) / "other", other.system, problem.train)
-            problem = replace(problem, earlier=replace(found, values=()))
         events = _run(problem, Path(folder) / "run")
     values: dict[str, object] = {}
     for event in events:
@@ -150,7 +140,7 @@ def value_of(world: Relay | Head, values: Mapping[str, object]) -> float:
 
 def budgets_of(name: str, system: str) -> Sequence[int]:
     """Return the numbers of system runs that a method is measured with on a system."""
-    if name in ("shuffled", "blind", "judge", "warm"):
+    if name in ("shuffled", "blind", "judge"):
         return () if system == HEAD else SMALL
     return BUDGETS_OF_HEAD if system == HEAD else BUDGETS
 
