@@ -291,7 +291,8 @@ class TrainingSession:
         if outcome.chosen is not None:
             moments.remember(self._memory, self._recipe, outcome.chosen)
         proposal = outcome.proposal(self.values)
-        return proposal if outcome.learned else replace(proposal, values={})
+        needs_weights = bool(self.recipe.values(self.task.system, self.trained))
+        return replace(proposal, values={}) if needs_weights and not outcome.learned else proposal
 
     # -- training steps ----------------------------------------------------------------------------------
 
