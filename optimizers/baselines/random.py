@@ -134,7 +134,8 @@ def _next_size(task: Task, state: Halving, examples: int) -> int:
     if not math.isfinite(runs):
         new = examples if is_extension else max(state.seen, task.minibatch)
     else:
-        sure = len(state.alive) * max(state.price, _price(task, state.candidates)) + 1
+        alive = [state.candidates[number] for number in state.alive]
+        sure = len(alive) * max(state.price, _price(task, alive)) + 1
         expected = len(state.alive) * state.price + 1
         new = int(min(runs / sure, max(1.0, runs / max(1, state.rounds) / expected)))
     size = min(seen + new, examples)
