@@ -37,6 +37,7 @@ from compound.optimizers.fast_slow import FastSlowState
 from compound.optimizers.optimas.hbc import CloningMemory
 from compound.optimizers.optimas.local import LocalProgress
 from compound.optimizers.optimas.offline import Collecting
+from compound.optimizers.optimas.ratings import RatingMemory
 from compound.optimizers.optimas.rewarding import Adapter, RewardMemory
 from compound.optimizers.search.joint import JointSearch
 from compound.optimizers.search.joint_state import Candidate as JointCandidate
@@ -102,6 +103,7 @@ STATES: list[State] = [
         training=TrainingState(step=5), rounds=1, prompts=[{"a.prompt": "x"}, {}], rewards=[(2.5, 4), (1.0, 4)],
         best={"a.prompt": "x"}, reflection={"mean": 0.5}, started=40.0,
     ),
+    RatingMemory(known={"0f": -0.5}),
     RewardMemory(iteration=2, inputs=9, adapter=ADAPTER, adapters={"c0": ADAPTER}),
     CloningMemory(start=VALUES),
     CELL,
