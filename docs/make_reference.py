@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 import compound
 from compound.cli import app
-from compound.settings.common import BudgetSettings, RaySettings
-from compound.settings.objective import LimitSettings, ObjectiveSettings
+from compound.settings.common import BudgetSettings, LimitSettings, ObjectiveSettings, RaySettings
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.sections import model_at, settings_models
 from compound.spec.file import POSSIBLE

@@ -18,8 +18,7 @@ from typing import Annotated, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from compound.settings.common import BudgetSettings
-from compound.settings.objective import LimitSettings, ObjectiveSettings
+from compound.settings.common import BudgetSettings, LimitSettings, ObjectiveSettings
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.sections import model_at, settings_models
 from compound.spec import file as file_model

@@ -20,11 +20,9 @@ from compound.optimization.prices import estimate_prices
 from compound.optimization.savings import SystemSavings
 from compound.optimizers.better_together import BetterTogetherSettings, better_together
 from compound.optimizers.optimas.local_gains import savings_of
-from compound.optimizers.optimas.methods import OptimasSettings
+from compound.optimizers.optimas.methods import OptimasSettings, optimas
 from compound.optimizers.scheduling.jobs import keys_of
-from compound.optimizers.scheduling.scheduler import Uniform
 from compound.optimizers.search.sources import SearchSettings
-from compound.optimizers.weights.methods import LONG_JOB
 from compound.settings.optimize import OptimizeSettings
 
 Make = Callable[[str, System, OptimizeSettings], Method]
@@ -53,8 +51,10 @@ def auto(system: System, optimize: OptimizeSettings, make: Make) -> Method:
         notes.append(f"auto: {reason}")
 
     def stage_of(name: str, system: System, optimize: OptimizeSettings) -> Method:
-        made = make(name, system, optimize)
-        return _without_training(made) if name == "optimas" else made
+        if name != "optimas":
+            return make(name, system, optimize)
+        settings = optimize.section(name, OptimasSettings)
+        return replace(optimas(system, optimize, settings, trains=False), sections={name: settings})
 
     if len(stages) > 1:
         made = better_together(system, optimize, BetterTogetherSettings(stages=tuple(stages)), stage_of)
@@ -86,12 +86,6 @@ def _search(system: System, optimize: OptimizeSettings) -> tuple[str, str, Optim
     if chosen == "search":
         given = {name: value for name, value in given.items() if name in SearchSettings.model_fields}
     return chosen, reason, OptimizeSettings.model_validate({**optimize.given, chosen: given})
-
-
-def _without_training(made: Method) -> Method:
-    """Return `optimas` without the training of weights by local rewards."""
-    jobs = [job for job in made.jobs if job.optimizer == "joint"]
-    return replace(made, jobs=jobs, scheduler=Uniform(), opening=None, least=LONG_JOB, decisions=1)
 
 
 def _training(system: System, optimize: OptimizeSettings, make: Make, *, alone: bool) -> tuple[bool, str]:

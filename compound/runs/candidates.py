@@ -22,7 +22,7 @@ from compound.example import Example
 from compound.execution.trace import Failure, Trace
 from compound.graph.configuration import Configuration
 from compound.graph.system import System
-from compound.settings.objective import LimitSettings
+from compound.settings.common import LimitSettings
 from compound.storage.records import to_line
 from compound.storage.state import State
 

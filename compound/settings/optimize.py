@@ -13,8 +13,13 @@ from pydantic import ConfigDict, ModelWrapValidatorHandler, ValidationError, mod
 
 from compound.errors import DeclarationError
 from compound.settings.base import S, Settings
-from compound.settings.common import BudgetSettings, CommonSettings, RunnerSettings, TrackerName
-from compound.settings.objective import ObjectiveSettings
+from compound.settings.common import (
+    BudgetSettings,
+    CommonSettings,
+    ObjectiveSettings,
+    RunnerSettings,
+    TrackerName,
+)
 from compound.settings.sections import describe_errors, validate_sections
 
 

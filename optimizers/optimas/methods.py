@@ -81,19 +81,26 @@ class HBCSettings(RewardMethodSettings):
     phase, which finds the outputs to clone."""
 
 
-def optimas(system: System, optimize: OptimizeSettings, settings: OptimasSettings) -> Method:
-    """OPTIMAS: `search` with local rewards, which are learned from its candidates and train weights."""
+def optimas(
+    system: System, optimize: OptimizeSettings, settings: OptimasSettings, *, trains: bool = True
+) -> Method:
+    """OPTIMAS: `search` with local rewards, which are learned from its candidates and train weights.
+
+    Args:
+        system: the system to optimize.
+        optimize: the common settings.
+        settings: the settings of the method.
+        trains: whether weights are trained.
+    """
     learning = RewardLearning(settings.pairs, settings.backbone, settings.reward)
     if settings.form == "paper":
-        return _by_component("optimas", system, settings, learning, LearnedRewards(), settings.offline)
-    sources, guided = (
-        CandidateSources.of(settings, "optimas"),
-        RewardGuide(learning, settings.gold, settings.judge),
-    )
-    trained, weights = _training("optimas", system, settings, learning, LearnedRewards())
+        guide = LearnedRewards()
+        return _by_component("optimas", system, settings, learning, guide, settings.offline, trains=trains)
+    guided = RewardGuide(learning, settings.gold, settings.judge)
+    trained, weights = _training("optimas", system, settings, learning, LearnedRewards(), trains=trains)
     optimizers: Mapping[str, Optimizer] = {
         "offline": OfflineRewards(learning, CandidateSources(()), LearnedRewards()),
-        "joint": JointSearch(sources, guided),
+        "joint": JointSearch(CandidateSources.of(settings, "optimas"), guided),
         "weights": weights,
     }
     keys = keys_of(system, Text, Demos, Choice, Int, Float)
@@ -120,10 +127,12 @@ def _by_component(
     learning: RewardLearning,
     guide: Guide,
     offline: float,
+    *,
+    trains: bool = True,
 ) -> Method:
     """Return a method that searches one component after another by its local score alone."""
     sources = CandidateSources.of(settings, name)
-    trained, weights = _training(name, system, settings, learning, guide)
+    trained, weights = _training(name, system, settings, learning, guide, trains=trains)
     adapts = isinstance(guide, LearnedRewards)
     optimizers: Mapping[str, Optimizer] = {
         "offline": OfflineRewards(learning, sources, guide),
@@ -138,10 +147,17 @@ def _by_component(
 
 
 def _training(
-    name: str, system: System, settings: RewardMethodSettings, learning: RewardLearning, guide: Guide
+    name: str,
+    system: System,
+    settings: RewardMethodSettings,
+    learning: RewardLearning,
+    guide: Guide,
+    *,
+    trains: bool,
 ) -> tuple[tuple[str, ...], LocalTraining]:
     """Return the keys of trained weights, and their optimizer."""
-    section, trained = f"optimize.{name}.training.{settings.training.name}", keys_of(system, Weights)
+    section = f"optimize.{name}.training.{settings.training.name}"
+    trained = keys_of(system, Weights) if trains else ()
     if trained:
         check_component_names(section, trained, settings.training.settings)
     return trained, LocalTraining(learning, settings.training, guide, section)

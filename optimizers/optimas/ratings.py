@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from pydantic import Field
 
@@ -73,7 +74,7 @@ class RatingMemory(MemoryPart):
     """Ratings of a run so far, by the digest of what was rated."""
 
     NAME = "ratings"
-    known: dict[str, float] = Field(default_factory=dict)
+    known: dict[str, Annotated[float, Field(ge=-1, le=1)]] = Field(default_factory=dict)
 
 
 @dataclass

@@ -86,6 +86,10 @@ class TestSearch:
         assert isinstance(guide, RewardGuide)
         assert guide.learning.backbone.model == "tiny"
 
+    def test_the_form_of_the_paper_is_kept(self) -> None:
+        made = chosen(chained(weights=LoRA()), optimas={"form": "paper"})
+        assert {job.optimizer for job in made.jobs} == {"local"}
+
     def test_nothing_to_tune_is_an_error(self) -> None:
         fixed = Function("upper", upper, mode="up")(text=QUESTION)
         with pytest.raises(NothingToTune, match="'search' can change"):

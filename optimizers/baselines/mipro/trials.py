@@ -9,20 +9,21 @@ with the best average that was not fully evaluated yet is. The best fully evalua
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+import warnings
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
 from pydantic import Field
 
-from compound.errors import TooManyFailures
+from compound.errors import MissingExtra, TooManyFailures
 from compound.example import Example
-from compound.execution.rng import generator
+from compound.execution.rng import derive_seed, generator
 from compound.graph.configuration import canonical_json
 from compound.optimization.method import Task
-from compound.optimizers.baselines.mipro.tpe import next_point
 from compound.storage.state import State
 
 FULL_EVERY = 5  # trials between full evaluations
 WHOLE = 50  # with at most this many examples, each trial is a full evaluation
+RANDOM = 10  # random trials before the first suggestion of TPE, Optuna's default, as in DSPy
 LARGER = 3  # size of the full set in minibatches, if the budget requires smaller sizes
 
 Point = dict[str, int]  # by parameter, the number of one of its values; 0 is the incumbent's
@@ -205,3 +206,40 @@ def promising(trials: Sequence[Trial], evaluated: Sequence[Point]) -> Point | No
     if not means:
         return None
     return points[max(means, key=lambda name: sum(means[name]) / len(means[name]))]
+
+
+def next_point(
+    sizes: Mapping[str, int], trials: Sequence[tuple[Mapping[str, int], float]], seed: int
+) -> dict[str, int]:
+    """Return the next suggestion of multivariate TPE (Bergstra et al. 2011).
+
+    All parameters are modelled jointly, since the best value of one often depends on another. Optuna is used
+    as a stateless sampler: the study is rebuilt from the trials, with a sampler seeded by their number, so
+    that a resumed search makes the same suggestions.
+
+    Args:
+        sizes: the number of values of each parameter.
+        trials: scored points, as pairs of the numbers of values and score.
+        seed: the seed of the search, from which that of each trial is derived.
+
+    Raises:
+        MissingExtra: Optuna is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise MissingExtra("mipro", "optuna", "search") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of `multivariate`
+        sampler = optuna.samplers.TPESampler(
+            seed=derive_seed(seed, "trial", len(trials)) % 2**32, n_startup_trials=RANDOM, multivariate=True
+        )
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    options = {
+        name: optuna.distributions.CategoricalDistribution(range(size)) for name, size in sizes.items()
+    }
+    for point, score in trials:
+        study.add_trial(optuna.trial.create_trial(params=dict(point), distributions=options, value=score))
+    trial = study.ask(options)
+    return {name: trial.params[name] for name in sizes}

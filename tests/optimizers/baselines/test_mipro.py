@@ -29,11 +29,11 @@ from compound.optimization.method import ScoredCandidate
 from compound.optimizers.baselines.mipro.demonstrations import demo_sets
 from compound.optimizers.baselines.mipro.optimizer import SIZES, Mipro, MIPROSettings
 from compound.optimizers.baselines.mipro.requests import TIPS
-from compound.optimizers.baselines.mipro.tpe import next_point
 from compound.optimizers.baselines.mipro.trials import (
     FULL_EVERY,
     Trial,
     TrialPlan,
+    next_point,
     plan_trials,
     promising,
     trials_for,
