@@ -74,7 +74,7 @@ class Result:
 
     @property
     def front(self) -> list[Candidate]:
-        """The candidates that no other one beats in both mean score and dollars per run, the cheapest first.
+        """The candidates that no other one beats in both gain and dollars per run, the cheapest first.
 
         Tokens count instead of dollars if a price is unknown, or if no call costs anything.
         """

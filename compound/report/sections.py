@@ -24,6 +24,7 @@ from compound.report.rendering import tables
 from compound.report.rendering.blocks import Block, Change, Code, Examples, Figure, Pairs, Section
 from compound.report.rewards.section import reward_blocks
 from compound.report.training.tables import training_blocks
+from compound.runs.candidate_record import FEWEST
 from compound.settings.optimize import OptimizeSettings
 from compound.settings.sections import defaults
 
@@ -112,10 +113,11 @@ def _front(found: FrontFacts) -> list[Block]:
     what = "dollars" if found["cost"] == "usd" else "tokens"
     how = (
         f"Of {plural(found['candidates'], 'evaluated candidate')}, those that no other one beats in both "
-        f"mean score and {what} per run, the initial and the chosen one. Scores are means over the train and "
-        "validation examples that a candidate was run on; with few evaluations the highest are lucky ones. "
-        f"The hypervolume of the front is {found['hypervolume']:.3g}, relative to the lowest mean score and "
-        f"the most {what}. All candidates are in candidates.jsonl."
+        f"gain and {what} per run, the initial and the chosen one. Gains are over the initial configuration, "
+        f"on the examples that both were run on; candidates of fewer than {FEWEST} evaluations are left out, "
+        "since the highest of many are lucky ones. The hypervolume of the front is "
+        f"{found['hypervolume']:.3g}, relative to the lowest gain and the most {what}. All candidates are in "
+        "candidates.jsonl."
     )
     return [tables.front(found), how]
 

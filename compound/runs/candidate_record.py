@@ -21,7 +21,7 @@ from compound.storage.state import first_problem
 __all__ = ["FEWEST", "Candidate", "cost_name", "describe_costs", "front", "hypervolume", "read_candidates"]
 
 CHANGED = 1.2  # factor by which tokens or dollars per run must change to be named
-FEWEST = 8  # evaluations of a candidate of the front, besides the initial and the chosen configuration
+FEWEST = 20  # evaluations of a candidate of the front, besides the initial and the chosen configuration
 
 
 @dataclass(frozen=True)
@@ -158,26 +158,28 @@ def cost_name(candidates: Sequence[Candidate]) -> Literal["usd", "tokens"]:
 
 
 def front(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates that no other one beats in both mean score and cost, the cheapest first.
+    """Return the candidates that no other one beats in both gain and cost, the cheapest first.
 
-    A candidate counts from `FEWEST` evaluations on: of many candidates on very few examples, some are lucky.
+    Mean scores are of different examples, so gains over the initial configuration are compared. A candidate
+    counts from `FEWEST` evaluations on: of many candidates on very few examples, some are lucky.
     """
-    cost, found = cost_name(candidates), list[Candidate]()
+    cost, found = cost_name(candidates), list[tuple[float, Candidate]]()
     known = [c for c in candidates if c.evaluations >= FEWEST or c.chosen or c.fate == "start"]
-    for candidate in sorted(known, key=lambda c: (getattr(c, cost), -c.mean)):
-        if not found or candidate.mean > found[-1].mean:
-            found.append(candidate)
-    return found
+    gains = [(float(getattr(c, cost)), -c.gain, c) for c in known if c.gain is not None]
+    for _, loss, candidate in sorted(gains, key=lambda row: row[:2]):
+        if not found or loss < found[-1][0]:
+            found.append((loss, candidate))
+    return [candidate for _, candidate in found]
 
 
 def hypervolume(points: Sequence[tuple[float, float]], reference: tuple[float, float]) -> float:
-    """Return the area between a front of scores and costs and a reference point, which is worse in both.
+    """Return the area between a front of gains and costs and a reference point, which is worse in both.
 
     >>> hypervolume([(0.5, 1.0), (0.8, 3.0)], reference=(0.0, 4.0))
     1.8
     """
     area, least = 0.0, reference[0]
-    for score, cost in sorted(points, key=lambda point: point[1]):
-        if score > least and cost < reference[1]:
-            area, least = area + (score - least) * (reference[1] - cost), score
+    for gain, cost in sorted(points, key=lambda point: point[1]):
+        if gain > least and cost < reference[1]:
+            area, least = area + (gain - least) * (reference[1] - cost), gain
     return area

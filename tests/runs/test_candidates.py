@@ -181,7 +181,7 @@ def test_damaged_and_missing_files_are_refused(found: cp.Result, tmp_path: Path)
 def candidate(mean: float, usd: float | None, **more: Any) -> Candidate:
     given: Mapping[str, Any] = {
         "digest": "", "values": {}, "parent": "", "source": "", "job": 0, "fate": "not proposed",
-        "chosen": False, "evaluations": 10, "mean": mean, "low": None, "high": None, "gain": None,
+        "chosen": False, "evaluations": 20, "mean": mean, "low": None, "high": None, "gain": mean - 0.5,
         "prompt_tokens": 10.0, "completion_tokens": 1.0, "usd": usd, "seconds": 0.0, **more,
     }  # fmt: skip
     return Candidate(**given)
@@ -189,8 +189,11 @@ def candidate(mean: float, usd: float | None, **more: Any) -> Candidate:
 
 def test_the_front_by_hand() -> None:
     start, best, cheap = candidate(0.5, 2.0, fate="start"), candidate(0.9, 3.0), candidate(0.4, 1.0)
-    dominated, lucky = candidate(0.5, 2.5), candidate(1.0, 0.5, evaluations=2)
-    assert front([start, dominated, best, lucky, cheap]) == [cheap, start, best]
+    dominated, lucky = candidate(0.5, 2.5), candidate(1.0, 0.5, evaluations=19)
+    easy = candidate(
+        0.95, 0.7, gain=-0.2
+    )  # its examples are easy: the initial configuration scores more on them
+    assert front([start, dominated, best, lucky, cheap, easy]) == [easy, cheap, start, best]
     assert hypervolume([(0.4, 1.0), (0.5, 2.0), (0.9, 3.0)], (0.3, 4.0)) == pytest.approx(0.3 + 0.2 + 0.4)
 
 

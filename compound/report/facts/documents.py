@@ -321,6 +321,7 @@ class FrontRow(TypedDict):
     mean: float
     low: float | None
     high: float | None
+    gain: float | None
     evaluations: int
     cost: float
     fate: str
@@ -330,7 +331,7 @@ class FrontRow(TypedDict):
 
 
 class FrontFacts(TypedDict):
-    """Scores against costs of the evaluated candidates; the hypervolume is relative to the worst of both."""
+    """Gains against costs of the evaluated candidates; the hypervolume is relative to the worst of both."""
 
     cost: Literal["usd", "tokens"]
     candidates: int

@@ -113,14 +113,14 @@ def _front(candidates: Sequence[Candidate]) -> FrontFacts | None:
         return None
     cost, best = cost_name(candidates), front(candidates)
     costs = [float(getattr(candidate, cost)) for candidate in candidates]
-    worst = min(candidate.mean for candidate in candidates), max(costs)
+    worst = min(candidate.gain or 0.0 for candidate in candidates), max(costs)
     shown = [c for c in candidates if c in best or c.chosen or c.fate == "start"]
     return {
         "cost": cost,
         "candidates": len(candidates),
-        "hypervolume": hypervolume([(c.mean, getattr(c, cost)) for c in best], worst),
+        "hypervolume": hypervolume([(c.gain or 0.0, getattr(c, cost)) for c in best], worst),
         "rows": [
-            {"mean": c.mean, "low": c.low, "high": c.high, "evaluations": c.evaluations,
+            {"mean": c.mean, "low": c.low, "high": c.high, "gain": c.gain, "evaluations": c.evaluations,
              "cost": getattr(c, cost), "fate": c.fate, "chosen": c.chosen, "on_front": c in best,
              "changed": [*c.values]}
             for c in sorted(shown, key=lambda c: float(getattr(c, cost)))

@@ -112,13 +112,14 @@ def _verdict(decision: DecisionFacts) -> str:
 
 
 def front(facts: FrontFacts) -> Table:
-    """Return the table of the candidates that no other one beats in both score and cost."""
+    """Return the table of the candidates that no other one beats in both gain and cost."""
     headings = ("#$ per run" if facts["cost"] == "usd" else "#tokens per run", "#mean score",
-                "#evaluations", "fate", "on the front", "changed")  # fmt: skip
+                "#gain", "#evaluations", "fate", "on the front", "changed")  # fmt: skip
     rows = [
         (
             money(row["cost"]) if facts["cost"] == "usd" else count(row["cost"]), interval(row),
-            count(row["evaluations"]), f"{row['fate']}, chosen" if row["chosen"] else row["fate"],
+            signed(row["gain"]), count(row["evaluations"]),
+            f"{row['fate']}, chosen" if row["chosen"] else row["fate"],
             "yes" if row["on_front"] else "no", ", ".join(row["changed"]) or "–",
         )
         for row in facts["rows"]
