@@ -255,7 +255,7 @@ def _highest_level(context: RunContext) -> float:
 def _margin(context: RunContext) -> float:
     """Return the loss that a decision about the jobs of this round accepts."""
     search = context.search
-    names = {record.optimizer for record in search.history[-search.jobs_in_round :]}
+    names = {record.optimizer for record in search.history[-search.jobs_in_round :] if record.values}
     return max((job.margin for job in context.problem.method.jobs if job.optimizer in names), default=0.0)
 
 
