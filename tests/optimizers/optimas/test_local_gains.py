@@ -20,6 +20,7 @@ from compound.graph.system import System
 from compound.graph.types import Port
 from compound.optimizers.optimas.local_gains import LocalGains, RewardGuide
 from compound.optimizers.optimas.rewarding import RunRewards
+from compound.optimizers.search.joint import Search
 from compound.optimizers.search.joint_state import GlobalRuns, LocalCell
 from compound.optimizers.search.sources import CandidateSources
 from compound.rewards.gains.critic import Critic
@@ -166,3 +167,25 @@ def test_a_relay_is_searched_with_local_evaluations_where_rewards_tell_something
     entries = RunRewards.open(made.task, learning(REWARDS)).buffer.of("a")
     assert entries  # the draws of the search are kept for later jobs
     assert made.spent <= 100
+
+
+def test_beside_a_writer_a_step_takes_at_most_as_many_local_runs_as_whole_ones(
+    job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer reads whole runs; without one, a step of trusted rewards takes more local ones."""
+    world, steps = Relay(4, 2), list[tuple[float, float]]()
+    evaluate = Search.evaluate_locally
+
+    async def watched(search: Search) -> None:
+        before = search.task.scorer.runs_left
+        await evaluate(search)
+        steps.append((before - search.task.scorer.runs_left, search.spent))
+
+    monkeypatch.setattr(Search, "evaluate_locally", watched)
+    most = {}
+    for name, sources in (("none", CandidateSources(())), ("writer", CandidateSources(("reflect",)))):
+        steps.clear()
+        made = job(world.system(), world, world.examples(80), share=200, minibatch=8)
+        made.run(guided_search(REWARDS, sources))
+        most[name] = max(local / whole for local, whole in steps)
+    assert 0 < most["writer"] <= 1 < most["none"]
